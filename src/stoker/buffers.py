@@ -1,0 +1,79 @@
+"""Batch arrays that are used again once nobody refers to them any more.
+
+A new array of a megabyte costs its page faults, often more than filling it. An array from
+here returns when the last reference to it or to a view of it is gone, by a finaliser, so a
+consumer may keep a batch as long as it likes and pays with a new array only then.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from stoker import structure
+
+_RECYCLED_FROM_BYTES = 1 << 15  # below, allocating is cheaper than a finaliser
+_ALIGNMENT = 64
+
+
+class Recycler:
+    """A free list of memory, by size. Safe to use from any thread, and from finalisers.
+
+    Args:
+        spare: how many free pieces of one size are kept.
+    """
+
+    def __init__(self, spare: int = 4) -> None:
+        self.spare = spare
+        self._free: dict[int, deque[memoryview]] = {}
+        self._live: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
+
+    def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an uninitialised C-ordered array."""
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if size < _RECYCLED_FROM_BYTES or dtype.hasobject:
+            return np.empty(shape, dtype)
+        free = self._free.setdefault(size, deque())
+        try:
+            raw = free.pop()
+        except IndexError:
+            raw = _aligned(size)
+        # The base of the array is no array, so NumPy makes this very array the base of every
+        # view of it: when it goes, no view is left.
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)
+        reference = weakref.ref(array, self._returned)
+        self._live[id(reference)] = (reference, raw)
+        return array
+
+    def copied(self, value: Any) -> Any:
+        """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
+        return structure.map_leaves(self._copied_leaf, value)
+
+    def held_bytes(self) -> int:
+        """Return the bytes of the free pieces that are kept."""
+        return sum(size * len(free) for size, free in list(self._free.items()))
+
+    def _copied_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray) and type(leaf) is np.ndarray and not leaf.dtype.hasobject:
+            out = self.array(leaf.shape, leaf.dtype)
+            np.copyto(out, leaf)
+            return out
+        return structure.copied(leaf)
+
+    def _returned(self, reference: weakref.ref[Any]) -> None:
+        _, raw = self._live.pop(id(reference))
+        free = self._free.get(len(raw))
+        if free is not None and len(free) < self.spare:
+            free.append(raw)
+
+
+def _aligned(size: int) -> memoryview:
+    block = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return memoryview(block)[start : start + size]

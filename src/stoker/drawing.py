@@ -1,0 +1,69 @@
+"""How a pipeline is drawn: its chain, where it echoes in the papers' words, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.engine.run import Resolved, Workers
+from stoker.machine import format_bytes
+from stoker.stages.batch import Batch
+from stoker.stages.device import To
+from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
+from stoker.stages.map import Map
+from stoker.stages.source import LoaderSource
+
+
+def chain(
+    source: Any,
+    stages: Sequence[Any],
+    *,
+    seed: int,
+    drawn: bool,
+    workers: Workers | None,
+    resolved: dict[int, Resolved],
+) -> str:
+    """Draw a chain, a stage a line."""
+    loader = isinstance(source, LoaderSource)
+    lines = [source.name + ("" if loader else f"  {len(source):,} examples")]
+    if loader:
+        lines[0] += "  read in the consumer's thread, as its owner set it up"
+    for number, stage in enumerate(stages):
+        note = ""
+        if isinstance(stage, Echo):
+            note = f"  {insertion_point(stages, number, loader)}; {_pool(stage, stages, resolved)}"
+        lines.append(f"  .{stage.name}{note}")
+    if not loader:
+        how = "as many threads as there are usable cores"
+        if workers is not None:
+            how = f"{workers.count} {workers.kind} workers" if workers.count else "no workers"
+        lines.append(f"  {how}")
+    lines.append(f"  seed {seed}" + (" (drawn)" if drawn else ""))
+    return "\n".join(lines)
+
+
+def insertion_point(stages: Sequence[Any], at: int, loader: bool) -> str:
+    """Name where an echo stands, in the words of the echoing paper (its section 2)."""
+    if any(isinstance(stage, To) for stage in stages[:at]):
+        return "batch echoing on the device"
+    if loader or any(isinstance(stage, Batch) for stage in stages[:at]):
+        return "batch echoing"
+    if any(isinstance(stage, Map) and stage.random for stage in stages[:at]):
+        return "example echoing after augmentation"
+    if any(isinstance(stage, Map) and stage.random for stage in stages[at:]):
+        return "example echoing before augmentation"
+    return "example echoing (nothing is augmented)"
+
+
+def _pool(echo: Echo, stages: Sequence[Any], resolved: dict[int, Resolved]) -> str:
+    known = resolved.get(echo.position)
+    batched = any(isinstance(stage, Batch) for stage in stages[: stages.index(echo)])
+    unit = "batches" if batched or not any(isinstance(s, Batch) for s in stages) else "examples"
+    if known is not None:
+        held = f", {format_bytes(known.size * known.item_bytes)}" if known.item_bytes else ""
+        return f"pool of {known.size:,} {unit}{held}"
+    if echo.pool is not None:
+        return f"pool of {echo.pool:,} {unit}"
+    if echo.pool_bytes is not None:
+        return f"pool of {format_bytes(echo.pool_bytes)}"
+    return f"pool of {DEFAULT_POOL_BATCHES} batches, at most 10 % of usable memory"

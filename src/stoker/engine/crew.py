@@ -1,0 +1,350 @@
+"""Who does the work: the threads of one run, or the consumer itself.
+
+A job is a group of rows (examples of a batch, or items for a pool) that workers claim in
+chunks of about a millisecond of measured work. Jobs become ready when the jobs they need are
+done. Downstream jobs go first, so that what is nearest to the consumer is finished first.
+
+How many threads take part is decided by timing: none where a batch costs less than a
+millisecond (the consumer does it inline), one where the work holds the GIL, all of them where
+that is faster. The stream does not depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+CHUNK_NS = 1_000_000
+PROCESS_CHUNK_NS = 8_000_000
+INLINE_BATCH_NS = 1_000_000
+_TRIAL_JOBS = 12
+_TRIAL_NS = 20_000_000
+_JOIN_S = 5.0
+
+
+class Line(Protocol):
+    """A kind of job: what to do with its rows, and how long one took so far."""
+
+    depth: int
+    pace: Pace
+
+    def run(self, job: Job, start: int, stop: int, remote: Any) -> None:
+        """Do rows ``start .. stop - 1``."""
+        ...
+
+    def complete(self, job: Job) -> None:
+        """Finish a job whose rows are all done."""
+        ...
+
+
+class Pace:
+    """Measured work of one segment, kept from epoch to epoch."""
+
+    def __init__(self, rows_per_batch: int) -> None:
+        self.rows_per_batch = rows_per_batch
+        self.row_ns: float | None = None
+        self.whole = False  # whether a chunk is always a whole batch
+        self.work_ns = 0
+        self.rows = 0
+
+    def chunk(self, target_ns: int) -> int:
+        """Return how many rows make a chunk."""
+        if self.whole:
+            return self.rows_per_batch
+        if self.row_ns is None:
+            return 1
+        return max(1, min(self.rows_per_batch, int(target_ns / max(self.row_ns, 1.0))))
+
+    def note(self, rows: int, work_ns: int) -> None:
+        """Take a measurement in."""
+        each = work_ns / rows
+        if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
+            self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
+        else:
+            self.row_ns += 0.2 * (each - self.row_ns)
+        self.rows += rows
+        self.work_ns += work_ns
+
+
+class Job:
+    """Rows to be done; what comes of them is in ``values``."""
+
+    __slots__ = (
+        "batch", "builder", "claimed", "done", "failed", "fresh", "indices", "items", "left", "line",
+        "number", "ordinals", "pending", "repeats", "rows", "values", "waiting", "words",
+    )  # fmt: skip
+
+    def __init__(self, line: Any, number: int, rows: int) -> None:
+        self.line = line
+        self.number = number
+        self.rows = rows
+        self.claimed = 0
+        self.left = rows
+        self.pending = 0
+        self.done = False
+        self.waiting: list[Job] | None = None
+        self.values: list[Any] = []
+        self.builder: Any = None
+        self.batch: Any = None
+        self.indices: Any = None
+        self.items: list[Any] | None = None
+        self.ordinals: Any = None
+        self.words: list[int] | None = None
+        self.fresh = 0
+        self.repeats = 0
+        self.failed: tuple[int, Any] | None = None
+
+
+class Tempo:
+    """What a pipeline learnt about its own speed; outlives its epochs.
+
+    Attributes:
+        active: how many threads take part, or None while that is not decided.
+    """
+
+    def __init__(self) -> None:
+        self.active: int | None = None
+        self.paces: dict[int, Pace] = {}
+
+    def pace(self, segment: int, rows_per_batch: int) -> Pace:
+        """Return the pace of a segment."""
+        return self.paces.setdefault(segment, Pace(rows_per_batch))
+
+
+class Crew:
+    """The workers of one run.
+
+    Args:
+        threads: how many there may be; with 0 everything is done by the consumer.
+        depths: how many segments there are.
+        tempo: the pipeline's memory of its speed.
+        remotes: connections to worker processes, one for each thread, or None for threads.
+    """
+
+    def __init__(
+        self, threads: int, depths: int, tempo: Tempo, remotes: list[Any] | None = None
+    ) -> None:
+        self.lock = threading.Lock()
+        self._work = threading.Condition(self.lock)
+        self._progress = threading.Condition(self.lock)
+        self._ready: list[deque[Job]] = [deque() for _ in range(depths)]
+        self._limit = threads
+        self._tempo = tempo
+        self._remotes = remotes
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._broken: BaseException | None = None
+        self._trial: _Trial | None = None
+        if remotes is not None:
+            self.active = threads
+        elif threads == 0:
+            self.active = 0
+        else:
+            self.active = min(tempo.active or 0, threads)
+        self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
+        if self.active:
+            self._start()
+
+    @property
+    def inline(self) -> bool:
+        """Whether the consumer does the work itself."""
+        return self.active == 0
+
+    def submit(self, job: Job, needs: Iterable[Job] = ()) -> None:
+        """Hand in a job that can start when all of ``needs`` are done."""
+        with self.lock:
+            for need in needs:
+                if not need.done:
+                    if need.waiting is None:
+                        need.waiting = []
+                    need.waiting.append(job)
+                    job.pending += 1
+            if not job.pending:
+                self._ready[job.line.depth].append(job)
+                if self.active:
+                    self._work.notify(self.active if job.rows > 1 else 1)
+
+    def wait(self, job: Job) -> None:
+        """Return when a job is done; raise what broke a worker, if one broke."""
+        while not job.done:
+            with self.lock:
+                claim = None
+                while not job.done and claim is None:
+                    if self._broken is not None:
+                        raise self._broken
+                    if self._closed:
+                        raise RuntimeError("the iterator was closed while it was waited for")
+                    if self.active == 0:
+                        claim = self._claim()
+                    if claim is None:
+                        self._progress.wait()
+            if claim is not None:
+                self._do(*claim, None)
+
+    def close(self) -> None:
+        """End the threads after the example that each is at. Never waits for its own thread."""
+        with self.lock:
+            self._closed = True
+            for queue in self._ready:
+                queue.clear()
+            self._work.notify_all()
+            self._progress.notify_all()
+        for remote in self._remotes or ():
+            remote.close()
+        deadline = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def closing(self) -> bool:
+        """Whether rows that were claimed need not be done any more."""
+        return self._closed
+
+    def _start(self) -> None:
+        for number in range(len(self._threads), self._limit):
+            thread = threading.Thread(
+                target=self._run, args=(number,), name=f"stoker-worker-{number}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        remote = self._remotes[number] if self._remotes is not None else None
+        try:
+            while True:
+                with self.lock:
+                    claim = None
+                    while claim is None:
+                        if self._closed:
+                            return
+                        if number < self.active:
+                            claim = self._claim()
+                        if claim is None:
+                            self._work.wait()
+                self._do(*claim, remote)
+        except BaseException as error:
+            with self.lock:
+                self._broken = self._broken or error
+                self._progress.notify_all()
+
+    def _claim(self) -> tuple[Job, int, int] | None:
+        for queue in reversed(self._ready):
+            if queue:
+                job = queue[0]
+                start = job.claimed
+                stop = min(job.rows, start + job.line.pace.chunk(self.target_ns))
+                job.claimed = stop
+                if stop == job.rows:
+                    queue.popleft()
+                return job, start, stop
+        return None
+
+    def _do(self, job: Job, start: int, stop: int, remote: Any) -> None:
+        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        line = job.line
+        line.run(job, start, stop, remote)
+        with self.lock:
+            job.left -= stop - start
+            last = job.left == 0
+        if last:
+            line.complete(job)
+        wall = time.perf_counter_ns() - began
+        cpu = time.thread_time_ns() - cpu
+        with self.lock:
+            line.pace.note(stop - start, wall)
+            if last:
+                self._settle(job)
+            if self._tempo.active is None and self._limit and self._remotes is None:
+                self._decide(line.pace, stop - start, wall, cpu)
+
+    def _settle(self, job: Job) -> None:
+        job.done = True
+        for waiter in job.waiting or ():
+            waiter.pending -= 1
+            if not waiter.pending:
+                self._ready[waiter.line.depth].append(waiter)
+                if self.active:
+                    self._work.notify(self.active if waiter.rows > 1 else 1)
+        job.waiting = None
+        self._progress.notify_all()
+
+    def _decide(self, pace: Pace, rows: int, wall: int, cpu: int) -> None:
+        """Choose how many threads take part, from the first measurements (under the lock)."""
+        if self.active == 0:
+            if pace.rows >= 2 and pace.row_ns is not None:
+                paces = self._tempo.paces.values()
+                cost = sum(p.row_ns * p.rows_per_batch for p in paces if p.row_ns)
+                if cost > INLINE_BATCH_NS:
+                    self.active = self._limit
+                    self._start()
+                    self._work.notify_all()
+            return
+        trial = self._trial
+        if trial is None:
+            trial = self._trial = _Trial(self.active)
+        trial.note(pace, rows, wall, cpu)
+        if not trial.over:
+            return
+        if trial.threads > 1 and trial.before is None and not trial.idle:
+            self._trial = _Trial(1, before=trial)
+            self.active = 1
+            return
+        self.active = trial.verdict(self._limit)
+        self._tempo.active = self.active
+        self._trial = None
+        self._work.notify_all()
+        if self.active == 0:
+            self._progress.notify_all()
+
+
+class _Trial:
+    """Work measured while a given number of threads took part."""
+
+    def __init__(self, threads: int, before: _Trial | None = None) -> None:
+        self.threads = threads
+        self.before = before
+        self._jobs = 0
+        self._wall = 0
+        self._cpu = 0
+        self._each: dict[int, list[int]] = {}
+        self._paces: dict[int, Pace] = {}
+
+    def note(self, pace: Pace, rows: int, wall: int, cpu: int) -> None:
+        self._jobs += 1
+        self._wall += wall
+        self._cpu += cpu
+        self._paces[id(pace)] = pace
+        sums = self._each.setdefault(id(pace), [0, 0])
+        sums[0] += rows
+        sums[1] += wall
+
+    @property
+    def over(self) -> bool:
+        return self._jobs >= _TRIAL_JOBS and self._wall >= _TRIAL_NS
+
+    @property
+    def idle(self) -> bool:
+        """Whether the threads mostly slept (reads, latency): then more of them always help."""
+        return self._cpu < 0.5 / self.threads * self._wall
+
+    def batch_ns(self) -> float:
+        return sum(w / r * self._paces[i].rows_per_batch for i, (r, w) in self._each.items())
+
+    def verdict(self, limit: int) -> int:
+        if self.batch_ns() < INLINE_BATCH_NS:
+            return 0
+        if self.before is None:
+            return limit
+        shared = self._each.keys() & self.before._each.keys()
+        many = one = 0.0
+        for i in shared:
+            scale = self._paces[i].rows_per_batch
+            one += self._each[i][1] / self._each[i][0] * scale
+            many += self.before._each[i][1] / self.before._each[i][0] * scale
+        return limit if not shared or many / self.before.threads < 0.9 * one else 1
+
+

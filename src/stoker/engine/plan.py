@@ -1,0 +1,244 @@
+"""From stages to segments: what lies between two pools is one segment of work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import randomness
+from stoker.errors import StageError
+from stoker.randomness import Order, Rekeyed
+from stoker.stages.batch import Batch
+from stoker.stages.device import To
+from stoker.stages.echo import Echo
+from stoker.stages.map import Map
+from stoker.stages.source import ArraySource
+
+
+@dataclass
+class Segment:
+    """Stages that run together: examples in, examples or batches out; or batches throughout.
+
+    Attributes:
+        source: the source, in the first segment of an addressed pipeline.
+        maps: the maps on the way in (on batches, where those come in).
+        batch: the batching stage, if it is in this segment.
+        batch_maps: the maps behind it.
+        batches_in: whether what comes in are batches already.
+    """
+
+    source: Any = None
+    maps: list[Map] = field(default_factory=list)
+    batch: Batch | None = None
+    batch_maps: list[Map] = field(default_factory=list)
+    batches_in: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether batches are gathered from arrays, with nothing done to single examples."""
+        return (
+            isinstance(self.source, ArraySource)
+            and not self.maps
+            and self.batch is not None
+            and self.batch.collate is None
+        )
+
+    @property
+    def only_stacks(self) -> bool:
+        """Whether inputs are but copied into a batch, so that they need no copy before."""
+        return not self.maps and self.batch is not None and self.batch.collate is None
+
+    @property
+    def names(self) -> list[str]:
+        """The stages with a time of their own, in order."""
+        names = [self.source.name] if self.source is not None else []
+        names += [m.name for m in self.maps]
+        if self.batch is not None:
+            names.append(self.batch.name)
+        return names + [m.name for m in self.batch_maps]
+
+
+@dataclass
+class Plan:
+    """A pipeline's stages, sorted for running.
+
+    Attributes:
+        source: a ``Source`` or a ``LoaderSource``.
+        shuffled: whether the order is drawn anew every epoch.
+        parts: segments, echoes and a device in the order that data meets them. A segment
+            stands first (unless a loader does), last, and between any two of the others.
+        group: the number of examples in a batch, 1 where examples are never batched.
+    """
+
+    source: Any
+    shuffled: bool
+    parts: list[Segment | Echo | To]
+    group: int
+
+
+def compiled(source: Any, stages: Sequence[Any], *, loader: bool, shuffled: bool) -> Plan:
+    """Sort stages into segments."""
+    batch = next((s for s in stages if isinstance(s, Batch)), None)
+    parts: list[Segment | Echo | To] = []
+    segment: Segment | None = None if loader else Segment(source)
+    batches = loader
+    for stage in stages:
+        if isinstance(stage, (Echo, To)):
+            if segment is not None:
+                parts.append(segment)
+            elif parts and isinstance(parts[-1], Echo):
+                parts.append(Segment(batches_in=batches))
+            parts.append(stage)
+            segment = None
+        else:
+            segment = segment or Segment(batches_in=batches)
+            if isinstance(stage, Batch):
+                segment.batch = stage
+                batches = True
+            elif segment.batch is not None:
+                segment.batch_maps.append(stage)
+            else:
+                segment.maps.append(stage)
+    if segment is not None or isinstance(parts[-1] if parts else None, Echo):
+        parts.append(segment or Segment(batches_in=batches))
+    return Plan(source, shuffled, parts, batch.n if batch else 1)
+
+
+class Failure:
+    """What stands for an example that a stage failed on, until a batch needs it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Work:
+    """What a segment does to its inputs, in one epoch; runs in any thread or process.
+
+    Args:
+        segment: the segment.
+        seed, epoch: they key the random maps.
+        source: the pipeline's source: with ``order`` it names an example that failed.
+        order: the epoch's order, or None where there is no addressed source.
+    """
+
+    def __init__(
+        self, segment: Segment, seed: int, epoch: int, source: Any, order: Order | None
+    ) -> None:
+        self.segment = segment
+        self._source = source
+        self._order = order
+        self._random = Rekeyed()
+        self._maps = [self._ready(m, seed, epoch) for m in segment.maps]
+        self._batch_maps = [self._ready(m, seed, epoch) for m in segment.batch_maps]
+        self._first = 1 if segment.source is not None else 0
+        self.batch_at = self._first + len(self._maps)  # where the batch stage's time is counted
+        self._after = self.batch_at + (segment.batch is not None)
+
+    @property
+    def worth_sending(self) -> bool:
+        """Whether another process could do any of this."""
+        return self.segment.source is not None or bool(self._maps or self._batch_maps)
+
+    def batch_failure(self, error: Exception, number: int) -> Failure:
+        """Wrap what went wrong while batch ``number`` was put together."""
+        assert self.segment.batch is not None
+        return Failure(StageError(self.segment.batch.name, error, batch=number))
+
+    @staticmethod
+    def _ready(stage: Map, seed: int, epoch: int) -> tuple[Map, Any, NDArray[np.uint64] | None]:
+        key = None
+        if stage.random:
+            key = randomness.key(seed, epoch, randomness.MAP + stage.position)
+        return stage, stage.compiled(), key
+
+    def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+        """Return examples by index; those that fail as ``Failure``."""
+        start = time.perf_counter_ns()
+        source = self.segment.source
+        try:
+            values = source.fetch(indices)
+        except Exception as error:
+            if len(indices) == 1:
+                values = [Failure(self._error(source.name, error, index=int(indices[0])))]
+            else:  # one by one, to know which
+                values = [self.fetch(indices[i : i + 1], [0])[0] for i in range(len(indices))]
+        ns[0] += time.perf_counter_ns() - start
+        return values
+
+    def apply(
+        self, values: list[Any], ordinals: Sequence[int], words: Sequence[int] | None, ns: list[int]
+    ) -> None:
+        """Run the maps over ``values``, in place, stage by stage."""
+        for number, (stage, fn, key) in enumerate(self._maps, self._first):
+            start = time.perf_counter_ns()
+            i = 0
+            while i < len(values):
+                try:
+                    if key is None:
+                        while i < len(values):
+                            value = values[i]
+                            if type(value) is not Failure:
+                                values[i] = fn(value)
+                            i += 1
+                    else:
+                        place = self._generator
+                        while i < len(values):
+                            value = values[i]
+                            if type(value) is not Failure:
+                                word = 0 if words is None else words[i]
+                                values[i] = fn(value, place(key, ordinals[i], word, value))
+                            i += 1
+                except Exception as error:
+                    values[i] = Failure(self._located(stage.name, error, ordinals[i]))
+                    i += 1
+            ns[number] += time.perf_counter_ns() - start
+
+    def finish(self, batch: Any, ordinal: int, word: int, ns: list[int]) -> Any:
+        """Run the maps behind the batching stage over a batch; may return a ``Failure``."""
+        for number, (stage, fn, key) in enumerate(self._batch_maps, self._after):
+            start = time.perf_counter_ns()
+            try:
+                if key is None:
+                    batch = fn(batch)
+                else:
+                    batch = fn(batch, self._random.at(key, ordinal, word))
+            except Exception as error:
+                return Failure(StageError(stage.name, error, batch=ordinal))
+            ns[number] += time.perf_counter_ns() - start
+        return batch
+
+    def _generator(
+        self, key: NDArray[np.uint64], ordinal: int, word: int, value: Any
+    ) -> Any:
+        if self.segment.batches_in:
+            generator = device_generator(key, ordinal, word, value)
+            if generator is not None:
+                return generator
+        return self._random.at(key, ordinal, word)
+
+    def _located(self, stage: str, error: Exception, ordinal: int) -> StageError:
+        if self.segment.batches_in or self._order is None:
+            return StageError(stage, error, batch=ordinal)
+        return self._error(stage, error, index=self._order.index(ordinal))
+
+    def _error(self, stage: str, error: Exception, index: int) -> StageError:
+        return StageError(stage, error, index=index, path=self._source.path(index))
+
+
+def device_generator(key: NDArray[np.uint64], ordinal: int, word: int, batch: Any) -> Any:
+    """Return a ``torch.Generator`` placed on a batch's device, or None for batches on the host."""
+    from stoker import structure
+
+    for leaf in structure.leaves(batch):
+        if structure.is_tensor(leaf) and leaf.device.type != "cpu":
+            import torch
+
+            generator = torch.Generator(leaf.device)
+            generator.manual_seed(randomness.integer_at(key, ordinal, word))
+            return generator
+    return None

@@ -1,0 +1,138 @@
+"""The uses that a pool draws from a stream's items: the schedule meets the values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+
+from stoker.echoing.pool import Draw, Pool, Snapshot
+from stoker.engine.streams import DeviceStream, Item, LoaderStream, SegmentStream, Tally, Use
+from stoker.randomness import fold_use
+from stoker.stages.echo import Echo
+
+
+class PooledFeed:
+    """Feeds a segment with the uses that a pool draws.
+
+    Args:
+        echo: the stage.
+        make_pool: makes its schedule in this epoch, when the first use is wanted: the size
+            may depend on the first item.
+        upstream: where fresh items come from.
+    """
+
+    def __init__(
+        self,
+        echo: Echo,
+        make_pool: Callable[[PooledFeed], Pool],
+        upstream: SegmentStream | LoaderStream | DeviceStream,
+        tally: Tally,
+    ) -> None:
+        self.echo = echo
+        self._make_pool = make_pool
+        self.upstream = upstream
+        self.blocking = upstream.blocking
+        self.total = None if upstream.total is None else echo.uses(upstream.total)
+        self._items: dict[int, Item] = {}
+        self._drawn: deque[Use] = deque()
+        self._recalled: dict[int, list[tuple[int, int]]] = {}
+        self._tally = tally
+        self._fresh = 0
+        self._begun: tuple[Draw, int] | None = None
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The schedule."""
+        return self._make_pool(self)
+
+    @property
+    def started(self) -> bool:
+        """Whether the schedule exists yet."""
+        return "pool" in self.__dict__
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind the items that the pool admitted."""
+        return self._fresh
+
+    def take(self, count: int) -> list[Use]:
+        """Return the next uses, fewer only at the end."""
+        drawn = self._drawn
+        while len(drawn) < count:
+            if not self._step():
+                break
+        return [drawn.popleft() for _ in range(min(count, len(drawn)))]
+
+    def again_for(self, start: int, count: int) -> list[Use]:
+        """Return uses from before a resume, their items made again."""
+        group = self.pool.group
+        uses = []
+        for number in range(start, start + count):
+            drawn = self._recalled[number // group]
+            if number % group >= len(drawn):
+                break
+            ordinal, use = drawn[number % group]
+            item = self.upstream.again(ordinal)
+            item.scheduled, item.settled = 1, True
+            uses.append((item, fold_use(item.word, use)))
+        return uses
+
+    def _step(self) -> bool:
+        pool = self.pool
+        for _ in range(pool.wanted()):
+            item = self.upstream.pull()
+            if item is None:
+                pool.end()
+                break
+            self._items[pool.admitted] = item
+            self._fresh = item.fresh
+            pool.admit(1)
+        if pool.exhausted:
+            return False
+        draw = pool.draw()
+        self._tally.distance_sum += draw.distance_sum
+        self._tally.distances += draw.repeats
+        self._schedule(draw, 0)
+        return True
+
+    def _schedule(self, draw: Draw, skip: int) -> None:
+        numbers, uses, lasts = draw.ordinals.tolist(), draw.uses.tolist(), draw.last.tolist()
+        for number, use, last in zip(numbers[skip:], uses[skip:], lasts[skip:], strict=True):
+            item = self._items.get(number)
+            if item is None:  # after a resume: made again when it is next used
+                item = self._items[number] = self.upstream.again(number)
+            item.scheduled += 1
+            if last:
+                item.settled = True
+                del self._items[number]
+            self._drawn.append((item, fold_use(item.word, use)))
+
+    def replay(self, snapshot: Snapshot, uses: int, needed: set[int]) -> set[int]:
+        """Bring the schedule from a snapshot to where ``uses`` uses were taken.
+
+        ``needed`` are the numbers of uses that ``again_for`` will be asked for. Returns the
+        numbers of the upstream items that are still to be used.
+        """
+        pool = self.pool
+        steps = {number // pool.group for number in needed}
+        pool.restore(snapshot)
+        held = set()
+        while pool.step * pool.group < uses:
+            at = pool.step
+            draw = pool.advance()
+            if at in steps:
+                drawn = zip(draw.ordinals.tolist(), draw.uses.tolist(), strict=True)
+                self._recalled[at] = list(drawn)
+                held |= set(draw.ordinals.tolist())
+            if pool.step * pool.group > uses:  # the resume begins within this step
+                self._begun = draw, uses - at * pool.group
+                held |= set(draw.ordinals.tolist())
+        return held | set(pool.held_ordinals().tolist())
+
+    def refill(self) -> None:
+        """Take up what ``replay`` left, once everything upstream is where it was."""
+        self._fresh = self.upstream.fresh
+        if self._begun is not None:
+            self._schedule(*self._begun)
+            self._begun = None

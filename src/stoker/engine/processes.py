@@ -1,0 +1,367 @@
+"""Worker processes: each has its own copy of the dataset and does what it is sent.
+
+A thread of the crew talks to one process. Arrays cross in memory that both map (a memfd, which
+the kernel frees with its last owner); everything else crosses in a pipe. Where there is no
+memfd, arrays cross in the pipe too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import randomness, structure
+from stoker.buffers import Recycler
+from stoker.engine.plan import Failure, Work
+from stoker.errors import StageError, WorkerDied
+from stoker.stages.batch import Builder, collated
+from stoker.stages.source import DatasetSource
+
+_GRACE_S = 1.0
+_PAGE = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+class Remote:
+    """One worker process, seen from the thread that uses it."""
+
+    def __init__(
+        self, process: Any, connection: Connection, there: _Shared | None, back: _Shared | None
+    ) -> None:
+        self._process = process
+        self._connection = connection
+        self._there = there
+        self._back = back
+        self._busy = False
+        self._closed = False
+
+    @contextlib.contextmanager
+    def run(self, *request: Any) -> Iterator[tuple[Any, list[int]]]:
+        """Have a request done; the answer's arrays are valid within the ``with`` alone.
+
+        Raises WorkerDied when the process ends without an answer.
+        """
+        self._busy = True
+        try:
+            try:
+                _send(self._connection, request, self._there)
+                answer = _receive(self._connection, self._back)
+            except (EOFError, OSError) as error:
+                raise self._died() from error
+        finally:
+            self._busy = False
+        yield answer
+
+    def close(self) -> None:
+        """End the process: by asking if it is idle, by force if it is busy."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._busy:
+            self._process.kill()
+        else:
+            self._connection.close()
+            self._process.join(_GRACE_S)
+            if self._process.is_alive():
+                self._process.kill()
+        self._process.join()
+        for shared in (self._there, self._back):
+            if shared is not None:
+                shared.close()
+
+    def _died(self) -> WorkerDied:
+        self._process.join(_GRACE_S)
+        code = self._process.exitcode
+        how = f"was killed by signal {signal.Signals(-code).name}" if code and code < 0 else (
+            f"ended with exit code {code}"
+        )
+        hint = "; is memory short?" if code == -signal.SIGKILL else ""
+        return WorkerDied(f"worker process {self._process.pid} {how}{hint}")
+
+
+def start(count: int, works: list[Work], seed: int, epoch: int) -> list[Remote]:
+    """Start worker processes by the start method that ``multiprocessing`` is set to.
+
+    Raises what pickling raises where the start method pickles and something cannot be.
+    """
+    context: Any = multiprocessing.get_context()
+    main = threading.current_thread() is threading.main_thread()
+    remotes: list[Remote] = []
+    ours_before: list[Connection] = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            there, back = _Shared.create(), _Shared.create()
+            forked = context.get_start_method() == "fork"
+            process = context.Process(
+                target=_serve,
+                args=(
+                    theirs,
+                    [*ours_before, ours] if forked else [],
+                    there and there.handle,
+                    back and back.handle,
+                    works,
+                    randomness.key(seed, epoch, randomness.LEGACY),
+                    os.getpid() if main else None,
+                ),
+                name="stoker-worker",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            ours_before.append(ours)
+            remotes.append(Remote(process, ours, there, back))
+    except BaseException:
+        for remote in remotes:
+            remote.close()
+        raise
+    return remotes
+
+
+class _Shared:
+    """Memory that two processes map; it grows, and is freed with its last owner."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._size = 0
+
+    @classmethod
+    def create(cls) -> _Shared | None:
+        if not hasattr(os, "memfd_create"):
+            return None
+        return cls(os.memfd_create("stoker", os.MFD_CLOEXEC))
+
+    @property
+    def handle(self) -> str:
+        """What another process of the same user opens it by."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    @classmethod
+    def open(cls, handle: str) -> _Shared:
+        return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC))
+
+    def view(self, size: int, *, grow: bool) -> memoryview:
+        """Return its first ``size`` bytes."""
+        if size > self._size:
+            if grow:
+                os.ftruncate(self._descriptor, -(-size * 5 // 4 // _PAGE) * _PAGE)
+            self._size = os.fstat(self._descriptor).st_size
+            self._map = mmap.mmap(self._descriptor, self._size)
+        return memoryview(self._map)[:size] if self._map is not None else memoryview(b"")
+
+    def close(self) -> None:
+        """Close the descriptor; the memory goes when nothing maps it any more."""
+        os.close(self._descriptor)
+        self._map = None
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if structure.is_tensor(obj) and obj.device.type == "cpu" and obj.layout is not None:
+            try:
+                return _as_tensor, (obj.detach().numpy(),)
+            except TypeError:  # a dtype that NumPy does not have
+                return NotImplemented
+        return NotImplemented
+
+
+def _as_tensor(array: NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _send(connection: Connection, value: Any, shared: _Shared | None) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    stream = BytesIO()
+    _Pickler(stream, 5, buffer_callback=buffers.append if shared else None).dump(value)
+    raws = [buffer.raw() for buffer in buffers]
+    sizes = [raw.nbytes for raw in raws]
+    if shared is not None and raws:
+        starts = _starts(sizes)
+        view = shared.view(starts[-1], grow=True)
+        for raw, start in zip(raws, starts, strict=False):
+            view[start : start + raw.nbytes] = raw
+    connection.send_bytes(pickle.dumps(sizes))
+    connection.send_bytes(stream.getbuffer())
+
+
+def _receive(connection: Connection, shared: _Shared | None) -> Any:
+    sizes = pickle.loads(connection.recv_bytes())
+    data = connection.recv_bytes()
+    if shared is None or not sizes:
+        return pickle.loads(data)
+    starts = _starts(sizes)
+    view = shared.view(starts[-1], grow=False)
+    buffers = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    return pickle.loads(data, buffers=buffers)
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    """Return where buffers start, aligned, and where the last one ends."""
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // 64) * 64)
+    return starts
+
+
+# What follows runs in the worker process.
+
+
+def _serve(
+    connection: Connection,
+    not_ours: list[Connection],
+    there: str | None,
+    back: str | None,
+    works: list[Work],
+    legacy_key: NDArray[np.uint64],
+    parent: int | None,
+) -> None:
+    for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
+        other.close()
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    inbox = _Shared.open(there) if there else None
+    outbox = _Shared.open(back) if back else None
+    hand = _Hand(works, legacy_key)
+    while True:
+        try:
+            request = _receive(connection, inbox)
+        except (EOFError, OSError):
+            return
+        ns = [0] * len(works[request[0]].segment.names)
+        answer = hand.do(ns, *request)
+        try:
+            _send(connection, (answer, ns), outbox)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as error:
+            failure = Failure(StageError("worker process", _plain(error)))
+            _send(connection, (failure, ns), outbox)
+
+
+def _die_with(parent: int | None) -> None:
+    """Have the kernel end this process with its parent, however that dies."""
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent and multiprocessing.get_start_method() == "fork":
+        os._exit(1)
+
+
+class _Hand:
+    """Does requests."""
+
+    def __init__(self, works: list[Work], legacy_key: NDArray[np.uint64]) -> None:
+        self._works = works
+        self._legacy_key = legacy_key
+        self._recycler = Recycler()
+
+    def do(
+        self,
+        ns: list[int],
+        depth: int,
+        indices: NDArray[np.int64] | None,
+        values: list[Any] | None,
+        ordinals: Sequence[int],
+        words: list[int] | None,
+        number: int,
+        whole: bool,
+    ) -> Any:
+        work = self._works[depth]
+        values = self._examples(work, ns, indices, values, ordinals, words)
+        batch = work.segment.batch
+        for i, value in enumerate(values):
+            if isinstance(value, Failure):
+                values[i] = Failure(_plain(value.error))
+                if batch is not None:
+                    return values[i]
+        if batch is None:
+            return values
+        if not whole or (batch.collate is None and not work.segment.batch_maps):
+            try:
+                return collated(values, self._recycler)
+            except Exception as error:
+                return Failure(_plain(work.batch_failure(error, number).error))
+        builder = Builder(len(values), batch.collate, self._recycler)
+        try:
+            builder.put(0, values)
+            made = builder.finish()
+        except Exception as error:
+            return Failure(_plain(work.batch_failure(error, number).error))
+        made = work.finish(made, number, 0, ns)
+        return Failure(_plain(made.error)) if isinstance(made, Failure) else made
+
+    def _examples(
+        self,
+        work: Work,
+        ns: list[int],
+        indices: NDArray[np.int64] | None,
+        values: list[Any] | None,
+        ordinals: Sequence[int],
+        words: list[int] | None,
+    ) -> list[Any]:
+        if indices is None:
+            assert values is not None
+            values = list(values)
+            work.apply(values, ordinals, words, ns)
+            return values
+        source = work.segment.source
+        if not isinstance(source, DatasetSource) or source.takes_many:
+            values = work.fetch(indices, ns)
+            work.apply(values, ordinals, words, ns)
+            return values
+        examples = []
+        for i, ordinal in enumerate(ordinals):
+            self._reseed(ordinal)
+            one = work.fetch(indices[i : i + 1], ns)
+            work.apply(one, ordinals[i : i + 1], words and words[i : i + 1], ns)
+            examples.append(one[0])
+        return examples
+
+    def _reseed(self, ordinal: int) -> None:
+        """Seed the global generators by the example's address, as old datasets draw from them."""
+        seed = randomness.integer_at(self._legacy_key, ordinal)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.default_generator.manual_seed(seed)
+
+
+def _plain(error: BaseException) -> BaseException:
+    """Return an exception that survives pickling, with the worker's traceback as a note."""
+    cause = error.__cause__ if isinstance(error, StageError) and error.__cause__ else error
+    note = "In a worker process:\n" + "".join(traceback.format_exception(cause)).rstrip()
+    try:
+        if type(pickle.loads(pickle.dumps(cause))) is not type(cause):
+            raise TypeError
+    except Exception:
+        cause = RuntimeError(f"{type(cause).__name__}: {cause}")
+    cause.__traceback__ = None
+    cause.__cause__ = cause.__context__ = None
+    cause.add_note(note)
+    if isinstance(error, StageError):
+        return StageError(
+            error.stage, cause, index=error.index, path=error.path, batch=error.batch
+        )
+    return cause

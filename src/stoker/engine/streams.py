@@ -1,0 +1,516 @@
+"""Streams of items in a fixed order, from the source to the consumer.
+
+Everything that decides *what* comes next happens in the consumer's thread, on integers;
+workers only fill in values. So the order never depends on timing, and any item can be made
+again from its number, after a resume.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from stoker import structure
+from stoker.buffers import Recycler
+from stoker.engine.crew import Crew, Job, Pace
+from stoker.engine.plan import Failure, Work
+from stoker.randomness import Order
+from stoker.stages.batch import Builder, Columns
+from stoker.stages.device import Mover
+
+
+class Item:
+    """One value in a stream: where it will be, and its address.
+
+    Attributes:
+        job, row: where the value is when the job is done.
+        ordinal, word: its address (see ``randomness``).
+        fresh: the fresh examples of the epoch that were read up to this item.
+        scheduled: uses of it that were handed to jobs and are not over.
+        settled: whether no further use will be scheduled.
+    """
+
+    __slots__ = ("fresh", "job", "ordinal", "row", "scheduled", "settled", "word")
+
+    def __init__(self, job: Job, row: int, ordinal: int, word: int, fresh: int) -> None:
+        self.job = job
+        self.row = row
+        self.ordinal = ordinal
+        self.word = word
+        self.fresh = fresh
+        self.scheduled = 0
+        self.settled = False
+
+
+Use = tuple[Item, int]
+"""One use of an item: the item, and the address word of this use."""
+
+
+@dataclass
+class Tally:
+    """What is counted while an epoch runs."""
+
+    stage_ns: dict[str, int] = field(default_factory=dict)
+    stage_rows: dict[str, int] = field(default_factory=dict)
+    distance_sum: int = 0
+    distances: int = 0
+
+    def add(self, names: list[str], ns: list[int], rows: int) -> None:
+        """Add the time that ``rows`` took in each stage; the caller holds the crew's lock."""
+        for name, spent in zip(names, ns, strict=True):
+            self.stage_ns[name] = self.stage_ns.get(name, 0) + spent
+            self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
+
+
+class Feed(Protocol):
+    """Where a segment gets its inputs from, unless they are fresh from the source."""
+
+    total: int | None
+    blocking: bool
+
+    @property
+    def fresh(self) -> int: ...
+
+    def take(self, count: int) -> list[Use]:
+        """Return the next uses, fewer only at the end."""
+        ...
+
+    def again_for(self, start: int, count: int) -> list[Use]:
+        """Return uses ``start ..`` once more, outside the order."""
+        ...
+
+
+class SegmentStream:
+    """What a segment makes of its inputs, in order, through a bounded window.
+
+    Args:
+        work: what is done.
+        feed: where inputs come from; None for fresh examples, in ``order``.
+        order: the epoch's order, None where there is no addressed source.
+        examples: the number of fresh examples in the epoch.
+        depth: the segment's number among those of its crew.
+        group: the number of examples in a batch.
+        into_pool: whether a pool keeps what comes out.
+    """
+
+    blocking = False
+
+    def __init__(
+        self,
+        work: Work,
+        feed: Feed | None,
+        order: Order | None,
+        examples: int,
+        *,
+        crew: Crew,
+        depth: int,
+        pace: Pace,
+        group: int,
+        recycler: Recycler,
+        tally: Tally,
+        into_pool: bool,
+    ) -> None:
+        self.work = work
+        self.segment = work.segment
+        self.feed = feed
+        self.depth = depth
+        self.pace = pace
+        self.crew = crew
+        self._order = order
+        self._group = group
+        self._recycler = recycler
+        self._tally = tally
+        self._into_pool = into_pool
+        self._names = self.segment.names
+        batch = self.segment.batch
+        self.inputs_each = batch.n if batch else 1
+        self._batches = batch is not None or self.segment.batches_in
+        self.inputs = inputs = examples if feed is None else feed.total
+        self._examples = examples
+        self.total = inputs if batch is None or inputs is None else batch.count(inputs)
+        self._next = 0  # the output to be submitted next
+        self._window: deque[Item] = deque()
+        self._ended = False
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind the outputs that were submitted."""
+        if self.feed is not None:
+            return self.feed.fresh
+        return min(self._examples, self._next * self.inputs_each)
+
+    def pull(self) -> Item | None:
+        """Return the next output, and fill the window up."""
+        if not self._window and not self._submit_next():
+            return None
+        item = self._window.popleft()
+        ahead = self.ahead()
+        while len(self._window) < ahead and self._submit_next():
+            pass
+        return item
+
+    def peek(self) -> Item | None:
+        """Return the next output without taking it."""
+        if not self._window and not self._submit_next():
+            return None
+        return self._window[0]
+
+    def again(self, number: int) -> Item:
+        """Make one output once more."""
+        start = number * self.inputs_each
+        uses = None if self.feed is None else self.feed.again_for(start, self.inputs_each)
+        return self._submit(number, 1, uses)[0]
+
+    def start_at(self, number: int) -> None:
+        """Continue with output ``number``; what feeds this stream must be there already."""
+        self._next = number
+
+    def ahead(self) -> int:
+        """Return how many outputs the window holds besides the one that was asked for."""
+        if self.crew.inline or (self.feed is not None and self.feed.blocking):
+            return 0
+        chunk = self.pace.chunk(self.crew.target_ns)
+        examples = max(2 * self._group, 8 * self.crew.active * chunk)
+        return -(-examples // self._group) if self._batches else examples
+
+    def occupancy(self) -> tuple[int, int]:
+        """Return how many outputs in the window are done, and how many it may hold."""
+        return sum(item.job.done for item in tuple(self._window)), self.ahead()
+
+    def _submit_next(self) -> bool:
+        number = self._next
+        if self._ended or number == self.total:
+            return False
+        count = 1
+        if not self._batches:
+            count = min(self.pace.chunk(self.crew.target_ns), self._group)
+            if self.total is not None:
+                count = min(count, self.total - number)
+        uses = None
+        if self.feed is not None:
+            uses = self.feed.take(count * self.inputs_each)
+            if not uses:
+                self._ended = True
+                return False
+        self._next += count
+        self._window.extend(self._submit(number, count, uses))
+        return True
+
+    def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:
+        """Submit ``count`` outputs from ``number`` on; of batches, one."""
+        needs: set[Job] = set()
+        batch = self.segment.batch
+        if uses is None:
+            start = number * self.inputs_each
+            rows = min(count * self.inputs_each, self._examples - start)
+            job = Job(self, number, rows)
+            assert self._order is not None
+            job.indices = self._order.span(start, start + rows)
+            job.ordinals = range(start, start + rows)
+            job.fresh = start + rows
+        else:
+            job = Job(self, number, len(uses))
+            job.items = [item for item, _ in uses]
+            job.words = [word for _, word in uses]
+            job.ordinals = [item.ordinal for item in job.items]
+            job.fresh = self.fresh
+            needs = {item.job for item in job.items if not item.job.done}
+        if batch is None:
+            job.values = [None] * job.rows
+        elif self.segment.gathers:
+            job.batch = self.segment.source.allocate(job.rows, self._recycler)
+        else:
+            job.builder = Builder(job.rows, batch.collate, self._recycler)
+            if uses is not None:
+                job.repeats = job.rows - len(set(job.ordinals))
+        self.crew.submit(job, needs)
+        if batch is not None:
+            return [Item(job, 0, number, 0, job.fresh)]
+        words = job.words or [0] * job.rows
+        return [
+            Item(job, row, ordinal, word, job.fresh if uses else ordinal + 1)
+            for row, (ordinal, word) in enumerate(zip(job.ordinals, words, strict=True))
+        ]
+
+    # What follows runs in workers.
+
+    def run(self, job: Job, start: int, stop: int, remote: Any) -> None:
+        """Do rows of a job."""
+        ns = [0] * len(self._names)
+        if job.batch is not None:
+            began = time.perf_counter_ns()
+            self.segment.source.gather(job.indices[start:stop], job.batch, start)
+            ns[0] = time.perf_counter_ns() - began
+        elif remote is not None and self.work.worth_sending:
+            self._run_remotely(job, start, stop, remote, ns)
+        else:
+            self._run_here(job, start, stop, ns)
+        with self.crew.lock:
+            self._tally.add(self._names, ns, stop - start)
+
+    def complete(self, job: Job) -> None:
+        """Finish a batch whose rows are all there."""
+        if self.segment.batch is None or job.values:
+            return
+        if job.failed is not None:
+            job.values = [job.failed[1]]
+        else:
+            ns = [0] * len(self._names)
+            try:
+                value = job.batch if job.batch is not None else job.builder.finish()
+            except Exception as error:
+                value = self.work.batch_failure(error, job.number)
+            if self.segment.batch_maps and type(value) is not Failure:
+                value = self.work.finish(value, job.number, 0, ns)
+                with self.crew.lock:
+                    self._tally.add(self._names, ns, 0)
+            job.values = [value]
+        job.batch = job.builder = job.indices = job.items = None
+
+    def _run_here(self, job: Job, start: int, stop: int, ns: list[int]) -> None:
+        if job.items is None:
+            values = self.work.fetch(job.indices[start:stop], ns)
+        else:
+            values = self._taken(job.items[start:stop], own=self.segment.only_stacks)
+        words = job.words[start:stop] if job.words is not None else None
+        self.work.apply(values, job.ordinals[start:stop], words, ns)
+        self._deliver(job, start, values, ns)
+
+    def _deliver(self, job: Job, start: int, values: list[Any], ns: list[int]) -> None:
+        if job.builder is None:
+            if self._into_pool:
+                values = [v if type(v) is Failure else structure.owned(v) for v in values]
+            job.values[start : start + len(values)] = values
+            return
+        for row, value in enumerate(values, start):
+            if type(value) is Failure:
+                self._fail(job, row, value)
+                return
+        self._put(job, start, lambda: job.builder.put(start, values), ns)
+
+    def _put(self, job: Job, start: int, put: Any, ns: list[int]) -> None:
+        began = time.perf_counter_ns()
+        try:
+            put()
+        except Exception as error:
+            self._fail(job, start, self.work.batch_failure(error, job.number))
+        ns[self.work.batch_at] += time.perf_counter_ns() - began
+
+    def _run_remotely(self, job: Job, start: int, stop: int, remote: Any, ns: list[int]) -> None:
+        values = None if job.items is None else self._taken(job.items[start:stop], own=True)
+        words = job.words[start:stop] if job.words is not None else None
+        indices = None if job.indices is None else job.indices[start:stop]
+        whole = stop - start == job.rows
+        with remote.run(
+            self.depth, indices, values, job.ordinals[start:stop], words, job.number, whole
+        ) as (answer, spent):
+            for i, each in enumerate(spent):
+                ns[i] += each
+            if isinstance(answer, Columns):
+                self._put(
+                    job,
+                    start,
+                    lambda: job.builder.put_columns(start, answer.template, answer.columns),
+                    ns,
+                )
+            elif type(answer) is Failure and self.segment.batch is None:
+                job.values[start:stop] = [answer] * (stop - start)
+            elif self.segment.batch is None:
+                job.values[start:stop] = [structure.copied(value) for value in answer]
+            elif type(answer) is Failure:
+                self._fail(job, start, answer)
+            else:  # a whole batch, its maps done
+                job.values = [self._recycler.copied(answer)]
+
+    def _fail(self, job: Job, row: int, failure: Failure) -> None:
+        with self.crew.lock:
+            if job.failed is None or row < job.failed[0]:
+                job.failed = (row, failure)
+
+    def _taken(self, items: list[Item], *, own: bool) -> list[Any]:
+        """Return stored values: a copy, but for an item's last use or where nothing writes."""
+        lock = self.crew.lock
+        with lock:
+            mine = [own or (i.settled and i.scheduled == 1) for i in items]
+        values = []
+        for item, hand_over in zip(items, mine, strict=True):
+            value = item.job.values[item.row]
+            if not hand_over and type(value) is not Failure:
+                value = self._recycler.copied(value)
+            values.append(value)
+        with lock:
+            for item in items:
+                item.scheduled -= 1
+                if item.settled and not item.scheduled:
+                    item.job.values[item.row] = None
+        return values
+
+
+class Direct:
+    """Feeds a segment with each item of a stream once."""
+
+    def __init__(self, stream: LoaderStream | DeviceStream) -> None:
+        self._stream = stream
+        self.total = stream.total
+        self.blocking = True
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
+        return self._stream.fresh
+
+    def take(self, count: int) -> list[Use]:
+        """Return the next items."""
+        uses = []
+        for _ in range(count):
+            item = self._stream.pull()
+            if item is None:
+                break
+            uses.append(_only_use(item))
+        return uses
+
+    def again_for(self, start: int, count: int) -> list[Use]:
+        """Return items once more."""
+        return [_only_use(self._stream.again(start + i)) for i in range(count)]
+
+
+def _only_use(item: Item) -> Use:
+    item.scheduled, item.settled = 1, True
+    return item, item.word
+
+
+class LoaderStream:
+    """The batches of a foreign loader, in its own order, pulled in the consumer's thread."""
+
+    total = None
+    blocking = True
+
+    def __init__(self, iterator: Iterator[Any], name: str, tally: Tally) -> None:
+        self._iterator: Iterator[Any] | None = iterator
+        self._name = name
+        self._tally = tally
+        self._pulled = 0
+        self._fresh = 0
+        self._peeked: Item | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def fresh(self) -> int:
+        """Rows of the batches that were pulled."""
+        return self._fresh
+
+    def pull(self) -> Item | None:
+        """Ask the loader; what it raises passes as it is, and it may be asked again."""
+        if self._peeked is not None:
+            item, self._peeked = self._peeked, None
+            return item
+        if self._iterator is None:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+        except BaseException as error:
+            self.error = error
+            raise
+        rows = batch_rows(batch)
+        self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
+        self._fresh += rows
+        self._pulled += 1
+        return _done(batch, self._pulled - 1, 0, self._fresh)
+
+    def peek(self) -> Item | None:
+        """Return the next batch without taking it."""
+        self._peeked = self.pull()
+        return self._peeked
+
+    def again(self, number: int) -> Item:
+        """Refuse: states that would need this are refused before."""
+        raise AssertionError("a loader's batches cannot be made again")
+
+    def close(self) -> None:
+        """Let go of the loader's iterator, which ends its workers."""
+        self._iterator = None
+
+
+class DeviceStream:
+    """Batches on a device, one of them under way while another is used."""
+
+    blocking = True
+
+    def __init__(self, upstream: SegmentStream | LoaderStream, mover: Mover, crew: Crew) -> None:
+        self._upstream = upstream
+        self._mover = mover
+        self._crew = crew
+        self._under_way: deque[tuple[Item, Any]] = deque()
+        self._next: Item | None = None
+        self._peeked: Item | None = None
+        self.total = upstream.total
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind the batches that were pulled from the host."""
+        return self._upstream.fresh
+
+    def pull(self) -> Item | None:
+        """Return the next batch on the device, and begin to move the one after it."""
+        if self._peeked is not None:
+            ready, self._peeked = self._peeked, None
+            return ready
+        if not self._under_way and not self._begin(wait=True):
+            return None
+        item, move = self._under_way.popleft()
+        if not isinstance(self._upstream, LoaderStream):
+            self._begin(wait=False)
+        value = move if type(move) is Failure else move()
+        return _done(value, item.ordinal, item.word, item.fresh)
+
+    def peek(self) -> Item | None:
+        """Return the next batch without taking it."""
+        self._peeked = self.pull()
+        return self._peeked
+
+    def again(self, number: int) -> Item:
+        """Make a batch once more."""
+        item = self._upstream.again(number)
+        self._crew.wait(item.job)
+        value = item.job.values[item.row]
+        if type(value) is not Failure:
+            value = self._mover.start(value)()
+        return _done(value, item.ordinal, item.word, item.fresh)
+
+    def _begin(self, *, wait: bool) -> bool:
+        """Start to move the next batch; without ``wait`` only if the host has it ready."""
+        if self._next is None:
+            self._next = self._upstream.pull()
+        item = self._next
+        if item is None or not (wait or item.job.done):
+            return False
+        self._crew.wait(item.job)
+        self._next = None
+        value, item.job.values[item.row] = item.job.values[item.row], None
+        self._under_way.append((item, value if type(value) is Failure else self._mover.start(value)))
+        return True
+
+
+def _done(value: Any, ordinal: int, word: int, fresh: int) -> Item:
+    job = Job(None, ordinal, 1)
+    job.values = [value]
+    job.done = True
+    job.fresh = fresh
+    return Item(job, 0, ordinal, word, fresh)
+
+
+def batch_rows(batch: Any) -> int:
+    """Return how many examples a batch holds: the length of its first array or list."""
+    for leaf in structure.leaves(batch):
+        if isinstance(leaf, np.ndarray) or structure.is_tensor(leaf):
+            return int(leaf.shape[0]) if leaf.ndim else 1
+    return 1

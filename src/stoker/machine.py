@@ -1,0 +1,118 @@
+"""What this process may really use: cores and memory, by affinity and control groups."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
+    **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``"2GiB"``, ``"500 MB"`` or ``"4096"`` as bytes.
+
+    Raises ValueError with examples when the text is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or not unit:
+        raise ValueError(f"{text!r} is not a size; write for example '2GiB', '500MB' or '4096'")
+    return int(float(match[1]) * unit)
+
+
+def format_bytes(count: float) -> str:
+    """Write bytes for people: ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def usable_cores() -> int:
+    """Count the cores this process may use: affinity and control-group quota, over its ranks.
+
+    The number of ranks on this host is read from ``LOCAL_WORLD_SIZE``, which torchrun sets.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores: float = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    for group in _control_groups():
+        cores = min(cores, _quota_cores(group))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(cores) // (int(ranks) if ranks.isdigit() and int(ranks) else 1))
+
+
+def usable_memory_bytes() -> int:
+    """Return the bytes this process may still take: available memory, within control groups."""
+    import psutil
+
+    usable = int(psutil.virtual_memory().available)
+    for group in _control_groups():
+        limit, used = _memory_of(group)
+        if limit is not None:
+            usable = min(usable, max(0, limit - used))
+    return usable
+
+
+def _control_groups() -> list[Path]:
+    """Return this process's control-group folders, v2 and v1, innermost first."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        roots = (
+            [Path("/sys/fs/cgroup")]
+            if not controllers
+            else [Path("/sys/fs/cgroup") / c for c in (controllers, *controllers.split(","))]
+        )
+        for root in roots:
+            folder = root / inside.lstrip("/")
+            # Inside a container the path may be the host's: the mounted root is ours then.
+            while not folder.is_dir() and folder != root:
+                folder = folder.parent
+            while folder.is_dir() and folder not in folders:
+                folders.append(folder)
+                if folder == root:
+                    break
+                folder = folder.parent
+    return folders
+
+
+def _quota_cores(group: Path) -> float:
+    text = _read(group / "cpu.max")
+    if text:
+        quota, period = text.split()
+        return float("inf") if quota == "max" else int(quota) / int(period)
+    quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+    if quota and period and int(quota) > 0:
+        return int(quota) / int(period)
+    return float("inf")
+
+
+def _memory_of(group: Path) -> tuple[int | None, int]:
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit = _read(group / limit_name)
+        if limit and limit != "max":
+            return int(limit), int(_read(group / used_name) or 0)
+    return None, 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

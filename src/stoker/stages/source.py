@@ -1,0 +1,245 @@
+"""Sources: where examples come from, addressed by index (loaders: in their own order)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import structure
+from stoker.buffers import Recycler
+
+IMAGE_SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .png .gif .bmp .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif".split()
+)
+
+
+class Source(Protocol):
+    """What the engine needs of a source whose examples have an index."""
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        ...
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        """The fields that every example is known to have, or None."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the examples at these indices. An error concerns the first of them alone."""
+        ...
+
+    def path(self, index: int) -> str | None:
+        """Return the file an example comes from, where there is one."""
+        ...
+
+
+class LabeledImage(NamedTuple):
+    """An example of ``from_folder``: an encoded image and the number of its class."""
+
+    image: bytes
+    label: int
+
+
+class FolderSource:
+    """Image files in one sub-folder a class, listed once, in sorted order.
+
+    Hidden files, and files that are no images by their suffix, are left out.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such folder.
+        ValueError: it has no sub-folders, or no images in them.
+    """
+
+    fields = LabeledImage._fields
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.fspath(folder)
+        with os.scandir(self.folder) as entries:
+            self.classes = sorted(
+                e.name for e in entries if e.is_dir() and not e.name.startswith(".")
+            )
+        if not self.classes:
+            raise ValueError(
+                f"{self.folder} has no sub-folders; from_folder expects one a class, "
+                "such as train/cat/0001.jpg"
+            )
+        self._files: list[tuple[str, int]] = []
+        for label, name in enumerate(self.classes):
+            top = os.path.join(self.folder, name)
+            found = [
+                os.path.relpath(os.path.join(at, file), self.folder)
+                for at, _, files in os.walk(top, followlinks=True)
+                for file in files
+                if not file.startswith(".")
+                and os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES
+            ]
+            self._files += [(file, label) for file in sorted(found)]
+        if not self._files:
+            raise ValueError(
+                f"{self.folder} has no images in its {len(self.classes)} sub-folders (looked for "
+                f"{', '.join(sorted(IMAGE_SUFFIXES)[:5])}, ...)"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return f"from_folder({self.folder!r})"
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Read the files."""
+        examples = []
+        for index in indices:
+            file, label = self._files[index]
+            with open(os.path.join(self.folder, file), "rb", buffering=0) as handle:
+                examples.append(LabeledImage(handle.read(), label))
+        return examples
+
+    def path(self, index: int) -> str | None:
+        """Return the file's path."""
+        return os.path.join(self.folder, self._files[index][0])
+
+
+class DatasetSource:
+    """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there."""
+
+    fields = None
+
+    def __init__(self, dataset: Any) -> None:
+        for method in ("__getitem__", "__len__"):
+            if not hasattr(dataset, method):
+                raise TypeError(
+                    f"from_dataset needs an object with __len__ and __getitem__; "
+                    f"{type(dataset).__name__} has no {method}"
+                )
+        self.dataset = dataset
+        self._length = len(dataset)
+        self.takes_many = getattr(dataset, "__getitems__", None) is not None
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return f"from_dataset({type(self.dataset).__name__})"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Ask the dataset, with plain integers."""
+        plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+        if self.takes_many:
+            examples = list(self.dataset.__getitems__(plain))
+            if len(examples) != len(plain):
+                raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
+            return examples
+        dataset = self.dataset
+        return [dataset[index] for index in plain]
+
+    def path(self, index: int) -> str | None:
+        """Return None: a dataset does not tell."""
+        return None
+
+
+class ArraySource:
+    """NumPy arrays or memory maps of one length; an example is a row of each.
+
+    Rows are copied out of the arrays: what is done to an example does not reach them.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        if not arrays:
+            raise TypeError("from_arrays needs at least one array")
+        for array in arrays:
+            if not isinstance(array, np.ndarray) or array.ndim == 0:
+                raise TypeError(
+                    f"from_arrays takes NumPy arrays of at least one dimension, not "
+                    f"{type(array).__name__}; use np.asarray(...), or from_dataset"
+                )
+        lengths = [len(array) for array in arrays]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
+        self.arrays = [np.asarray(array) for array in arrays]
+        self.fields: Sequence[str | int] = range(len(arrays)) if len(arrays) > 1 else ()
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        shapes = ", ".join(f"{a.dtype} {list(a.shape)}" for a in self.arrays)
+        return f"from_arrays({shapes})"
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return rows: a bare row of one array, or tuples of rows."""
+        columns = [list(array[np.asarray(indices)]) for array in self.arrays]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def path(self, index: int) -> str | None:
+        """Return None: there are no files."""
+        return None
+
+    def allocate(self, rows: int, recycler: Recycler) -> Any:
+        """Return the arrays of a batch, to be filled by ``gather``."""
+        outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self.arrays]
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
+        """Copy rows into ``batch``, from its row ``start`` on."""
+        outs = batch if isinstance(batch, tuple) else (batch,)
+        stop = start + len(indices)
+        for array, out in zip(self.arrays, outs, strict=True):
+            # "clip" lets NumPy write straight into out; the indices are in range.
+            np.take(array, indices, axis=0, out=out[start:stop], mode="clip")
+
+
+class LoaderSource:
+    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time."""
+
+    fields = None
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        if not hasattr(loader, "__iter__"):
+            raise TypeError(
+                f"from_loader needs a re-iterable of batches, such as a torch DataLoader; "
+                f"{type(loader).__name__} cannot be iterated"
+            )
+        if isinstance(loader, Iterator):
+            raise TypeError(
+                f"from_loader needs an object that can be iterated once every epoch; this "
+                f"{type(loader).__name__} is used up after one: pass the loader itself, not iter()"
+            )
+        self.loader = loader
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return f"from_loader({type(self.loader).__name__})"
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+
+def check_fields(source: Any, on: str | int | None) -> None:
+    """Refuse a field that the source's examples are known not to have.
+
+    Raises LookupError with the fields that there are.
+    """
+    fields = source.fields
+    if on is None or fields is None:
+        return
+    positions = range(-len(fields), len(fields))
+    if on in fields or (isinstance(on, int) and on in positions):
+        return
+    shown = ", ".join(repr(f) for f in fields) or "no fields: they are single arrays"
+    raise structure.FieldError(f"no field {on!r}; the examples of {source.name} have {shown}")

@@ -1,0 +1,91 @@
+"""Saved states: exact at the last yielded batch, small, and sure of what they belong to."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.echoing.pool import pack, unpack
+from stoker.engine.run import Position, Resolved
+from stoker.errors import StateError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a state says."""
+
+    seed: int
+    epoch: int
+    position: Position | None
+    resolved: dict[int, Resolved]
+
+
+def saved(
+    outline: list[str], seed: int, epoch: int, position: Position, resolved: dict[int, Resolved]
+) -> dict[str, Any]:
+    """Write a state; everything in it goes into JSON."""
+    return {
+        "format": FORMAT,
+        "numpy": np.__version__,
+        "pipeline": outline,
+        "seed": seed,
+        "epoch": epoch,
+        "yielded": position.yielded,
+        "uses": position.uses,
+        "pool_sizes": {str(at): [r.size, r.item_bytes] for at, r in resolved.items()},
+        "pools": [pack(snapshot) for snapshot in position.snapshots],
+    }
+
+
+def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
+    """Read a state for the pipeline with this outline and, if one was given, this seed.
+
+    Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
+    """
+    if not isinstance(state, dict) or "format" not in state:
+        raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
+    if state["format"] != FORMAT:
+        raise StateError(f"the state has format {state['format']}; this version reads {FORMAT}")
+    try:
+        theirs, pools = list(state["pipeline"]), state["pools"]
+        if theirs != outline:
+            raise StateError("the state belongs to another pipeline: " + _difference(theirs, outline))
+        if seed is not None and seed != state["seed"]:
+            raise StateError(
+                f"the state belongs to another run: its seed is {state['seed']}, this pipeline's "
+                f"is {seed}"
+            )
+        position = None
+        if state["yielded"]:
+            position = Position(state["yielded"], state["uses"], [unpack(p) for p in pools])
+        loaded = Loaded(
+            int(state["seed"]),
+            int(state["epoch"]),
+            position,
+            {int(at): Resolved(*known) for at, known in state["pool_sizes"].items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
+    if _minor(state["numpy"]) != _minor(np.__version__):
+        warnings.warn(
+            f"the state was saved under NumPy {state['numpy']}, this is {np.__version__}: its "
+            "random streams may differ, and then so does the rest of the epoch",
+            stacklevel=3,
+        )
+    return loaded
+
+
+def _difference(theirs: list[str], ours: list[str]) -> str:
+    for a, b in zip(theirs, ours, strict=False):
+        if a != b:
+            return f"it has {a} where this one has {b}"
+    return f"it has {len(theirs)} stages, this one {len(ours)}"
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

@@ -1,0 +1,176 @@
+"""Nested examples: tuples, lists, dicts, dataclasses and named tuples, with leaves inside.
+
+A leaf is anything else: an array, a tensor, a number, a string, an image object. Torch is
+recognised without being imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+_IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
+
+
+def children(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the named children of a node in order, or None for a leaf."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None) or range(len(value))
+        return [(str(name), child) for name, child in zip(names, value, strict=True)]
+    if isinstance(value, list):
+        return [(str(i), child) for i, child in enumerate(value)]
+    if isinstance(value, Mapping):
+        return [(str(name), child) for name, child in value.items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return None
+
+
+def rebuild(template: Any, parts: Sequence[Any]) -> Any:
+    """Build a node like ``template`` with other children, in the same order."""
+    if isinstance(template, tuple):
+        if hasattr(template, "_fields"):
+            return type(template)(*parts)
+        return tuple(parts)
+    if isinstance(template, list):
+        return list(parts)
+    if isinstance(template, Mapping):
+        return dict(zip(template, parts, strict=True))
+    fields = [f.name for f in dataclasses.fields(template)]
+    twin = copy.copy(template)
+    for name, part in zip(fields, parts, strict=True):
+        object.__setattr__(twin, name, part)  # frozen dataclasses included
+    return twin
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
+    """Apply ``fn`` to every leaf; nodes are built anew."""
+    parts = children(value)
+    if parts is None:
+        return fn(value)
+    return rebuild(value, [map_leaves(fn, child) for _, child in parts])
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the leaves of a structure in order."""
+    parts = children(value)
+    if parts is None:
+        return [value]
+    return [leaf for _, child in parts for leaf in leaves(child)]
+
+
+def is_tensor(value: Any) -> TypeGuard[Any]:
+    """Tell whether a value is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def nbytes(value: Any) -> int:
+    """Return the bytes that a structure's leaves hold (other objects by ``sys.getsizeof``)."""
+    return sum(_leaf_bytes(leaf) for leaf in leaves(value))
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes
+    if is_tensor(leaf):
+        return int(leaf.nbytes)
+    return sys.getsizeof(leaf)
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy that shares no writable memory with ``value``."""
+    return map_leaves(_copied_leaf, value)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy() if leaf.dtype != object else copy.deepcopy(leaf)
+    if isinstance(leaf, _IMMUTABLE):
+        return leaf
+    if is_tensor(leaf):
+        return leaf.detach().clone()
+    return copy.deepcopy(leaf)
+
+
+def owned(value: Any) -> Any:
+    """Return ``value`` with arrays that are views of larger memory copied out of it.
+
+    What is kept in a pool must not hold more memory alive than it shows.
+    """
+    return map_leaves(_owned_leaf, value)
+
+
+def _owned_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.base is not None:
+        return leaf.copy()
+    if is_tensor(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
+        return leaf.clone()
+    return leaf
+
+
+class FieldError(LookupError):
+    """``on=`` names a field that the example does not have."""
+
+
+class Field:
+    """One field of an example: by name, key or position."""
+
+    def __init__(self, on: str | int) -> None:
+        self.on = on
+
+    def get(self, example: Any) -> Any:
+        on = self.on
+        try:
+            if isinstance(example, Mapping) or (
+                isinstance(on, int) and isinstance(example, (tuple, list))
+            ):
+                return example[on]  # type: ignore[index]
+            if isinstance(on, str) and on in _names(example):
+                return getattr(example, on)
+        except (KeyError, IndexError):
+            pass
+        raise FieldError(f"no field {on!r}; the example has {describe_fields(example)}")
+
+    def replace(self, example: Any, value: Any) -> Any:
+        """Return the example with the field replaced; the example itself is not changed."""
+        on = self.on
+        if isinstance(example, Mapping):
+            return {**example, on: value}
+        if isinstance(example, tuple):
+            if isinstance(on, str):
+                return example._replace(**{on: value})  # type: ignore[attr-defined]
+            parts = list(example)
+            parts[on] = value
+            return rebuild(example, parts)
+        if isinstance(example, list):
+            twin = list(example)
+            twin[on] = value  # type: ignore[index]
+            return twin
+        names = [f.name for f in dataclasses.fields(example)]
+        return rebuild(example, [value if n == on else getattr(example, n) for n in names])
+
+
+def _names(example: Any) -> Sequence[str]:
+    if isinstance(example, tuple):
+        return getattr(example, "_fields", ())
+    if dataclasses.is_dataclass(example):
+        return [f.name for f in dataclasses.fields(example)]
+    return ()
+
+
+def describe_fields(example: Any) -> str:
+    """Say which fields an example has, for error messages."""
+    if isinstance(example, Mapping):
+        return "the keys " + ", ".join(repr(k) for k in example)
+    names = _names(example)
+    if names:
+        return "the fields " + ", ".join(repr(n) for n in names)
+    if isinstance(example, (tuple, list)):
+        return f"the positions 0 to {len(example) - 1}"
+    return f"no fields: it is one {type(example).__name__}"

@@ -1,0 +1,137 @@
+"""What all tests share: Hypothesis profiles, the `gpu` marker, and a check that nothing is left.
+
+Profiles are chosen by STOKER_TEST_PROFILE: `short` (the default) or `full`.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+import warnings
+from collections.abc import Generator, Iterator
+
+import psutil
+import pytest
+from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+LEFTOVER_GRACE_S = 5.0
+
+_in_ci = bool(os.environ.get("CI"))
+for _profile, _max_examples in (("short", 30), ("full", 500)):
+    # Everything that Hypothesis would choose otherwise under CI is said here.
+    settings.register_profile(
+        _profile,
+        max_examples=_max_examples,
+        deadline=None,
+        derandomize=False,
+        database=None if _in_ci else DirectoryBasedExampleDatabase(".hypothesis/examples"),
+        print_blob=True,
+    )
+settings.load_profile(os.environ.get("STOKER_TEST_PROFILE", "short"))
+
+_raised = pytest.StashKey[bool]()
+
+
+def _has_accelerator() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    # Asked through NVML, so that tests which fork afterwards still can.
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    # PyTorch is imported only where a collected test asks for it.
+    if marked and not _has_accelerator():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if call.when == "call":
+        item.stash[_raised] = call.excinfo is not None
+    return (yield)
+
+
+def _helper_pids() -> set[int]:
+    """Processes that `multiprocessing` starts once and keeps until the interpreter ends."""
+    from multiprocessing import forkserver, resource_tracker
+
+    pids = {
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+    }
+    return {pid for pid in pids if pid is not None}
+
+
+def _counted_threads() -> set[threading.Thread]:
+    """The live threads that a test must not leave: non-daemon ones, and all of stoker's."""
+    return {
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon or thread.name.startswith("stoker")
+    }
+
+
+def _child_processes() -> set[psutil.Process]:
+    """All descendants of this process; processes that have ended are reaped on the way."""
+    multiprocessing.active_children()
+    return set(psutil.Process().children(recursive=True))
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline()) or process.name()
+        return f"process {process.pid} ({process.status()}): {command[:200]}"
+    except psutil.Error:
+        return f"process {process.pid}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves threads or child processes, after a few seconds of grace.
+
+    What fixtures of wider scope started before the test is not counted. A test that failed is not
+    checked: its traceback keeps alive what it used.
+    """
+    threads_before = set(threading.enumerate())
+    processes_before = _child_processes()
+
+    yield
+
+    if request.node.stash.get(_raised, False):
+        return
+
+    def leftovers() -> tuple[set[threading.Thread], set[psutil.Process]]:
+        helpers = _helper_pids()
+        processes = {p for p in _child_processes() - processes_before if p.pid not in helpers}
+        return _counted_threads() - threads_before, processes
+
+    threads, processes = leftovers()
+    if not threads and not processes:
+        return
+    gc.collect()
+    give_up_at = time.monotonic() + LEFTOVER_GRACE_S
+    while True:
+        threads, processes = leftovers()
+        if not threads and not processes:
+            return
+        if time.monotonic() >= give_up_at:
+            break
+        time.sleep(0.02)
+
+    names = sorted(f"thread {thread.name!r}" for thread in threads)
+    names += sorted(_describe(process) for process in processes)
+    pytest.fail(f"left behind after {LEFTOVER_GRACE_S:g} s: " + "; ".join(names), pytrace=False)

@@ -1,6 +1,9 @@
 """stoker: data loading that keeps accelerators fed."""
 
 from stoker import images as images
+from stoker import testing as testing
+from stoker.adapters.display import live
+from stoker.adapters.waiting import EpochWait, Monitored, monitor
 from stoker.errors import StageError, StateError, StokerError, WorkerDied
 from stoker.pipeline import (
     Pipeline,
@@ -18,11 +21,15 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "echo",
+    "EpochWait",
     "from_arrays",
     "from_dataset",
     "from_folder",
     "from_loader",
     "images",
+    "live",
+    "monitor",
+    "Monitored",
     "Pipeline",
     "PipelineIterator",
     "PoolStats",
@@ -31,5 +38,6 @@ __all__ = [
     "StateError",
     "Stats",
     "StokerError",
+    "testing",
     "WorkerDied",
 ]

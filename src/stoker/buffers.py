@@ -76,4 +76,4 @@ class Recycler:
 def _aligned(size: int) -> memoryview:
     block = np.empty(size + _ALIGNMENT, np.uint8)
     start = -block.ctypes.data % _ALIGNMENT
-    return memoryview(block)[start : start + size]
+    return block.data[start : start + size]

@@ -21,8 +21,14 @@ from stoker.stages.device import To, torch_device
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map, check_function, check_on
 from stoker.stages.shuffle import Shuffle
-from stoker.stages.source import ArraySource, DatasetSource, FolderSource, LoaderSource, check_fields
-from stoker.stats import PoolStats, StageStats, Stats
+from stoker.stages.source import (
+    ArraySource,
+    DatasetSource,
+    FolderSource,
+    LoaderSource,
+    check_fields,
+)
+from stoker.stats import PoolStats, Stats
 
 _KINDS = ("thread", "process")
 
@@ -94,9 +100,7 @@ class Pipeline:
         """
         return self._mapped(fn, on, random=True)
 
-    def batch(
-        self, n: int, *, drop_last: bool = False, collate: Collate | None = None
-    ) -> Pipeline:
+    def batch(self, n: int, *, drop_last: bool = False, collate: Collate | None = None) -> Pipeline:
         """Stack examples into batches of ``n``.
 
         Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers
@@ -275,9 +279,7 @@ class Pipeline:
                 "an epoch over a loader has no state in its middle, for its batches cannot be "
                 "made again: save between epochs, or build on from_dataset(loader.dataset)"
             )
-        return state.saved(
-            self._outline(), self._seed, cursor.epoch, position, cursor.resolved
-        )
+        return state.saved(self._outline(), self._seed, cursor.epoch, position, cursor.resolved)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go to a saved state; the next ``iter()`` continues there. Closes a live iterator.

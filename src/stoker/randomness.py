@@ -33,7 +33,8 @@ def draw_seed() -> int:
 
 def key(seed: int, epoch: int, purpose: int) -> NDArray[np.uint64]:
     """Return the Philox key of one purpose in one epoch, ``uint64 [2]``."""
-    return np.random.SeedSequence([seed, epoch, purpose]).generate_state(2, np.uint64)
+    words = np.random.SeedSequence([seed, epoch, purpose]).generate_state(2, np.uint64)
+    return words.astype(np.uint64, copy=False)
 
 
 def fold_use(word: int, use: int) -> int:
@@ -53,7 +54,7 @@ class Rekeyed(threading.local):
         self._generator = np.random.Generator(self._bits)
         self._counter = np.zeros(4, np.uint64)
         self._inner: dict[str, Any] = {"counter": self._counter, "key": None}
-        self._state = {
+        self._state: Any = {
             "bit_generator": "Philox",
             "state": self._inner,
             "buffer": np.zeros(4, np.uint64),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +31,7 @@ def saved(
     outline: list[str], seed: int, epoch: int, position: Position, resolved: dict[int, Resolved]
 ) -> dict[str, Any]:
     """Write a state; everything in it goes into JSON."""
-    return {
+    state: dict[str, Any] = {
         "format": FORMAT,
         "numpy": np.__version__,
         "pipeline": outline,
@@ -40,6 +42,7 @@ def saved(
         "pool_sizes": {str(at): [r.size, r.item_bytes] for at, r in resolved.items()},
         "pools": [pack(snapshot) for snapshot in position.snapshots],
     }
+    return {**state, "checksum": _checksum(state)}
 
 
 def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
@@ -51,10 +54,13 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
         raise StateError(f"the state has format {state['format']}; this version reads {FORMAT}")
+    if state.get("checksum") != _checksum({k: v for k, v in state.items() if k != "checksum"}):
+        raise StateError("the state is damaged: its checksum does not fit")
     try:
         theirs, pools = list(state["pipeline"]), state["pools"]
         if theirs != outline:
-            raise StateError("the state belongs to another pipeline: " + _difference(theirs, outline))
+            difference = _difference(theirs, outline)
+            raise StateError(f"the state belongs to another pipeline: {difference}")
         if seed is not None and seed != state["seed"]:
             raise StateError(
                 f"the state belongs to another run: its seed is {state['seed']}, this pipeline's "
@@ -78,6 +84,13 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
             stacklevel=3,
         )
     return loaded
+
+
+def _checksum(state: dict[str, Any]) -> int:
+    try:
+        return zlib.crc32(json.dumps(state, sort_keys=True).encode())
+    except TypeError as error:
+        raise StateError(f"the state is damaged: {error}") from error
 
 
 def _difference(theirs: list[str], ours: list[str]) -> str:

@@ -70,6 +70,50 @@ def is_tensor(value: Any) -> TypeGuard[Any]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def signature(value: Any) -> Any:
+    """Return what two structures have in common if they differ in their leaves alone."""
+    parts = children(value)
+    if parts is None:
+        return None
+    kind = dict if isinstance(value, Mapping) else type(value)
+    outline = [(name, signature(child)) for name, child in parts]
+    return kind, frozenset(outline) if kind is dict else tuple(outline)
+
+
+def leaves_like(template: Any, value: Any) -> list[Any]:
+    """Return the leaves of ``value`` in the order that ``template`` has them.
+
+    Raises TypeError when the two differ in more than their leaves.
+    """
+    parts, own = children(template), children(value)
+    if parts is None and own is None:
+        return [value]
+    if parts is not None and own is not None and len(parts) == len(own):
+        if isinstance(template, Mapping) and isinstance(value, Mapping):
+            if template.keys() == value.keys():
+                return [x for k, child in template.items() for x in leaves_like(child, value[k])]
+        elif type(template) is type(value):
+            pairs = zip(parts, own, strict=True)
+            return [x for (_, mine), (_, theirs) in pairs for x in leaves_like(mine, theirs)]
+    raise TypeError(f"{outline(template)} and {outline(value)}")
+
+
+def leaf_names(value: Any, prefix: str = "") -> list[str]:
+    """Return a path for each leaf, such as ``label`` or ``boxes.0``."""
+    parts = children(value)
+    if parts is None:
+        return [prefix]
+    return [x for n, child in parts for x in leaf_names(child, f"{prefix}.{n}" if prefix else n)]
+
+
+def outline(value: Any) -> str:
+    """Describe a structure's outermost node, for error messages."""
+    parts = children(value)
+    if parts is None:
+        return type(value).__name__
+    return f"{type(value).__name__}({', '.join(name for name, _ in parts)})"
+
+
 def nbytes(value: Any) -> int:
     """Return the bytes that a structure's leaves hold (other objects by ``sys.getsizeof``)."""
     return sum(_leaf_bytes(leaf) for leaf in leaves(value))

@@ -27,7 +27,7 @@ def exact_factor(factor: Any) -> Fraction:
         )
     if isinstance(factor, numbers.Rational):
         return Fraction(factor).limit_denominator(10**6)
-    return Fraction(str(float(factor))).limit_denominator(10**6)
+    return Fraction(str(factor)).limit_denominator(10**6)
 
 
 def uses_of_first(factor: Fraction, items: int) -> int:

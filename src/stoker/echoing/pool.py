@@ -129,7 +129,8 @@ class Pool:
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items that have uses left."""
         rows = self._items[: self._extent if self._levels is not None else self._held]
-        return rows[rows[:, _REMAINING] > 0, _ORDINAL]
+        ordinals: NDArray[np.int64] = rows[rows[:, _REMAINING] > 0, _ORDINAL]
+        return ordinals
 
     def wanted(self) -> int:
         """Return how many fresh items the next draw is to be preceded by."""
@@ -161,10 +162,7 @@ class Pool:
 
     def draw(self) -> Draw:
         """Choose the next group of uses. What is wanted must have been admitted, or ended."""
-        if self.ended:
-            slots = self._drained()
-        else:
-            slots = self._uniform()
+        slots = self._drained() if self.ended else self._uniform()
         rows = self._items[slots]
         ordinals, uses, before = rows[:, _ORDINAL], rows[:, _USED].copy(), rows[:, _LAST].copy()
         known = before >= 0

@@ -14,12 +14,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 CHUNK_NS = 1_000_000
 PROCESS_CHUNK_NS = 8_000_000
 INLINE_BATCH_NS = 1_000_000
+_INLINE_TRIAL_NS = 5_000_000
 _TRIAL_JOBS = 12
 _TRIAL_NS = 20_000_000
 _JOIN_S = 5.0
@@ -31,8 +32,12 @@ class Line(Protocol):
     depth: int
     pace: Pace
 
-    def run(self, job: Job, start: int, stop: int, remote: Any) -> None:
-        """Do rows ``start .. stop - 1``."""
+    def run(self, job: Job, start: int, stop: int, remote: Any) -> list[int]:
+        """Do rows ``start .. stop - 1``; return the nanoseconds spent in each stage."""
+        ...
+
+    def account(self, spent: list[int], rows: int) -> None:
+        """Count time that was spent; called under the crew's lock."""
         ...
 
     def complete(self, job: Job) -> None:
@@ -73,8 +78,8 @@ class Job:
     """Rows to be done; what comes of them is in ``values``."""
 
     __slots__ = (
-        "batch", "builder", "claimed", "done", "failed", "fresh", "indices", "items", "left", "line",
-        "number", "ordinals", "pending", "repeats", "rows", "values", "waiting", "words",
+        "batch", "builder", "claimed", "done", "failed", "fresh", "indices", "items", "left",
+        "line", "number", "ordinals", "pending", "repeats", "rows", "values", "waiting", "words",
     )  # fmt: skip
 
     def __init__(self, line: Any, number: int, rows: int) -> None:
@@ -129,6 +134,7 @@ class Crew:
     ) -> None:
         self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
+        self._bench = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)
         self._ready: list[deque[Job]] = [deque() for _ in range(depths)]
         self._limit = threads
@@ -144,6 +150,7 @@ class Crew:
             self.active = 0
         else:
             self.active = min(tempo.active or 0, threads)
+        self._undecided = remotes is None and threads > 0 and not self.active
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         if self.active:
             self._start()
@@ -154,7 +161,14 @@ class Crew:
         return self.active == 0
 
     def submit(self, job: Job, needs: Iterable[Job] = ()) -> None:
-        """Hand in a job that can start when all of ``needs`` are done."""
+        """Hand in a job that can start when all of ``needs`` are done.
+
+        Inline, it is done when this returns, unless the work turns out to be worth threads.
+        """
+        if self.active == 0 and all(need.done for need in needs):
+            while self.active == 0:
+                if self._do(job, *self._next_rows(job), None):
+                    return
         with self.lock:
             for need in needs:
                 if not need.done:
@@ -163,9 +177,7 @@ class Crew:
                     need.waiting.append(job)
                     job.pending += 1
             if not job.pending:
-                self._ready[job.line.depth].append(job)
-                if self.active:
-                    self._work.notify(self.active if job.rows > 1 else 1)
+                self._make_ready(job)
 
     def wait(self, job: Job) -> None:
         """Return when a job is done; raise what broke a worker, if one broke."""
@@ -190,8 +202,7 @@ class Crew:
             self._closed = True
             for queue in self._ready:
                 queue.clear()
-            self._work.notify_all()
-            self._progress.notify_all()
+            self._call_all()
         for remote in self._remotes or ():
             remote.close()
         deadline = time.monotonic() + _JOIN_S
@@ -199,10 +210,10 @@ class Crew:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    @property
-    def closing(self) -> bool:
-        """Whether rows that were claimed need not be done any more."""
-        return self._closed
+    def _call_all(self) -> None:
+        """Have everybody see what changed."""
+        for condition in (self._work, self._bench, self._progress):
+            condition.notify_all()
 
     def _start(self) -> None:
         for number in range(len(self._threads), self._limit):
@@ -224,7 +235,8 @@ class Crew:
                         if number < self.active:
                             claim = self._claim()
                         if claim is None:
-                            self._work.wait()
+                            # Who does not take part waits apart, or would swallow a call to work.
+                            (self._work if number < self.active else self._bench).wait()
                 self._do(*claim, remote)
         except BaseException as error:
             with self.lock:
@@ -235,70 +247,87 @@ class Crew:
         for queue in reversed(self._ready):
             if queue:
                 job = queue[0]
-                start = job.claimed
-                stop = min(job.rows, start + job.line.pace.chunk(self.target_ns))
-                job.claimed = stop
+                start, stop = self._next_rows(job)
                 if stop == job.rows:
                     queue.popleft()
                 return job, start, stop
         return None
 
-    def _do(self, job: Job, start: int, stop: int, remote: Any) -> None:
-        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+    def _next_rows(self, job: Job) -> tuple[int, int]:
+        start = job.claimed
+        job.claimed = stop = min(job.rows, start + job.line.pace.chunk(self.target_ns))
+        return start, stop
+
+    def _make_ready(self, job: Job) -> None:
+        self._ready[job.line.depth].append(job)
+        if self.active:
+            self._work.notify(self.active if job.rows > 1 else 1)
+
+    def _do(self, job: Job, start: int, stop: int, remote: Any) -> bool:
+        """Do rows of a job; return whether it is done."""
+        on_trial = self._trial is not None
+        began = time.perf_counter_ns()
+        cpu = time.thread_time_ns() if on_trial else 0
         line = job.line
-        line.run(job, start, stop, remote)
-        with self.lock:
-            job.left -= stop - start
-            last = job.left == 0
+        spent = line.run(job, start, stop, remote)
+        rows = stop - start
+        last = rows == job.rows
+        if not last:
+            with self.lock:
+                job.left -= rows
+                last = job.left == 0
         if last:
             line.complete(job)
         wall = time.perf_counter_ns() - began
-        cpu = time.thread_time_ns() - cpu
+        cpu = time.thread_time_ns() - cpu if on_trial else 0
         with self.lock:
-            line.pace.note(stop - start, wall)
+            line.pace.note(rows, wall)
+            line.account(spent, rows)
             if last:
                 self._settle(job)
-            if self._tempo.active is None and self._limit and self._remotes is None:
-                self._decide(line.pace, stop - start, wall, cpu)
+            if self._undecided:
+                self._decide(line.pace, rows, wall, cpu)
+        return last
 
     def _settle(self, job: Job) -> None:
         job.done = True
-        for waiter in job.waiting or ():
-            waiter.pending -= 1
-            if not waiter.pending:
-                self._ready[waiter.line.depth].append(waiter)
-                if self.active:
-                    self._work.notify(self.active if waiter.rows > 1 else 1)
-        job.waiting = None
+        if job.waiting is not None:
+            for waiter in job.waiting:
+                waiter.pending -= 1
+                if not waiter.pending:
+                    self._make_ready(waiter)
+            job.waiting = None
         self._progress.notify_all()
 
     def _decide(self, pace: Pace, rows: int, wall: int, cpu: int) -> None:
         """Choose how many threads take part, from the first measurements (under the lock)."""
         if self.active == 0:
-            if pace.rows >= 2 and pace.row_ns is not None:
-                paces = self._tempo.paces.values()
+            paces = self._tempo.paces.values()
+            slow = pace.row_ns is not None and pace.row_ns > INLINE_BATCH_NS and pace.rows > 1
+            if slow or sum(p.work_ns for p in paces) > _INLINE_TRIAL_NS:
                 cost = sum(p.row_ns * p.rows_per_batch for p in paces if p.row_ns)
                 if cost > INLINE_BATCH_NS:
                     self.active = self._limit
                     self._start()
-                    self._work.notify_all()
+                    self._call_all()
             return
         trial = self._trial
         if trial is None:
-            trial = self._trial = _Trial(self.active)
+            self._trial = _Trial(self.active)
+            return
         trial.note(pace, rows, wall, cpu)
         if not trial.over:
             return
         if trial.threads > 1 and trial.before is None and not trial.idle:
             self._trial = _Trial(1, before=trial)
             self.active = 1
+            self._call_all()
             return
         self.active = trial.verdict(self._limit)
-        self._tempo.active = self.active
+        self._tempo.active = self.active or None
+        self._undecided = self.active == 0
         self._trial = None
-        self._work.notify_all()
-        if self.active == 0:
-            self._progress.notify_all()
+        self._call_all()
 
 
 class _Trial:
@@ -346,5 +375,3 @@ class _Trial:
             one += self._each[i][1] / self._each[i][0] * scale
             many += self.before._each[i][1] / self.before._each[i][0] * scale
         return limit if not shared or many / self.before.threads < 0.9 * one else 1
-
-

@@ -43,6 +43,7 @@ class Segment:
         """Whether batches are gathered from arrays, with nothing done to single examples."""
         return (
             isinstance(self.source, ArraySource)
+            and self.source.stacks
             and not self.maps
             and self.batch is not None
             and self.batch.collate is None
@@ -160,6 +161,7 @@ class Work:
         """Return examples by index; those that fail as ``Failure``."""
         start = time.perf_counter_ns()
         source = self.segment.source
+        values: list[Any]
         try:
             values = source.fetch(indices)
         except Exception as error:
@@ -203,18 +205,13 @@ class Work:
         for number, (stage, fn, key) in enumerate(self._batch_maps, self._after):
             start = time.perf_counter_ns()
             try:
-                if key is None:
-                    batch = fn(batch)
-                else:
-                    batch = fn(batch, self._random.at(key, ordinal, word))
+                batch = fn(batch) if key is None else fn(batch, self._random.at(key, ordinal, word))
             except Exception as error:
                 return Failure(StageError(stage.name, error, batch=ordinal))
             ns[number] += time.perf_counter_ns() - start
         return batch
 
-    def _generator(
-        self, key: NDArray[np.uint64], ordinal: int, word: int, value: Any
-    ) -> Any:
+    def _generator(self, key: NDArray[np.uint64], ordinal: int, word: int, value: Any) -> Any:
         if self.segment.batches_in:
             generator = device_generator(key, ordinal, word, value)
             if generator is not None:

@@ -88,8 +88,10 @@ class Remote:
     def _died(self) -> WorkerDied:
         self._process.join(_GRACE_S)
         code = self._process.exitcode
-        how = f"was killed by signal {signal.Signals(-code).name}" if code and code < 0 else (
-            f"ended with exit code {code}"
+        how = (
+            f"was killed by signal {signal.Signals(-code).name}"
+            if code and code < 0
+            else (f"ended with exit code {code}")
         )
         hint = "; is memory short?" if code == -signal.SIGKILL else ""
         return WorkerDied(f"worker process {self._process.pid} {how}{hint}")
@@ -361,7 +363,5 @@ def _plain(error: BaseException) -> BaseException:
     cause.__cause__ = cause.__context__ = None
     cause.add_note(note)
     if isinstance(error, StageError):
-        return StageError(
-            error.stage, cause, index=error.index, path=error.path, batch=error.batch
-        )
+        return StageError(error.stage, cause, index=error.index, path=error.path, batch=error.batch)
     return cause

@@ -102,14 +102,19 @@ class Run:
         self._seed, self._epoch = seed, epoch
         self._loader: LoaderStream | None = None
         self._crews: list[Crew] = []
-        self._stream = self._build(tempo, workers)
-        if position.yielded:
-            self._resume(position)
+        try:
+            self._stream = self._build(tempo, workers)
+            if position.yielded:
+                self._resume(position)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def total(self) -> int | None:
         """The number of outputs of the epoch, or None."""
-        return self._stream.total
+        total: int | None = self._stream.total
+        return total
 
     @property
     def crew(self) -> Crew:
@@ -315,7 +320,9 @@ class Run:
             return Resolved(DEFAULT_POOL_BATCHES * group)
         self.crew.wait(item.job)
         value = item.job.values[item.row]
-        each = 1 if type(value) is Failure else max(1, structure.nbytes(value))
+        if type(value) is Failure:
+            raise value.error
+        each = max(1, structure.nbytes(value))
         if echo.pool_bytes is not None:
             size = echo.pool_bytes // each
             if size < group:
@@ -378,4 +385,3 @@ class Run:
         if last is not None and last.batch is not None and self._stream is self.segments[-1]:
             return rows
         return batch_rows(value) if last is None or last.batches_in or last.batch else 1
-

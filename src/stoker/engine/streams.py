@@ -239,8 +239,8 @@ class SegmentStream:
 
     # What follows runs in workers.
 
-    def run(self, job: Job, start: int, stop: int, remote: Any) -> None:
-        """Do rows of a job."""
+    def run(self, job: Job, start: int, stop: int, remote: Any) -> list[int]:
+        """Do rows of a job; return the nanoseconds spent in each stage."""
         ns = [0] * len(self._names)
         if job.batch is not None:
             began = time.perf_counter_ns()
@@ -250,8 +250,11 @@ class SegmentStream:
             self._run_remotely(job, start, stop, remote, ns)
         else:
             self._run_here(job, start, stop, ns)
-        with self.crew.lock:
-            self._tally.add(self._names, ns, stop - start)
+        return ns
+
+    def account(self, spent: list[int], rows: int) -> None:
+        """Count time that was spent; called under the crew's lock."""
+        self._tally.add(self._names, spent, rows)
 
     def complete(self, job: Job) -> None:
         """Finish a batch whose rows are all there."""
@@ -315,7 +318,7 @@ class SegmentStream:
                 self._put(
                     job,
                     start,
-                    lambda: job.builder.put_columns(start, answer.template, answer.columns),
+                    lambda: job.builder.put_columns(start, answer),
                     ns,
                 )
             elif type(answer) is Failure and self.segment.batch is None:
@@ -496,7 +499,9 @@ class DeviceStream:
         self._crew.wait(item.job)
         self._next = None
         value, item.job.values[item.row] = item.job.values[item.row], None
-        self._under_way.append((item, value if type(value) is Failure else self._mover.start(value)))
+        self._under_way.append(
+            (item, value if type(value) is Failure else self._mover.start(value))
+        )
         return True
 
 

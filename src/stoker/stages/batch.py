@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,18 +71,25 @@ class Builder:
         if self._examples is not None:
             self._examples[start : start + len(examples)] = examples
         elif examples:
-            self.put_columns(start, examples[0], _columns(examples))
+            template = self._template if self._leaves else examples[0]
+            self._put(start, template, _columns(template, examples))
 
-    def put_columns(self, start: int, template: Any, columns: Sequence[Any]) -> None:
-        """Write columns, one for each leaf of ``template``, as rows ``start ..``."""
+    def put_columns(self, start: int, made: Columns) -> None:
+        """Write columns that another process made, as rows ``start ..``."""
+        self._put(start, made.template, made.columns)
+
+    def _put(self, start: int, template: Any, columns: Sequence[Any]) -> None:
         leaves = self._leaves or self._allocate(template, columns)
-        if len(leaves) != len(columns) or type(template) is not type(self._template):
-            raise TypeError(
-                f"examples of one batch differ in structure: {_outline(self._template)} "
-                f"and {_outline(template)}; make them alike in a map, or give .batch(collate=...)"
-            )
+        if template is not self._template:
+            columns = self._in_order(template, columns)
         for leaf, column in zip(leaves, columns, strict=True):
             leaf.put(start, column)
+
+    def _in_order(self, template: Any, columns: Sequence[Any]) -> Sequence[Any]:
+        if structure.signature(template) != structure.signature(self._template):
+            raise _unlike(f"{structure.outline(self._template)} and {structure.outline(template)}")
+        mine, theirs = map(structure.leaf_names, (self._template, template))
+        return columns if mine == theirs else [columns[theirs.index(name)] for name in mine]
 
     def finish(self) -> Any:
         """Return the batch."""
@@ -98,74 +105,57 @@ class Builder:
     def _allocate(self, template: Any, columns: Sequence[Any]) -> list[_Leaf]:
         with self._lock:
             if self._leaves is None:
-                names = _leaf_names(template)
                 self._template = template
                 self._leaves = [
                     _leaf(name, column[0], self._rows, self._recycler)
-                    for name, column in zip(names, columns, strict=True)
+                    for name, column in zip(_names(template), columns, strict=True)
                 ]
             return self._leaves
 
 
 def collated(examples: list[Any], recycler: Recycler) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
-    columns = _columns(examples)
-    names = _leaf_names(examples[0])
+    template = examples[0]
     stacked = []
-    for name, column in zip(names, columns, strict=True):
+    for name, column in zip(_names(template), _columns(template, examples), strict=True):
         leaf = _leaf(name, column[0], len(examples), recycler)
         leaf.put(0, column)
         stacked.append(leaf.finish(False))
-    return Columns(structure.map_leaves(lambda _: None, examples[0]), stacked)
+    return Columns(structure.map_leaves(lambda _: None, template), stacked)
 
 
-def _columns(examples: list[Any]) -> list[Any]:
-    """Transpose examples into one sequence for each leaf."""
-    first = examples[0]
-    parts = structure.children(first)
-    if parts is None:
-        return [examples]
-    kind = type(first)
-    if any(type(example) is not kind for example in examples):
-        other = next(example for example in examples if type(example) is not kind)
-        raise TypeError(
-            f"examples of one batch differ in structure: {_outline(first)} and {_outline(other)}; "
-            "make them alike in a map, or give .batch(collate=...)"
-        )
-    flat = all(structure.children(child) is None for _, child in parts)
-    if flat and isinstance(first, (tuple, list)):
-        columns: list[Any] = list(zip(*examples, strict=True)) if _same_length(examples) else []
-    elif flat and isinstance(first, Mapping):
-        columns = [[example[key] for example in examples] for key in first]
-    else:
-        rows = [structure.leaves(example) for example in examples]
-        columns = list(zip(*rows, strict=True)) if _same_length(rows) else []
-    if not columns and parts:
-        raise TypeError(
-            "examples of one batch differ in their number of parts; make them alike in a map, "
-            "or give .batch(collate=...)"
-        )
-    return columns
+def _columns(template: Any, examples: list[Any]) -> list[Any]:
+    """Transpose examples into one sequence for each leaf of the template.
 
-
-def _same_length(rows: Sequence[Any]) -> bool:
-    return len({len(row) for row in rows}) == 1
-
-
-def _leaf_names(template: Any, prefix: str = "") -> list[str]:
+    Raises TypeError when an example differs from it in more than its leaves.
+    """
     parts = structure.children(template)
     if parts is None:
-        return [prefix or "the example"]
-    return [
-        leaf for n, child in parts for leaf in _leaf_names(child, f"{prefix}.{n}" if prefix else n)
-    ]
+        return [examples]
+    kind, width = type(template), len(parts)
+    # Flat tuples go the fast way; a node where a leaf should be is refused by the leaf.
+    flat = isinstance(template, tuple) and all(structure.children(c) is None for _, c in parts)
+    if flat and all(type(example) is kind and len(example) == width for example in examples):
+        return list(zip(*examples, strict=True))
+    try:
+        rows = [structure.leaves_like(template, example) for example in examples]
+    except TypeError as error:
+        raise _unlike(str(error)) from None
+    return list(zip(*rows, strict=True))
 
 
-def _outline(value: Any) -> str:
-    parts = structure.children(value)
-    if parts is None:
-        return type(value).__name__
-    return f"{type(value).__name__}({', '.join(name for name, _ in parts)})"
+def _unlike(what: str) -> TypeError:
+    return TypeError(
+        f"examples of one batch differ in structure: {what}; make them alike in a map, or give "
+        ".batch(collate=...)"
+    )
+
+
+def _names(template: Any) -> list[str]:
+    return [name or "the example" for name in structure.leaf_names(template)]
+
+
+_TEXT = (str, bytes, type(None))  # NumPy's own strings included
 
 
 class _Leaf:
@@ -183,7 +173,7 @@ class _Leaf:
     def ragged(self, column: Any, describe: Callable[[Any], str]) -> Exception:
         seen = list(dict.fromkeys(describe(value) for value in column))
         if len(seen) == 1:
-            seen.insert(0, "others before")
+            seen.append("another in rows before")
         shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
         return ValueError(
             f"{self.name!r} differs within a batch: {shown}; make the examples alike in a map "
@@ -223,14 +213,17 @@ class _ScalarLeaf(_Leaf):
     def __init__(self, name: str, first: Any, rows: int) -> None:
         super().__init__(name)
         self._kind = type(first)
+        self._first = first
         self._out = np.empty(rows, np.asarray(first).dtype)
 
     def put(self, start: int, column: Any) -> None:
         if isinstance(column, np.ndarray):
             if column.dtype != self._out.dtype:
-                raise self.ragged([column[0], self._out[0]], lambda v: type(v).__name__)
-        elif any(type(value) is not self._kind for value in column):
-            raise self.ragged([*column, self._kind()], lambda v: type(v).__name__)
+                raise self.ragged([column[0], self._out[0]], _scalar_text)
+        elif any(type(value) is not self._kind for value in column) or (
+            issubclass(self._kind, np.generic) and any(v.dtype != self._out.dtype for v in column)
+        ):
+            raise self.ragged([*column, self._first], _scalar_text)
         self._out[start : start + len(column)] = column
 
     def finish(self, tensors: bool) -> Any:
@@ -245,6 +238,9 @@ class _ListLeaf(_Leaf):
         self._out: list[Any] = [None] * rows
 
     def put(self, start: int, column: Any) -> None:
+        for value in column:
+            if not isinstance(value, _TEXT):
+                raise self.ragged([*column, ""], _scalar_text)
         self._out[start : start + len(column)] = column
 
     def finish(self, tensors: bool) -> Any:
@@ -285,10 +281,10 @@ class _TensorLeaf(_Leaf):
 def _leaf(name: str, first: Any, rows: int, recycler: Recycler) -> _Leaf:
     if isinstance(first, np.ndarray):
         return _ArrayLeaf(name, first, rows, recycler)
+    if isinstance(first, _TEXT):
+        return _ListLeaf(name, rows)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
-    if isinstance(first, (str, bytes, type(None))):
-        return _ListLeaf(name, rows)
     if structure.is_tensor(first):
         return _TensorLeaf(name, first, rows)
     raise TypeError(
@@ -307,6 +303,10 @@ def _array_text(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return type(value).__name__
+
+
+def _scalar_text(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
 
 
 def _tensor_text(value: Any) -> str:

@@ -56,7 +56,7 @@ class Mover:
         self._side: Any = None
         self._staging: deque[tuple[Any, dict[int, Any]]] = deque()
         if self._device.type == "cuda":
-            self._side = torch.cuda.Stream(self._device)
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def start(self, batch: Any) -> Callable[[], Any]:
         """Begin to move a batch; call what is returned to have it, when it is needed."""

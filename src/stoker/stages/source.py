@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from stoker import structure
 from stoker.buffers import Recycler
 
-IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .png .gif .bmp .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif".split()
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
 )
 
 
@@ -78,14 +79,13 @@ class FolderSource:
                 os.path.relpath(os.path.join(at, file), self.folder)
                 for at, _, files in os.walk(top, followlinks=True)
                 for file in files
-                if not file.startswith(".")
-                and os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES
+                if not file.startswith(".") and os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES
             ]
             self._files += [(file, label) for file in sorted(found)]
         if not self._files:
             raise ValueError(
                 f"{self.folder} has no images in its {len(self.classes)} sub-folders (looked for "
-                f"{', '.join(sorted(IMAGE_SUFFIXES)[:5])}, ...)"
+                f"{', '.join(IMAGE_SUFFIXES[:5])}, ...)"
             )
 
     @property
@@ -134,7 +134,7 @@ class DatasetSource:
     def __len__(self) -> int:
         return self._length
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
+    def fetch(self, indices: Any) -> list[Any]:
         """Ask the dataset, with plain integers."""
         plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
         if self.takes_many:
@@ -169,6 +169,8 @@ class ArraySource:
         if len(set(lengths)) > 1:
             raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
         self.arrays = [np.asarray(array) for array in arrays]
+        # Strings and objects go the way of single examples: batches of them are lists.
+        self.stacks = all(array.dtype.kind in "biufcmM" for array in self.arrays)
         self.fields: Sequence[str | int] = range(len(arrays)) if len(arrays) > 1 else ()
 
     @property
@@ -200,7 +202,7 @@ class ArraySource:
         stop = start + len(indices)
         for array, out in zip(self.arrays, outs, strict=True):
             # "clip" lets NumPy write straight into out; the indices are in range.
-            np.take(array, indices, axis=0, out=out[start:stop], mode="clip")
+            array.take(indices, axis=0, out=out[start:stop], mode="clip")
 
 
 class LoaderSource:

@@ -55,6 +55,11 @@ class Recycler:
         """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
         return structure.map_leaves(self._copied_leaf, value)
 
+    def clear(self) -> None:
+        """Free what is kept, and keep nothing any more."""
+        self.spare = 0
+        self._free.clear()
+
     def held_bytes(self) -> int:
         """Return the bytes of the free pieces that are kept."""
         return sum(size * len(free) for size, free in list(self._free.items()))

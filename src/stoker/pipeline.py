@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -206,7 +207,7 @@ class Pipeline:
                 stacklevel=2,
             )
             live.close()
-        cursor.begin()
+        epoch, position = cursor.upcoming()
         plan = compiled(
             self._source,
             [s for s in self._stages if not isinstance(s, Shuffle)],
@@ -217,14 +218,14 @@ class Pipeline:
         run = Run(
             plan,
             self._seed,
-            cursor.epoch,
+            epoch,
             self._tempo,
             workers,
             cursor.resolved,
-            cursor.position or Position(),
+            position,
         )
         iterator = PipelineIterator(run, cursor)
-        cursor.started(run, iterator)
+        cursor.started(epoch, run, iterator)
         return iterator
 
     def __len__(self) -> int:
@@ -412,14 +413,14 @@ class _Cursor:
         iterator = self._iterator() if self._iterator is not None else None
         return None if iterator is None or self._run is None or self._run.closed else iterator
 
-    def begin(self) -> None:
-        """Move on to the epoch that ``iter()`` starts."""
-        if not self._fresh_start:
-            self.epoch += 1
-            self.position = None
-        self._fresh_start = False
+    def upcoming(self) -> tuple[int, Position]:
+        """Return the epoch that ``iter()`` starts, and where in it."""
+        if self._fresh_start:
+            return self.epoch, self.position or Position()
+        return self.epoch + 1, Position()
 
-    def started(self, run: Run, iterator: PipelineIterator) -> None:
+    def started(self, epoch: int, run: Run, iterator: PipelineIterator) -> None:
+        self.epoch, self.position, self._fresh_start = epoch, None, False
         self._run = run
         self._iterator = weakref.ref(iterator)
 
@@ -486,7 +487,7 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
     return int(pool), None
 
 
-def from_folder(path: str, *, seed: int | None = None) -> Pipeline:
+def from_folder(path: str | os.PathLike[str], *, seed: int | None = None) -> Pipeline:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
 
     Labels number the sorted class folders; ``pipeline.classes`` has their names.

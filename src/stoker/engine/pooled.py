@@ -56,6 +56,11 @@ class PooledFeed:
         """Fresh examples behind the items that the pool admitted."""
         return self._fresh
 
+    def clear(self) -> None:
+        """Let go of what nobody will use any more."""
+        self._items.clear()
+        self._drawn.clear()
+
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
         drawn = self._drawn

@@ -163,6 +163,11 @@ class Run:
             crew.close()
         if self._loader is not None:
             self._loader.close()
+        for stream in self.segments:
+            stream.clear()
+        for feed in self.feeds:
+            feed.clear()
+        self.recycler.clear()
 
     def loader_error(self) -> BaseException | None:
         """Return what a foreign loader raised last."""
@@ -198,9 +203,20 @@ class Run:
             workers=self.crew.active,
             window_ready=ready,
             window_size=size,
-            window_bytes=size * self.batch_bytes + self.recycler.held_bytes(),
+            window_bytes=self._window_bytes() + self.recycler.held_bytes(),
             pools=pools,
         )
+
+    def _window_bytes(self) -> int:
+        total = 0
+        echoes = [feed.echo.position for feed in self.feeds]
+        for stream in self.segments:
+            unit = self.batch_bytes
+            if stream.into_pool:  # the pool it fills is the next one that is left
+                known = self._resolved.get(echoes.pop(0) if echoes else -1)
+                unit = known.item_bytes if known else 0
+            total += stream.ahead() * unit
+        return total
 
     def _dropped(self) -> int:
         for stream in self.segments:

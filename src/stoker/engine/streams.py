@@ -125,7 +125,7 @@ class SegmentStream:
         self._group = group
         self._recycler = recycler
         self._tally = tally
-        self._into_pool = into_pool
+        self.into_pool = into_pool
         self._names = self.segment.names
         batch = self.segment.batch
         self.inputs_each = batch.n if batch else 1
@@ -177,6 +177,10 @@ class SegmentStream:
         chunk = self.pace.chunk(self.crew.target_ns)
         examples = max(2 * self._group, 8 * self.crew.active * chunk)
         return -(-examples // self._group) if self._batches else examples
+
+    def clear(self) -> None:
+        """Let go of what nobody will take any more."""
+        self._window.clear()
 
     def occupancy(self) -> tuple[int, int]:
         """Return how many outputs in the window are done, and how many it may hold."""
@@ -286,7 +290,7 @@ class SegmentStream:
 
     def _deliver(self, job: Job, start: int, values: list[Any], ns: list[int]) -> None:
         if job.builder is None:
-            if self._into_pool:
+            if self.into_pool:
                 values = [v if type(v) is Failure else structure.owned(v) for v in values]
             job.values[start : start + len(values)] = values
             return

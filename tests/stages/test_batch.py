@@ -1,0 +1,335 @@
+"""Batches: their forms, what does not fit together, and whose memory they are."""
+
+from __future__ import annotations
+
+import gc
+from collections import namedtuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import stoker
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import frozen
+
+KINDS = [(0, "thread"), (3, "thread"), (1, "process")]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+Untyped = namedtuple("Untyped", ["a", "b"])
+
+
+@dataclass
+class Plain:
+    x: Any
+    y: Any
+    kept: int = field(default=7)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: Any
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: Any
+
+
+def batched(examples: list[Any], n: int | None = None, workers: int = 0, kind: str = "thread",
+            **how: Any) -> list[Any]:  # fmt: skip
+    chain = stoker.from_dataset(examples, seed=0).batch(n or len(examples), **how)
+    return list(chain.workers(workers, kind=kind))
+
+
+FORMS: dict[str, tuple[Any, Any]] = {
+    "int": (lambda i: i, np.arange(4)),
+    "float": (lambda i: i / 2, np.arange(4) / 2),
+    "bool": (lambda i: i > 1, np.arange(4) > 1),
+    "complex": (lambda i: i * 1j, np.arange(4) * 1j),
+    "numpy scalar": (lambda i: np.float32(i), np.arange(4, dtype=np.float32)),
+    "array of no dimension": (lambda i: np.array(i, np.int16), np.arange(4, dtype=np.int16)),
+    "array": (lambda i: np.full((2, 3), i), np.arange(4)[:, None, None] + np.zeros((2, 3), int)),
+    "empty array": (lambda i: np.zeros((0, 3)), np.zeros((4, 0, 3))),
+    "array in another order": (
+        lambda i: np.asfortranarray(np.full((2, 3), i)),
+        np.arange(4)[:, None, None] + np.zeros((2, 3), int),
+    ),
+    "string": (lambda i: f"s{i}" * (i + 1), ["s0", "s1s1", "s2s2s2", "s3s3s3s3"]),
+    "bytes": (lambda i: b"b" * i, [b"", b"b", b"bb", b"bbb"]),
+    "numpy string": (lambda i: np.str_("s" * (i + 1)), ["s", "ss", "sss", "ssss"]),
+    "none": (lambda i: None, [None] * 4),
+    "tensor": (lambda i: torch.full((2,), i), torch.arange(4)[:, None].expand(4, 2)),
+    "scalar tensor": (lambda i: torch.tensor(i), torch.arange(4)),
+    "tuple": (lambda i: (i, "x"), (np.arange(4), ["x"] * 4)),
+    "list": (lambda i: [i, i + 1], [np.arange(4), np.arange(4) + 1]),
+    "empty tuple": (lambda i: (), ()),
+    "dict": (lambda i: {"a": i, 3: [i]}, {"a": np.arange(4), 3: [np.arange(4)]}),
+    "named tuple": (lambda i: Pair(i, (i,)), Pair(np.arange(4), (np.arange(4),))),
+    "old named tuple": (lambda i: Untyped(i, b=2), Untyped(np.arange(4), np.full(4, 2))),
+    "dataclass": (lambda i: Plain(i, {"z": i}), Plain(np.arange(4), {"z": np.arange(4)},
+                                                      np.full(4, 7))),
+    "frozen dataclass": (lambda i: Frozen(i, 1.5), Frozen(np.arange(4), np.full(4, 1.5))),
+    "dataclass with slots": (lambda i: Slotted(i), Slotted(np.arange(4))),
+    "nested": (
+        lambda i: {"a": (i, [Pair(np.full(2, i), None)]), "b": Frozen("x", {"c": i})},
+        {
+            "a": (np.arange(4), [Pair(np.repeat(np.arange(4)[:, None], 2, 1), [None] * 4)]),
+            "b": Frozen(["x"] * 4, {"c": np.arange(4)}),
+        },
+    ),
+    "tensors among arrays": (
+        lambda i: (torch.tensor(i), np.full(2, i), i, f"{i}"),
+        (
+            torch.arange(4),
+            torch.arange(4)[:, None].expand(4, 2),
+            torch.arange(4),
+            ["0", "1", "2", "3"],
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_examples_keep_their_form(form: str, workers: int, kind: str) -> None:
+    make, expected = FORMS[form]
+    (batch,) = batched([make(i) for i in range(4)], workers=workers, kind=kind)
+    assert frozen(batch) == frozen(expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_forms_pass_pools_before_and_behind_the_batch(form: str, workers: int, kind: str) -> None:
+    make, _ = FORMS[form]
+    chain = stoker.from_dataset([make(i) for i in range(6)], seed=0).echo(2).batch(2).echo(1.5)
+    plain = [frozen(batch) for batch in chain.workers(0)]
+    assert len(plain) == 9
+    pipeline = chain.workers(workers, kind=kind)
+    assert [frozen(batch) for batch in pipeline] == plain
+    assert pipeline.stats().uses == 18
+
+
+def test_tensors_without_a_numpy_dtype_pass_processes() -> None:
+    data = [torch.full((2,), i, dtype=torch.bfloat16) for i in range(4)]
+    (batch,) = batched(data, workers=1, kind="process")
+    assert torch.equal(batch, torch.stack(data))
+    found = list(stoker.from_dataset(data).echo(2).workers(1, kind="process"))
+    assert len(found) == 8
+
+
+def test_a_tensor_that_requires_grad_is_stacked_without_it() -> None:
+    (batch,) = batched([torch.ones(2, requires_grad=True)] * 3)
+    assert batch.shape == (3, 2)
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_keys_match_in_whatever_order_they_come(workers: int, kind: str) -> None:
+    examples = [{"a": 1, "b": 20}, {"b": 21, "a": 2}, {"a": 3, "b": 22}, {"b": 23, "a": 4}]
+    nested = [{"n": example, "x": 0} for example in examples]
+    for n in (2, 4):
+        for batch, deep in zip(
+            batched(examples * 3, n, workers, kind),
+            batched(nested * 3, n, workers, kind),
+            strict=True,
+        ):
+            assert set(batch["a"]) <= {1, 2, 3, 4}
+            assert set(batch["b"]) <= {20, 21, 22, 23}
+            assert set(deep["n"]["a"]) <= {1, 2, 3, 4}
+
+
+MISFITS: dict[str, tuple[Any, Any]] = {
+    "shapes": (np.zeros((2, 3)), np.zeros((2, 4))),
+    "dimensions": (np.zeros(3), np.zeros((3, 1))),
+    "dtypes": (np.zeros(3, np.float32), np.zeros(3, np.float64)),
+    "byte orders": (np.zeros(3, "<i4"), np.zeros(3, ">i4")),
+    "array and number": (np.zeros(3), 1.0),
+    "int and float": (1, 1.5),
+    "int and bool": (1, True),
+    "number and string": (1, "a"),
+    "number and none": (1, None),
+    "array and none": (np.zeros(2), None),
+    "string and bytes": ("a", b"a"),
+    "tensor and array": (torch.zeros(3), np.zeros(3)),
+    "tensor shapes": (torch.zeros(3), torch.zeros(2)),
+    "tensor dtypes": (torch.zeros(3), torch.zeros(3, dtype=torch.int64)),
+    "tuple lengths": ((1, 2), (1, 2, 3)),
+    "tuple and list": ((1, 2), [1, 2]),
+    "tuple and number": ((1, 2), 1),
+    "keys": ({"a": 1, "b": 2}, {"a": 1, "c": 2}),
+    "a key less": ({"a": 1, "b": 2}, {"a": 1}),
+    "classes": (Plain(1, 2), Frozen(1, 2)),
+    "nesting": ({"a": (1, 2), "b": 3}, {"a": 1, "b": (2, 3)}),
+    "nested kinds": ({"a": (1, 2)}, {"a": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_examples_that_do_not_fit_together_are_refused(misfit: str, reverse: bool) -> None:
+    one, other = MISFITS[misfit][::-1] if reverse else MISFITS[misfit]
+    for workers, kind in KINDS:
+        # Whatever runs of examples are stacked together first.
+        for examples in ([one, other], [one] * 40 + [other] + [one] * 7):
+            with pytest.raises(stoker.StageError, match=r"batch\(\d+\) failed on batch 0") as caught:
+                batched(examples, workers=workers, kind=kind)
+            assert caught.value.batch == 0
+            assert "collate" in str(caught.value) or "KeyError" not in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_ragged_arrays_are_shown_with_shapes_and_a_way_out(workers: int, kind: str) -> None:
+    examples = [{"image": np.zeros((4, 3), np.uint8)}] * 3 + [{"image": np.zeros((5, 3), np.uint8)}]
+    with pytest.raises(stoker.StageError) as caught:
+        batched(examples, workers=workers, kind=kind)
+    text = str(caught.value)
+    assert "'image'" in text
+    assert "uint8 [4, 3]" in text
+    assert "uint8 [5, 3]" in text
+    assert "resize, crop, pad" in text
+    assert "collate=" in text
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_other_dtypes_are_shown(workers: int, kind: str) -> None:
+    with pytest.raises(stoker.StageError, match=r"float32 \[2\].*float64 \[2\]|float64.*float32"):
+        batched([np.zeros(2, "f4"), np.zeros(2, "f8")], workers=workers, kind=kind)
+
+
+def test_what_cannot_be_stacked_is_named() -> None:
+    with pytest.raises(stoker.StageError, match="'a' is a set.*collate="):
+        batched([{"a": {1}}])
+
+
+def test_a_misfit_fails_at_its_own_batch_alone() -> None:
+    examples = [np.zeros(2)] * 7 + [np.zeros(3)]
+    iterator = iter(stoker.from_dataset(examples).batch(2).workers(2))
+    for _ in range(3):
+        assert next(iterator).shape == (2, 2)
+    with pytest.raises(stoker.StageError, match="on batch 3"):
+        next(iterator)
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_collate_is_given_the_examples_in_order(workers: int, kind: str) -> None:
+    def joined(examples: list[Any]) -> Any:
+        assert type(examples) is list
+        return {"text": "".join(examples), "lengths": [len(e) for e in examples], "n": len(examples)}
+
+    found = batched(["a", "bb", "ccc", "d", "ee"], 2, workers, kind, collate=joined)
+    assert found == [
+        {"text": "abb", "lengths": [1, 2], "n": 2},
+        {"text": "cccd", "lengths": [3, 1], "n": 2},
+        {"text": "ee", "lengths": [2], "n": 1},
+    ]
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_ragged_examples_pass_with_collate(workers: int, kind: str) -> None:
+    data = [np.arange(i + 1) for i in range(20)]
+    found = batched(data, 8, workers, kind, collate=list)
+    assert [[len(x) for x in batch] for batch in found] == [
+        list(range(1, 9)), list(range(9, 17)), list(range(17, 21))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_a_failing_collate_names_the_batch(workers: int, kind: str) -> None:
+    def picky(examples: list[int]) -> Any:
+        if 5 in examples:
+            raise LookupError("five")
+        return examples
+
+    chain = stoker.from_dataset(list(range(8))).batch(2, collate=picky)
+    iterator = iter(chain.workers(workers, kind=kind))
+    assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
+    with pytest.raises(stoker.StageError, match=r"batch\(2\) failed on batch 2: LookupError: five"):
+        next(iterator)
+
+
+# -- memory
+
+
+BIG = 1 << 14  # doubles in a row: its batches come from recycled memory
+
+
+def rows(workers: int, kind: str = "thread", **how: Any) -> stoker.Pipeline:
+    data = [np.full(BIG, i, np.float64) for i in range(24)]
+    return stoker.from_dataset(data, **how).batch(2).workers(workers, kind=kind)
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda b: b,
+        lambda b: b[1:],
+        lambda b: b[1:].reshape(-1)[5:].T,
+        lambda b: b.view(np.uint8)[:, 3:],
+        lambda b: memoryview(b),
+        lambda b: torch.from_numpy(b),
+        lambda b: torch.from_numpy(b)[1:, 7:],
+        lambda b: np.frombuffer(b, np.float64),
+        lambda b: b.astype(np.float64, copy=False),
+    ],
+)
+def test_what_is_kept_of_a_batch_never_changes(keep: Any, workers: int, kind: str) -> None:
+    kept = []
+    for number, batch in enumerate(rows(workers, kind)):
+        assert batch[:, 0].tolist() == [2 * number, 2 * number + 1]
+        if number % 3 != 2:
+            part = keep(batch)
+            kept.append((part, np.array(part, copy=True)))
+        del batch
+    gc.collect()
+    for part, as_it_was in kept:
+        assert np.array_equal(np.asarray(part), as_it_was)
+
+
+def test_tensors_from_to_cpu_are_kept_too() -> None:
+    kept = [(batch[1:], batch[1:].clone()) for batch in rows(2).to("cpu")]
+    assert len(kept) == 12
+    assert all(torch.equal(part, as_it_was) for part, as_it_was in kept)
+
+
+def test_memory_that_nobody_keeps_is_used_again() -> None:
+    addresses = set()
+    for batch in rows(0):
+        addresses.add(batch.ctypes.data)
+        del batch
+    assert len(addresses) <= 4
+
+
+def test_kept_batches_share_no_memory() -> None:
+    kept = list(rows(2))
+    starts = sorted(batch.ctypes.data for batch in kept)
+    assert all(b - a >= kept[0].nbytes for a, b in zip(starts, starts[1:], strict=False))
+    assert all(start % 64 == 0 for start in starts)
+
+
+@given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=60))
+def test_recycled_arrays_are_nobody_else_s(orders: list[str]) -> None:
+    from stoker.buffers import Recycler
+
+    recycler = Recycler()
+    kept: list[tuple[Any, int]] = []
+    for number, order in enumerate(orders):
+        array = recycler.array((2, 1 << 14), np.int64)
+        array.fill(number)
+        if order == "keep":
+            kept.append((array[1:] if number % 2 else array, number))
+        elif order == "forget" and kept:
+            kept.pop(number % len(kept))
+        del array
+        assert all((part == value).all() for part, value in kept)
+    assert recycler.held_bytes() <= recycler.spare * 2 * (1 << 14) * 8

@@ -1,0 +1,60 @@
+"""Batches on a device: tensors on the CPU here, and on an accelerator where one is at hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import stoker
+from stoker.testing import check_resume, same
+
+
+def _pipeline(device: str, *, echo: float = 1) -> stoker.Pipeline:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (200, 8, 8, 3), np.uint8)
+    pipeline = stoker.from_arrays(images, np.arange(200), seed=1).shuffle().batch(16).to(device)
+    return pipeline.echo(echo) if echo != 1 else pipeline
+
+
+def _noise(batch: tuple[torch.Tensor, torch.Tensor], rng: object) -> tuple[object, torch.Tensor]:
+    images, labels = batch
+    if isinstance(rng, torch.Generator):
+        return images + torch.rand(images.shape, generator=rng, device=images.device), labels
+    assert isinstance(rng, np.random.Generator)
+    return images + torch.from_numpy(rng.random(images.shape, np.float32)), labels
+
+
+def test_the_cpu_shares_memory_and_yields_tensors() -> None:
+    plain = stoker.from_arrays(np.arange(12.0).reshape(6, 2), seed=0).batch(2)
+    for array, tensor in zip(plain, plain.to("cpu"), strict=True):
+        assert isinstance(tensor, torch.Tensor)
+        assert np.array_equal(array, tensor.numpy())
+
+
+def test_batch_echoing_behind_to_resumes_exactly() -> None:
+    check_resume(lambda: _pipeline("cpu", echo=2.5).random_map(_noise), every=5)
+
+
+def test_unknown_devices_are_refused_where_they_are_named() -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        _pipeline("warp-drive")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("echo", [1, 3])
+def test_what_reaches_the_accelerator_is_what_the_host_had(echo: float) -> None:
+    for host, device in zip(_pipeline("cpu", echo=echo), _pipeline("cuda", echo=echo), strict=True):
+        assert device[0].is_cuda
+        assert same(host, tuple(leaf.cpu() for leaf in device))
+
+
+@pytest.mark.gpu
+def test_augmenting_on_the_accelerator_is_reproducible_and_differs_by_use() -> None:
+    def build() -> stoker.Pipeline:
+        return _pipeline("cuda", echo=2).random_map(_noise)
+
+    first, second = list(build()), list(build())
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    sums = {float(images.double().sum()) for images, _ in first}
+    assert len(sums) == len(first)

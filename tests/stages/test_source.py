@@ -1,0 +1,312 @@
+"""Sources: folders, datasets, arrays and memory maps. (Loaders: test_loader.py.)"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import stoker
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import Examples, ManyExamples, few, frozen, spoil, stream
+
+
+def fill(folder: Path, names: list[str | bytes]) -> None:
+    """Make files that hold their own path."""
+    for name in names:
+        path = os.path.join(os.fsencode(folder), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(os.fsencode(name))
+
+
+def found(folder: Path, **how: Any) -> list[tuple[str, int]]:
+    return [(os.fsdecode(e.image), e.label) for e in stoker.from_folder(folder, **how)]
+
+
+# -- folders
+
+
+def test_a_folder_gives_its_files_in_sorted_order(tmp_path: Path) -> None:
+    fill(tmp_path, ["dog/2.png", "dog/10.png", "cat/b.jpg", "cat/a.JPEG", "ant/x.webp"])
+    pipeline = stoker.from_folder(str(tmp_path))
+    assert pipeline.classes == ["ant", "cat", "dog"]
+    assert len(pipeline) == 5
+    assert found(tmp_path) == [
+        ("ant/x.webp", 0), ("cat/a.JPEG", 1), ("cat/b.jpg", 1), ("dog/10.png", 2), ("dog/2.png", 2)
+    ]  # fmt: skip
+    first = next(iter(pipeline))
+    assert first._fields == ("image", "label")
+    assert isinstance(first.image, bytes)
+
+
+def test_awkward_names_are_read(tmp_path: Path) -> None:
+    names: list[str | bytes] = [
+        "a class/an image.png",
+        "a class/new\nline.png",
+        "a class/-rf.png",
+        "a class/%s {0} *?[x].png",
+        "a class/two.dots.png",
+        "ünïcödé/日本.png",
+        "ünïcödé/'quote\".png",
+        b"ISO-\xe9t\xe9/caf\xe9.png",
+    ]
+    fill(tmp_path, names)
+    pipeline = stoker.from_folder(tmp_path)
+    assert sorted(os.fsencode(name) for name, _ in found(tmp_path)) == sorted(
+        os.fsencode(name) for name in names
+    )
+    assert len(pipeline.classes) == 3
+    assert len(stream(pipeline.shuffle().echo(2).batch(3))) == 6
+
+
+def test_a_failure_names_an_awkward_file(tmp_path: Path) -> None:
+    fill(tmp_path, [b"c/caf\xe9.png"])
+    pipeline = stoker.from_folder(tmp_path).map(lambda data: 1 / 0, on="image")
+    with pytest.raises(stoker.StageError) as caught:
+        list(pipeline)
+    assert caught.value.path == os.path.join(tmp_path, os.fsdecode(b"c/caf\xe9.png"))
+    str(caught.value).encode("utf-8", "surrogateescape")
+
+
+def test_hidden_files_other_files_and_files_outside_classes_are_left_out(tmp_path: Path) -> None:
+    fill(
+        tmp_path,
+        ["c/a.png", "c/.hidden.png", "c/notes.txt", "c/png", "stray.png", ".git/x.png", "c/.png"],
+    )
+    assert found(tmp_path) == [("c/a.png", 0)]
+
+
+def test_files_in_hidden_folders_are_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, ["c/a.png", "c/.ipynb_checkpoints/a.png", "c/sub/.thumbs/b.png"])
+    assert found(tmp_path) == [("c/a.png", 0)]
+
+
+def test_nested_and_linked_folders_belong_to_their_class(tmp_path: Path) -> None:
+    fill(tmp_path / "data", ["c/z.png", "c/deep/er/a.png", "d/x.png"])
+    (tmp_path / "data" / "e").symlink_to(tmp_path / "data" / "d")
+    assert found(tmp_path / "data") == [
+        ("c/deep/er/a.png", 0), ("c/z.png", 0), ("d/x.png", 1), ("e/x.png", 2)
+    ]  # fmt: skip
+
+
+def test_a_link_that_leads_into_itself_multiplies_nothing(tmp_path: Path) -> None:
+    fill(tmp_path, ["c/a.png"])
+    (tmp_path / "c" / "again").symlink_to(tmp_path / "c")
+    assert found(tmp_path) == [("c/a.png", 0)]
+
+
+def test_a_class_without_images_keeps_its_label(tmp_path: Path) -> None:
+    fill(tmp_path, ["b/1.png"])
+    (tmp_path / "a").mkdir()
+    assert stoker.from_folder(tmp_path).classes == ["a", "b"]
+    assert found(tmp_path) == [("b/1.png", 1)]
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        stoker.from_folder(str(tmp_path / "nowhere"))
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    fill(tmp_path, ["x.png"])
+    with pytest.raises(NotADirectoryError):
+        stoker.from_folder(str(tmp_path / "x.png"))
+
+
+def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no sub-folders.*train/cat/0001\.jpg") as caught:
+        stoker.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+    fill(tmp_path, ["a/readme.txt"])
+    with pytest.raises(ValueError, match=r"no images.*looked for \.") as caught:
+        stoker.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_is_an_example_of_no_bytes(tmp_path: Path) -> None:
+    fill(tmp_path, ["c/a.png"])
+    (tmp_path / "c" / "b.png").touch()
+    assert [len(e.image) for e in stoker.from_folder(tmp_path)] == [7, 0]
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (1, "process")])
+def test_a_file_that_vanished_is_named(tmp_path: Path, workers: int, kind: str) -> None:
+    fill(tmp_path, [f"c/{n}.png" for n in range(8)])
+    pipeline = stoker.from_folder(tmp_path).echo(2).batch(4).workers(workers, kind=kind)
+    (tmp_path / "c" / "5.png").unlink()
+    with pytest.raises(stoker.StageError, match=r"example 5 \(.*5\.png\)") as caught:
+        list(pipeline)
+    assert (caught.value.index, caught.value.path) == (5, str(tmp_path / "c" / "5.png"))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+# -- datasets
+
+
+class Recording(ManyExamples):
+    """Remembers how it was asked."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.asked: list[list[int]] = []
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        self.asked.append(indices)
+        return super().__getitems__(indices)
+
+
+def test_many_are_asked_for_with_plain_integers_each_once() -> None:
+    data = Recording(50)
+    list(stoker.from_dataset(data, seed=0).shuffle().batch(8).workers(0))
+    asked = [i for indices in data.asked for i in indices]
+    assert sorted(asked) == list(range(50))
+    assert all(type(i) is int for i in asked)
+    assert len(data.asked) < 50
+
+
+def test_single_items_are_asked_for_with_plain_integers() -> None:
+    class Strict(Examples):
+        def __getitem__(self, index: int) -> Any:
+            assert type(index) is int
+            return index
+
+    for workers in (0, 2):
+        found = list(stoker.from_dataset(Strict(9), seed=0).shuffle().workers(workers))
+        assert sorted(found) == list(range(9))
+
+
+def test_a_list_is_a_dataset() -> None:
+    assert list(stoker.from_dataset([3, 1, 2])) == [3, 1, 2]
+
+
+@pytest.mark.parametrize("answers", [0, 2])
+def test_getitems_that_gives_too_few_or_too_many_is_refused(answers: int) -> None:
+    class Wrong(Examples):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [0] * answers * len(indices)
+
+    with pytest.raises(stoker.StageError, match="__getitems__ gave"):
+        list(stoker.from_dataset(Wrong(4)).batch(4))
+
+
+def test_getitems_that_is_none_is_not_used() -> None:
+    class Without(Examples):
+        __getitems__ = None
+
+    assert len(stream(stoker.from_dataset(Without(4)))) == 4
+
+
+def test_torch_subsets_and_tensor_datasets_fit() -> None:
+    import torch
+    from torch.utils.data import Subset, TensorDataset
+
+    data = TensorDataset(torch.arange(10), torch.arange(20.0).reshape(10, 2))
+    (batch,) = stoker.from_dataset(Subset(data, [3, 5, 7])).batch(4).workers(0)
+    assert type(batch) is tuple
+    assert batch[0].tolist() == [3, 5, 7]
+    assert batch[1].tolist() == [[6, 7], [10, 11], [14, 15]]
+
+
+def test_torch_iterable_datasets_are_refused() -> None:
+    from torch.utils.data import IterableDataset
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter([1])
+
+    with pytest.raises(TypeError, match="__len__"):
+        stoker.from_dataset(Stream())
+
+
+# -- arrays
+
+
+dtypes = st.sampled_from(["u1", "i4", "f4", "f8", ">i2", "c8", "?", "U3", "M8[s]"])
+
+
+@given(st.lists(dtypes, min_size=1, max_size=3), st.integers(0, 20), st.integers(1, 6), st.data())
+def test_batches_are_rows_of_the_arrays(
+    kinds: list[str], length: int, size: int, data: st.DataObject
+) -> None:
+    shapes = [data.draw(st.sampled_from([(), (2,), (0,), (2, 3)])) for _ in kinds]
+    arrays = []
+    for kind, shape in zip(kinds, shapes, strict=True):
+        count = length * int(np.prod(shape, dtype=int))
+        arrays.append((np.arange(count) % 100).astype(kind).reshape(length, *shape))
+    pipeline = stoker.from_arrays(*arrays, seed=1).shuffle().batch(size).workers(0)
+    order = [int(i) for b in stoker.from_arrays(np.arange(length), seed=1).shuffle().batch(9)
+             for i in b]  # fmt: skip
+    for number, batch in enumerate(pipeline):
+        rows = order[number * size : (number + 1) * size]
+        parts = batch if len(arrays) > 1 else (batch,)
+        assert frozen(tuple(parts)) == frozen(tuple(array[rows] for array in arrays))
+    assert pipeline.stats().batches == -(-length // size)
+
+
+@given(dtypes, st.integers(1, 20), st.integers(1, 6))
+def test_rows_that_pass_a_map_are_the_same_batches(kind: str, length: int, size: int) -> None:
+    array = (np.arange(length * 2) * 7 % 1000).astype(kind).reshape(length, 2)
+    flat = np.ascontiguousarray(array[:, 0])
+    gathered = stoker.from_arrays(array, seed=1).shuffle().batch(size).workers(0)
+    mapped = stoker.from_arrays(array, seed=1).shuffle().map(lambda x: x).batch(size).workers(0)
+    assert stream(mapped) == stream(gathered)
+    if kind != "U3":  # strings become lists
+        gathered = stoker.from_arrays(flat, seed=1).batch(size).workers(0)
+        mapped = stoker.from_arrays(flat, seed=1).map(lambda x: x).batch(size).workers(0)
+        assert stream(mapped) == stream(gathered)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_memory_map_is_never_written_to(tmp_path: Path, mode: Any) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(60.0).reshape(20, 3))
+    before = path.read_bytes()
+    rows = np.load(path, mmap_mode=mode)
+    for chain in (
+        stoker.from_arrays(rows, seed=0),
+        stoker.from_arrays(rows, rows[:, 0], seed=0).echo(2),
+        stoker.from_arrays(rows, seed=0).map(_spoilt),
+        stoker.from_arrays(rows, seed=0).map(_spoilt).echo(2),
+        stoker.from_arrays(rows, seed=0).echo(2).map(_spoilt),
+        stoker.from_arrays(rows, seed=0).echo(2).random_map(lambda x, rng: _spoilt(x)),
+    ):
+        for pipeline in (chain.workers(0), chain.batch(4).workers(2), chain.batch(1).echo(2)):
+            for batch in pipeline:
+                spoil(batch)
+    if mode == "r+":
+        rows.flush()
+    assert path.read_bytes() == before
+    assert np.array_equal(rows, np.arange(60.0).reshape(20, 3))
+
+
+def _spoilt(x: Any) -> Any:
+    spoil(x)
+    return x
+
+
+@few(10)
+@given(st.sampled_from(["C", "F", "every other", "backwards", "read-only"]), st.integers(0, 12))
+def test_any_memory_layout_is_read(layout: str, length: int) -> None:
+    plain = np.arange(2 * length * 6, dtype=np.float32).reshape(2 * length, 2, 3)
+    array = {
+        "C": plain,
+        "F": np.asfortranarray(plain),
+        "every other": plain[::2],
+        "backwards": plain[::-1],
+        "read-only": plain.copy(),
+    }[layout]
+    array.flags.writeable = layout != "read-only"
+    batches = list(stoker.from_arrays(array).batch(5).workers(0))
+    assert np.array_equal(np.concatenate(batches), array) if batches else not len(array)
+    assert all(batch.flags.writeable and batch.flags.c_contiguous for batch in batches)
+
+
+def test_later_writes_to_the_arrays_do_not_reach_batches_that_came() -> None:
+    array = np.arange(8.0)
+    (batch,) = stoker.from_arrays(array).batch(8)
+    array[:] = -1
+    assert batch.tolist() == list(range(8))

@@ -44,8 +44,8 @@ class Recycler:
             raw = free.pop()
         except IndexError:
             raw = _aligned(size)
-        # The base of the array is no array, so NumPy makes this very array the base of every
-        # view of it: when it goes, no view is left.
+        # The base of this array is a _Block. NumPy looks for the base of a view among arrays of
+        # the view's own type, so it finds this array: when that goes, no view is left.
         array: NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)
         reference = weakref.ref(array, self._returned)
         self._live[id(reference)] = (reference, raw)
@@ -53,7 +53,8 @@ class Recycler:
 
     def copied(self, value: Any) -> Any:
         """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
-        return structure.map_leaves(self._copied_leaf, value)
+        copy: Any = structure.map_leaves(self._copied_leaf, value)
+        return copy
 
     def clear(self) -> None:
         """Free what is kept, and keep nothing any more."""
@@ -78,7 +79,11 @@ class Recycler:
             free.append(raw)
 
 
+class _Block(np.ndarray[Any, Any]):
+    """Memory. Of a type of its own, so that NumPy does not take it for the base of views."""
+
+
 def _aligned(size: int) -> memoryview:
-    block = np.empty(size + _ALIGNMENT, np.uint8)
+    block = _Block((size + _ALIGNMENT,), np.uint8)  # owns its memory: no view of a plain array
     start = -block.ctypes.data % _ALIGNMENT
     return block.data[start : start + size]

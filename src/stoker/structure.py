@@ -138,7 +138,10 @@ def _copied_leaf(leaf: Any) -> Any:
     if isinstance(leaf, _IMMUTABLE):
         return leaf
     if is_tensor(leaf):
-        return leaf.detach().clone()
+        leaf = leaf.detach()
+        if leaf.device.type == "cpu" and leaf.is_pinned():
+            return leaf.clone().pin_memory()
+        return leaf.clone()
     return copy.deepcopy(leaf)
 
 

@@ -115,7 +115,7 @@ def test_building_and_showing_draws_nothing_and_asks_for_no_length() -> None:
     print(pipeline, repr(pipeline), pipeline.stats(), pipeline.state_dict())
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
-    assert len(list(pipeline)) == 4
+    assert len([batch for batch in pipeline]) == 4  # noqa: C416 (list() would ask, for a hint)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -175,11 +175,11 @@ def test_a_loader_that_fills_one_array_anew_is_echoed_right() -> None:
 @pytest.mark.parametrize("factor", [1, 2])
 def test_what_a_loader_raises_passes_and_iteration_goes_on(workers: int, factor: int) -> None:
     loader = DataLoader(Faulty(16), 4, num_workers=workers)
-    plain = None
+    plain = []
     try:
         list(loader)
-    except ArithmeticError as error:
-        plain = error
+    except ArithmeticError as error:  # the error itself would keep the loader's workers
+        plain.append((type(error), str(error).splitlines()[0]))
     iterator = iter(stoker.echo(loader, factor, seed=0))
     raised, rows = [], Counter[int]()
     while True:
@@ -188,11 +188,10 @@ def test_what_a_loader_raises_passes_and_iteration_goes_on(workers: int, factor:
         except StopIteration:
             break
         except ArithmeticError as error:
-            raised.append(error)
+            raised.append((type(error), str(error).splitlines()[0]))
         else:
             rows.update(indices.tolist())
-    assert [type(error) for error in raised] == [type(plain)]
-    assert str(raised[0]).splitlines()[0] == str(plain).splitlines()[0]
+    assert raised == plain
     assert rows == {n: factor for n in range(16) if n not in (8, 9, 10, 11)}
     assert not children()
 

@@ -166,7 +166,7 @@ class _Shared:
                 os.ftruncate(self._descriptor, -(-size * 5 // 4 // _PAGE) * _PAGE)
             self._size = os.fstat(self._descriptor).st_size
             self._map = mmap.mmap(self._descriptor, self._size)
-        return memoryview(self._map)[:size] if self._map is not None else memoryview(b"")
+        return memoryview(self._map)[:size] if self._map is not None else memoryview(bytearray())
 
     def close(self) -> None:
         """Close the descriptor; the memory goes when nothing maps it any more."""
@@ -200,7 +200,8 @@ def _send(connection: Connection, value: Any, shared: _Shared | None) -> None:
         starts = _starts(sizes)
         view = shared.view(starts[-1], grow=True)
         for raw, start in zip(raws, starts, strict=False):
-            view[start : start + raw.nbytes] = raw
+            if raw.nbytes:
+                view[start : start + raw.nbytes] = raw
     connection.send_bytes(pickle.dumps(sizes))
     connection.send_bytes(stream.getbuffer())
 

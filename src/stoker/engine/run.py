@@ -255,7 +255,12 @@ class Run:
         stream: Any = None
         if loader:
             iterator = iter(plan.source.loader)
-            stream = self._loader = LoaderStream(iterator, plan.source.name, self.tally)
+            stream = self._loader = LoaderStream(
+                iterator,
+                plan.source.name,
+                self.tally,
+                self.recycler if parts and isinstance(parts[0], Echo) else None,
+            )
         feed: Any = None
         self._crew_of_last = crew
         depth = 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker import structure
 from stoker.buffers import Recycler
-from stoker.engine.crew import Crew, Job, Pace
+from stoker.engine.crew import INLINE_BATCH_NS, Crew, Job, Pace
 from stoker.engine.plan import Failure, Work
 from stoker.randomness import Order
 from stoker.stages.batch import Builder, Columns
@@ -133,6 +133,7 @@ class SegmentStream:
         self.inputs = inputs = examples if feed is None else feed.total
         self._examples = examples
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
+        self._gathers = self.segment.gathers and not self.segment.batch_maps and not into_pool
         self._next = 0  # the output to be submitted next
         self._window: deque[Item] = deque()
         self._ended = False
@@ -146,6 +147,10 @@ class SegmentStream:
 
     def pull(self) -> Item | None:
         """Return the next output, and fill the window up."""
+        if self._gathers and self.crew.active == 0 and not self._window:
+            row_ns = self.pace.row_ns
+            if row_ns is not None and row_ns * self._group < INLINE_BATCH_NS:
+                return self._gathered()
         if not self._window and not self._submit_next():
             return None
         item = self._window.popleft()
@@ -159,6 +164,25 @@ class SegmentStream:
         if not self._window and not self._submit_next():
             return None
         return self._window[0]
+
+    def _gathered(self) -> Item | None:
+        """Gather the next batch here and now: for rows so cheap that a job would cost more."""
+        number = self._next
+        if number == self.total:
+            return None
+        assert self._order is not None
+        start = number * self._group
+        stop = min(start + self._group, self._examples)
+        began = time.perf_counter_ns()
+        batch = self.segment.source.allocate(stop - start, self._recycler)
+        self.segment.source.gather(self._order.span(start, stop), batch, 0)
+        spent = time.perf_counter_ns() - began
+        self.pace.note(stop - start, spent)
+        tally, name = self._tally, self._names[0]
+        tally.stage_ns[name] = tally.stage_ns.get(name, 0) + spent
+        tally.stage_rows[name] = tally.stage_rows.get(name, 0) + stop - start
+        self._next = number + 1
+        return done_item(batch, number, 0, stop, stop - start)
 
     def again(self, number: int) -> Item:
         """Make one output once more."""
@@ -392,12 +416,19 @@ def _only_use(item: Item) -> Use:
 
 
 class LoaderStream:
-    """The batches of a foreign loader, in its own order, pulled in the consumer's thread."""
+    """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
+
+    Where a pool keeps them they are copied out first: the loader may refill its arrays, or
+    keep them for itself.
+    """
 
     total = None
     blocking = True
 
-    def __init__(self, iterator: Iterator[Any], name: str, tally: Tally) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], name: str, tally: Tally, keep: Recycler | None
+    ) -> None:
+        self._keep = keep
         self._iterator: Iterator[Any] | None = iterator
         self._name = name
         self._tally = tally
@@ -427,11 +458,13 @@ class LoaderStream:
         except BaseException as error:
             self.error = error
             raise
+        if self._keep is not None:
+            batch = self._keep.copied(batch)
         rows = batch_rows(batch)
         self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
         self._fresh += rows
         self._pulled += 1
-        return _done(batch, self._pulled - 1, 0, self._fresh)
+        return done_item(batch, self._pulled - 1, 0, self._fresh)
 
     def peek(self) -> Item | None:
         """Return the next batch without taking it."""
@@ -477,7 +510,7 @@ class DeviceStream:
         if not isinstance(self._upstream, LoaderStream):
             self._begin(wait=False)
         value = move if type(move) is Failure else move()
-        return _done(value, item.ordinal, item.word, item.fresh)
+        return done_item(value, item.ordinal, item.word, item.fresh)
 
     def peek(self) -> Item | None:
         """Return the next batch without taking it."""
@@ -491,7 +524,7 @@ class DeviceStream:
         value = item.job.values[item.row]
         if type(value) is not Failure:
             value = self._mover.start(value)()
-        return _done(value, item.ordinal, item.word, item.fresh)
+        return done_item(value, item.ordinal, item.word, item.fresh)
 
     def _begin(self, *, wait: bool) -> bool:
         """Start to move the next batch; without ``wait`` only if the host has it ready."""
@@ -509,8 +542,9 @@ class DeviceStream:
         return True
 
 
-def _done(value: Any, ordinal: int, word: int, fresh: int) -> Item:
-    job = Job(None, ordinal, 1)
+def done_item(value: Any, ordinal: int, word: int, fresh: int, rows: int = 1) -> Item:
+    """Return an item whose value is there already."""
+    job = Job(None, ordinal, rows)
     job.values = [value]
     job.done = True
     job.fresh = fresh
@@ -518,8 +552,17 @@ def _done(value: Any, ordinal: int, word: int, fresh: int) -> Item:
 
 
 def batch_rows(batch: Any) -> int:
-    """Return how many examples a batch holds: the length of its first array or list."""
+    """Return how many examples a batch holds: the length of its first array, or else list."""
     for leaf in structure.leaves(batch):
         if isinstance(leaf, np.ndarray) or structure.is_tensor(leaf):
             return int(leaf.shape[0]) if leaf.ndim else 1
-    return 1
+    return _list_rows(batch) or 1
+
+
+def _list_rows(value: Any) -> int:
+    parts = structure.children(value)
+    if parts is None:
+        return 0
+    if isinstance(value, list) and all(structure.children(child) is None for _, child in parts):
+        return len(value)
+    return next((rows for rows in (_list_rows(child) for _, child in parts) if rows), 0)

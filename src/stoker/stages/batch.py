@@ -236,12 +236,17 @@ class _ListLeaf(_Leaf):
     def __init__(self, name: str, rows: int) -> None:
         super().__init__(name)
         self._out: list[Any] = [None] * rows
+        self._kind: type[str] | type[bytes] | None = None
 
     def put(self, start: int, column: Any) -> None:
-        for value in column:
-            if not isinstance(value, _TEXT):
-                raise self.ragged([*column, ""], _scalar_text)
-        self._out[start : start + len(column)] = column
+        for row, value in enumerate(column, start):
+            if value is None:
+                continue
+            kind = str if isinstance(value, str) else bytes if isinstance(value, bytes) else None
+            self._kind = self._kind or kind
+            if kind is None or kind is not self._kind:
+                raise self.ragged([*column, self._kind and self._kind()], _scalar_text)
+            self._out[row] = kind(value)  # NumPy's own strings become plain ones
 
     def finish(self, tensors: bool) -> Any:
         return self._out

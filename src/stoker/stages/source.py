@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -74,14 +75,8 @@ class FolderSource:
             )
         self._files: list[tuple[str, int]] = []
         for label, name in enumerate(self.classes):
-            top = os.path.join(self.folder, name)
-            found = [
-                os.path.relpath(os.path.join(at, file), self.folder)
-                for at, _, files in os.walk(top, followlinks=True)
-                for file in files
-                if not file.startswith(".") and os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES
-            ]
-            self._files += [(file, label) for file in sorted(found)]
+            found = sorted(_images_below(os.path.join(self.folder, name)))
+            self._files += [(os.path.relpath(file, self.folder), label) for file in found]
         if not self._files:
             raise ValueError(
                 f"{self.folder} has no images in its {len(self.classes)} sub-folders (looked for "
@@ -108,6 +103,18 @@ class FolderSource:
     def path(self, index: int) -> str | None:
         """Return the file's path."""
         return os.path.join(self.folder, self._files[index][0])
+
+
+def _images_below(folder: str) -> Iterator[str]:
+    """Yield image files, hidden ones left out, each folder once however it is linked."""
+    seen = set()
+    for at, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(at)
+        folders[:] = [] if real in seen else [f for f in folders if not f.startswith(".")]
+        for file in files if real not in seen else ():
+            if not file.startswith(".") and os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES:
+                yield os.path.join(at, file)
+        seen.add(real)
 
 
 class DatasetSource:
@@ -169,6 +176,11 @@ class ArraySource:
         if len(set(lengths)) > 1:
             raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
         self.arrays = [np.asarray(array) for array in arrays]
+        # Rows are copied fastest from two dimensions.
+        self._flat = [
+            a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 2 and a.flags.c_contiguous else a
+            for a in self.arrays
+        ]
         # Strings and objects go the way of single examples: batches of them are lists.
         self.stacks = all(array.dtype.kind in "biufcmM" for array in self.arrays)
         self.fields: Sequence[str | int] = range(len(arrays)) if len(arrays) > 1 else ()
@@ -200,9 +212,12 @@ class ArraySource:
         """Copy rows into ``batch``, from its row ``start`` on."""
         outs = batch if isinstance(batch, tuple) else (batch,)
         stop = start + len(indices)
-        for array, out in zip(self.arrays, outs, strict=True):
+        for flat, out in zip(self._flat, outs, strict=True):
+            rows = out[start:stop]
+            if flat.ndim != out.ndim:
+                rows = rows.reshape(len(indices), flat.shape[1])
             # "clip" lets NumPy write straight into out; the indices are in range.
-            array.take(indices, axis=0, out=out[start:stop], mode="clip")
+            flat.take(indices, axis=0, out=rows, mode="clip")
 
 
 class LoaderSource:

@@ -1,0 +1,253 @@
+"""What the tests share: strategies, pipelines built from a description, and ways to compare."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import stoker
+from hypothesis import settings
+from hypothesis import strategies as st
+
+FULL = settings.get_current_profile_name() == "full"
+
+POINTS = ("before", "after", "batch", "device")
+"""Where an echo may stand: before or after the random map, behind the batch, behind ``.to``."""
+
+
+def few(short: int) -> settings:
+    """Limit the examples of a costly property; ten times as many in the full profile."""
+    return settings(max_examples=10 * short if FULL else short)
+
+
+factors = st.one_of(
+    st.sampled_from([Fraction(5, 4), Fraction(3, 2), Fraction(2), Fraction(21, 10), Fraction(5)]),
+    st.fractions(1, 6, max_denominator=50).filter(lambda f: f > 1),
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A pipeline to be built, echoed at some points."""
+
+    examples: int
+    batch: int
+    drop_last: bool = False
+    shuffle: bool = True
+    seed: int = 0
+    source: str = "dataset"
+    to: bool = False
+    echoes: tuple[tuple[str, Fraction, int | str | None], ...] = ()
+    batch_map: bool = False
+
+    @property
+    def uses(self) -> int:
+        """Return the examples that reach the batch, before ``drop_last``."""
+        count = self.examples
+        for point, factor, _ in self.echoes:
+            if point in ("before", "after"):
+                count = int(factor * count)
+        return count
+
+    @property
+    def outputs(self) -> int:
+        """Return the batches of an epoch."""
+        uses = self.uses
+        count = uses // self.batch if self.drop_last else -(-uses // self.batch)
+        for point, factor, _ in self.echoes:
+            if point in ("batch", "device"):
+                count = int(factor * count)
+        return count
+
+
+@st.composite
+def specs(
+    draw: st.DrawFn,
+    max_examples: int = 40,
+    max_echoes: int = 2,
+    min_echoes: int = 0,
+    sources: tuple[str, ...] = ("dataset", "many", "arrays", "tuples"),
+    points: tuple[str, ...] = POINTS,
+    byte_pools: bool = False,
+) -> Spec:
+    batch = draw(st.integers(1, 8))
+    # Empty, one example, fewer than a batch, a batch exactly, and more.
+    examples = draw(
+        st.one_of(st.sampled_from([0, 1, batch - 1, batch, batch + 1]), st.integers(0, max_examples))
+    )
+    chosen = sorted(
+        draw(st.lists(st.sampled_from(points), min_size=min_echoes, max_size=max_echoes, unique=True)),
+        key=POINTS.index,
+    )
+    echoes = []
+    for point in chosen:
+        factor = draw(factors)
+        group = batch if point in ("before", "after") else 1
+        pool: int | str | None = draw(
+            st.one_of(st.none(), st.integers(group, 4 * group + 20))
+        )
+        if byte_pools and pool is not None and draw(st.booleans()):
+            # At most some 150 bytes an example and 8 examples a batch: a batch always fits.
+            pool = f"{draw(st.integers(10, 40))}KB"
+        echoes.append((point, factor, pool))
+    return Spec(
+        examples=examples,
+        batch=batch,
+        drop_last=draw(st.booleans()),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**40)),
+        source=draw(st.sampled_from(sources)),
+        to="device" in chosen or draw(st.booleans()),
+        echoes=tuple(echoes),
+        batch_map=draw(st.booleans()),
+    )
+
+
+class Examples:
+    """A dataset of dicts: the example's index, and a row that tells it too."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return {"id": index, "x": np.full(3, index, np.float64), "name": f"example {index}"}
+
+
+class ManyExamples(Examples):
+    """The same, asked for many at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+
+class TupleExamples(Examples):
+    """The same as tuples."""
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        example = super().__getitem__(index)
+        return example["id"], example["x"]
+
+
+def halve(x: Any) -> Any:
+    """Do something deterministic."""
+    return x / 2
+
+
+def jitter(x: Any, rng: np.random.Generator) -> Any:
+    """Add noise in place, as careless augmentations do."""
+    x += rng.random(x.shape)
+    return x
+
+
+def scale_batch(batch: Any, rng: np.random.Generator) -> Any:
+    """Scale a whole batch in place."""
+    x = batch[field_of(batch)]
+    x *= rng.random()
+    return batch
+
+
+def field_of(example: Any) -> Any:
+    """Name the field with the row, in whatever form the source gives examples."""
+    return "x" if isinstance(example, dict) else 1
+
+
+def source_of(spec: Spec) -> stoker.Pipeline:
+    """Return the source alone."""
+    if spec.source == "arrays":
+        ids = np.arange(spec.examples)
+        rows = np.repeat(ids[:, None], 3, 1).astype(np.float64)
+        return stoker.from_arrays(ids, rows, seed=spec.seed)
+    kinds = {"dataset": Examples, "many": ManyExamples, "tuples": TupleExamples}
+    return stoker.from_dataset(kinds[spec.source](spec.examples), seed=spec.seed)
+
+
+def built(spec: Spec, workers: int | None = None, kind: str = "thread") -> stoker.Pipeline:
+    """Build a pipeline."""
+    echoes = {point: (factor, pool) for point, factor, pool in spec.echoes}
+
+    def echoed(pipeline: stoker.Pipeline, point: str) -> stoker.Pipeline:
+        if point not in echoes:
+            return pipeline
+        factor, pool = echoes[point]
+        return pipeline.echo(factor, pool=pool)  # type: ignore[arg-type]
+
+    on = 1 if spec.source in ("arrays", "tuples") else "x"
+    pipeline = source_of(spec)
+    if spec.shuffle:
+        pipeline = pipeline.shuffle()
+    pipeline = echoed(pipeline.map(halve, on=on), "before").random_map(jitter, on=on)
+    pipeline = echoed(pipeline, "after").batch(spec.batch, drop_last=spec.drop_last)
+    if spec.batch_map:
+        pipeline = pipeline.random_map(scale_batch)
+    pipeline = echoed(pipeline, "batch")
+    if spec.to:
+        pipeline = echoed(pipeline.to("cpu"), "device")
+    return pipeline if workers is None else pipeline.workers(workers, kind=kind)
+
+
+@contextlib.contextmanager
+def small_pools_allowed() -> Iterator[None]:
+    """Let pools be smaller than distinct uses want, which warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"echo\(.*with a pool of")
+        yield
+
+
+def frozen(value: Any) -> Any:
+    """Return a value that compares equal only where every leaf is equal bit for bit."""
+    if isinstance(value, dict):
+        return ("dict", *((key, frozen(child)) for key, child in value.items()))
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(frozen(child) for child in value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (
+            type(value).__name__,
+            *(frozen(getattr(value, f.name)) for f in dataclasses.fields(value)),
+        )
+    if isinstance(value, (np.ndarray, np.generic)):
+        return (type(value).__name__, value.dtype.str, value.shape, value.tobytes())
+    if type(value).__module__.startswith("torch"):
+        return ("tensor", str(value.device), frozen(value.numpy()))
+    return (type(value).__name__, value)
+
+
+def stream(pipeline: stoker.Pipeline) -> list[Any]:
+    """Run one epoch and return what came, bit for bit."""
+    with small_pools_allowed():
+        return [frozen(batch) for batch in pipeline]
+
+
+def ids(batch: Any) -> list[int]:
+    """Return the indices of a batch's examples."""
+    found = batch["id"] if isinstance(batch, dict) else batch[0]
+    return [int(i) for i in found]
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    """Write a state and read it."""
+    return json.loads(json.dumps(state))
+
+
+def spoil(value: Any) -> None:
+    """Write into every array of a batch, as a consumer may."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for child in value:
+            spoil(child)
+    elif hasattr(value, "fill_"):
+        value.fill_(-99)
+    elif isinstance(value, np.ndarray):
+        value.fill(-99)

@@ -1,0 +1,552 @@
+"""Pipelines: the guarantees of the design as properties, the cursor, and wrong arguments."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import stoker
+from hypothesis import example, given
+from hypothesis import strategies as st
+from strategies import (
+    POINTS,
+    Examples,
+    Spec,
+    built,
+    factors,
+    few,
+    frozen,
+    halve,
+    ids,
+    jitter,
+    small_pools_allowed,
+    source_of,
+    specs,
+    spoil,
+    stream,
+)
+
+PLACES = {
+    "example echoing before augmentation": (("before", Fraction(21, 10), None),),
+    "example echoing after augmentation": (("after", Fraction(2), 24),),
+    "batch echoing": (("batch", Fraction(5, 2), 4),),
+    "batch echoing on the device": (("device", Fraction(3), None),),
+    "before and after": (("before", Fraction(3, 2), None), ("after", Fraction(2), 30)),
+    "before and batch": (("before", Fraction(2), 20), ("batch", Fraction(3, 2), None)),
+    "after and device": (("after", Fraction(7, 3), None), ("device", Fraction(2), 5)),
+}
+
+
+def placed(place: str, **changes: Any) -> Spec:
+    echoes = PLACES[place]
+    to = any(point == "device" for point, _, _ in echoes)
+    return Spec(**{"examples": 53, "batch": 8, "seed": 3, "echoes": echoes, "to": to} | changes)
+
+
+# -- the stream
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_stream_is_the_same_for_any_workers(place: str) -> None:
+    spec = placed(place, batch_map=True)
+    alone = stream(built(spec, 0))
+    assert alone
+    assert stream(built(spec, 1)) == alone
+    assert stream(built(spec, 3)) == alone
+    assert stream(built(spec)) == alone
+    assert stream(built(spec, 2, "process")) == alone
+
+
+@few(20)
+@given(specs(), st.integers(1, 4))
+def test_the_stream_is_the_same_for_any_threads(spec: Spec, workers: int) -> None:
+    alone, several = built(spec, 0), built(spec, workers)
+    for _ in range(2):  # the second epoch begins with what the first one learnt about speed
+        assert stream(alone) == stream(several)
+
+
+@few(6)
+@given(specs(max_examples=25), st.integers(1, 2))
+def test_the_stream_is_the_same_for_any_processes(spec: Spec, workers: int) -> None:
+    assert stream(built(spec, workers, "process")) == stream(built(spec, 0))
+
+
+class Slow(Examples):
+    """Costs enough that threads take part and chunks stay small."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        np.linalg.svd(np.random.default_rng(index).random((40 + index % 40,) * 2))
+        return super().__getitem__(index)
+
+
+def test_costly_examples_give_the_same_stream_under_threads() -> None:
+    def run(workers: int) -> list[Any]:
+        chain = stoker.from_dataset(Slow(64), seed=1).shuffle().echo(2)
+        return stream(chain.random_map(jitter, on="x").batch(8).workers(workers))
+
+    assert run(3) == run(0)
+
+
+@given(specs())
+def test_the_same_seed_gives_the_same_epochs(spec: Spec) -> None:
+    one, other = built(spec, 0), built(spec, 0)
+    epochs = [stream(one) for _ in range(3)]
+    assert [stream(other) for _ in range(3)] == epochs
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_epochs_and_seeds_differ(place: str) -> None:
+    pipeline = built(placed(place), 0)
+    first, second = stream(pipeline), stream(pipeline)
+    assert first != second
+    assert stream(built(placed(place, seed=4), 0)) != first
+
+
+def test_without_a_seed_one_is_drawn_and_kept() -> None:
+    pipeline = stoker.from_dataset(Examples(30)).shuffle().batch(4)
+    again = stoker.from_dataset(Examples(30), seed=pipeline.seed).shuffle().batch(4)
+    assert stream(pipeline) == stream(again)
+    assert str(pipeline.seed) in str(pipeline)
+
+
+@given(specs(max_echoes=1), st.sampled_from(POINTS))
+def test_echo_of_one_is_the_identity(spec: Spec, place: str) -> None:
+    one = (place, Fraction(1), None)
+    if place in [point for point, _, _ in spec.echoes]:
+        spec = Spec(**{**vars(spec), "echoes": ()})
+    to = spec.to or place == "device"
+    without = Spec(**{**vars(spec), "to": to})
+    with_one = Spec(**{**vars(spec), "to": to, "echoes": (*spec.echoes, one)})
+    assert stream(built(with_one, 0)) == stream(built(without, 0))
+    plain = built(with_one, 0)
+    stream(plain)
+    assert len(plain) == len(built(without, 0))
+    assert len(plain.stats().pools) == len(without.echoes)
+
+
+@pytest.mark.parametrize("place", POINTS)
+@pytest.mark.parametrize("one", [1, 1.0, Fraction(1)])
+def test_echo_of_one_is_the_plain_stream_at_each_place(place: str, one: Any) -> None:
+    spec = Spec(examples=29, batch=4, to=True, echoes=((place, one, None),))
+    plain = Spec(examples=29, batch=4, to=True)
+    for workers, kind in ((0, "thread"), (2, "thread"), (1, "process")):
+        assert stream(built(spec, workers, kind)) == stream(built(plain, workers, kind))
+
+
+@given(specs(max_echoes=1), st.booleans())
+def test_an_unshuffled_epoch_without_echo_is_the_source_in_order(spec: Spec, to: bool) -> None:
+    spec = Spec(**{**vars(spec), "echoes": (), "shuffle": False, "to": to, "drop_last": False})
+    found = [ids(batch) for batch in built(spec, 0)]
+    assert [i for batch in found for i in batch] == list(range(spec.examples))
+    assert all(len(batch) == spec.batch for batch in found[:-1])
+
+
+# -- counts
+
+
+@given(specs())
+@example(Spec(0, 4, echoes=(("before", Fraction(2), None), ("device", Fraction(2), None)), to=True))
+@example(Spec(1, 4, echoes=(("before", Fraction(5), 4), ("batch", Fraction(5), 1))))
+@example(Spec(1, 1, echoes=(("before", Fraction(3, 2), 1),), drop_last=True))
+@example(Spec(3, 4, echoes=(("after", Fraction(5), 100),), drop_last=True))
+def test_len_is_the_number_of_batches(spec: Spec) -> None:
+    pipeline = built(spec, 0)
+    assert len(pipeline) == spec.outputs
+    with small_pools_allowed(), iter(pipeline) as batches:
+        for left in range(spec.outputs, 0, -1):
+            assert len(batches) == left
+            next(batches)
+        assert len(batches) == 0
+        assert next(batches, None) is None
+        assert next(batches, None) is None
+
+
+@given(specs(max_echoes=1, min_echoes=1, points=("before", "after")))
+def test_every_example_is_used_exactly_as_often_as_its_count_says(spec: Spec) -> None:
+    spec = Spec(**{**vars(spec), "drop_last": False, "shuffle": False})
+    ((_, factor, _),) = spec.echoes
+    seen: Counter[int] = Counter()
+    with small_pools_allowed():
+        for batch in built(spec, 0):
+            seen.update(ids(batch))
+    assert [seen[n] for n in range(spec.examples)] == [
+        int(factor * (n + 1)) - int(factor * n) for n in range(spec.examples)
+    ]
+
+
+@given(specs(max_echoes=1, min_echoes=1, points=("batch", "device")))
+def test_every_batch_is_used_exactly_as_often_as_its_count_says(spec: Spec) -> None:
+    spec = Spec(**{**vars(spec), "shuffle": False})
+    ((_, factor, _),) = spec.echoes
+    seen: Counter[int] = Counter()
+    order = []
+    with small_pools_allowed():
+        for batch in built(spec, 0):
+            order.append(ids(batch)[0] // spec.batch)
+    seen.update(order)
+    batches = len(seen)
+    assert [seen[n] for n in range(batches)] == [
+        int(factor * (n + 1)) - int(factor * n) for n in range(batches)
+    ]
+
+
+@given(specs(max_echoes=1, min_echoes=1, points=("before", "after")))
+def test_uses_in_a_batch_are_distinct_where_that_is_promised(spec: Spec) -> None:
+    ((point, factor, pool),) = spec.echoes
+    if not isinstance(pool, int) or pool < -(-factor // 1) * spec.batch:
+        spec = Spec(**{**vars(spec), "echoes": ((point, factor, None),)})
+    pipeline = built(spec, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a pool that is large enough does not warn either
+        for batch in pipeline:
+            found = ids(batch)
+            if spec.examples >= spec.batch:
+                assert len(set(found)) == len(found)
+    if spec.examples >= spec.batch:
+        assert pipeline.stats().repeats_in_batches == 0
+
+
+@given(specs(max_echoes=1, min_echoes=1, points=("before", "after")))
+def test_dropped_uses_are_reported_and_not_counted(spec: Spec) -> None:
+    spec = Spec(**{**vars(spec), "drop_last": True})
+    pipeline = built(spec, 0)
+    found = stream(pipeline)
+    stats = pipeline.stats()
+    assert stats.batches == len(found) == spec.uses // spec.batch
+    assert stats.uses == len(found) * spec.batch
+    if spec.examples:
+        assert stats.dropped_uses == spec.uses - stats.uses
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@given(factor=factors, examples=st.integers(4, 40), seed=st.integers(0, 99))
+@few(10)
+def test_uses_differ_before_augmentation_and_are_alike_after(
+    place: str, factor: Fraction, examples: int, seed: int
+) -> None:
+    spec = Spec(examples, 4, seed=seed, echoes=((place, factor, None),))
+    views: dict[int, list[bytes]] = {}
+    for batch in built(spec, 0):
+        for i, row in zip(ids(batch), batch["x"], strict=True):
+            views.setdefault(i, []).append(row.tobytes())
+    for found in views.values():
+        assert len(set(found)) == (len(found) if place == "before" else 1)
+
+
+# -- ownership
+
+
+@given(specs(), st.sampled_from([0, 2]))
+def test_a_consumer_that_writes_into_its_batches_harms_nobody(spec: Spec, workers: int) -> None:
+    expected = stream(built(spec, 0))
+    found = []
+    with small_pools_allowed():
+        for batch in built(spec, workers):
+            found.append(frozen(batch))
+            spoil(batch)
+    assert found == expected
+
+
+@few(5)
+@given(specs(max_examples=20))
+def test_a_consumer_that_writes_harms_no_process_worker_s_batch(spec: Spec) -> None:
+    expected = stream(built(spec, 0))
+    found = []
+    with small_pools_allowed():
+        for batch in built(spec, 1, "process"):
+            found.append(frozen(batch))
+            spoil(batch)
+    assert found == expected
+
+
+def add_pure(x: Any, rng: np.random.Generator) -> Any:
+    return x + rng.random(x.shape)
+
+
+@given(specs(points=("before", "after")))
+def test_random_maps_that_write_in_place_give_what_pure_ones_give(spec: Spec) -> None:
+    def run(fn: Any) -> list[Any]:
+        on = 1 if spec.source in ("arrays", "tuples") else "x"
+        pipeline = source_of(spec)
+        for _, factor, pool in spec.echoes:
+            pipeline = pipeline.echo(factor, pool=pool).random_map(fn, on=on)  # type: ignore[arg-type]
+        return stream(pipeline.batch(spec.batch).workers(0))
+
+    assert run(jitter) == run(add_pure)
+
+
+@given(factors, st.integers(1, 30), st.integers(1, 6))
+def test_batches_that_are_written_into_behind_a_batch_echo_stay_apart(
+    factor: Fraction, examples: int, size: int
+) -> None:
+    def run(fn: Any) -> list[Any]:
+        rows = np.arange(examples * 2, dtype=np.float64).reshape(-1, 2)
+        chain = stoker.from_arrays(rows, seed=2).batch(size).echo(factor).random_map(fn)
+        found = []
+        for batch in chain.workers(0):
+            found.append(frozen(batch))
+            spoil(batch)
+        return found
+
+    assert run(jitter) == run(add_pure)
+
+
+@given(specs(), st.sampled_from([0, 2]))
+def test_kept_batches_never_change(spec: Spec, workers: int) -> None:
+    kept, as_they_came = [], []
+    with small_pools_allowed():
+        for batch in built(spec, workers):
+            kept.append(batch)
+            as_they_came.append(frozen(batch))
+    assert [frozen(batch) for batch in kept] == as_they_came
+
+
+# -- the cursor
+
+
+def test_the_chain_is_immutable() -> None:
+    base = stoker.from_dataset(Examples(10), seed=0)
+    batched = base.batch(2)
+    echoed = batched.echo(2)
+    assert len(base) == 10
+    assert len(batched) == 5
+    assert len(echoed) == 10
+    list(batched)
+    assert (base.epoch, batched.epoch, echoed.epoch) == (0, 1, 0)
+
+
+def test_every_loop_is_the_next_epoch() -> None:
+    pipeline = stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4)
+    assert pipeline.epoch == 0
+    first = stream(pipeline)
+    assert pipeline.epoch == 1
+    iterator = iter(pipeline)
+    next(iterator)
+    assert pipeline.epoch == 1
+    iterator.close()
+    second = stream(pipeline)  # what was left early is behind us: the next epoch
+    assert pipeline.epoch == 3
+    twin = stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4)
+    epochs = [stream(twin) for _ in range(3)]
+    assert [first, second] == [epochs[0], epochs[2]]
+
+
+def test_set_epoch_goes_there() -> None:
+    pipeline = stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4)
+    epochs = [stream(pipeline) for _ in range(3)]
+    pipeline.set_epoch(1)
+    assert pipeline.epoch == 1
+    assert stream(pipeline) == epochs[1]
+    assert stream(pipeline) == epochs[2]
+
+
+def test_set_epoch_closes_a_live_iterator() -> None:
+    pipeline = stoker.from_dataset(Examples(10), seed=0).batch(4).workers(2)
+    iterator = iter(pipeline)
+    next(iterator)
+    pipeline.set_epoch(0)
+    assert list(iterator) == []
+    assert len(stream(pipeline)) == 3
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1", None, True])
+def test_wrong_epochs_are_refused(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="epoch"):
+        stoker.from_dataset(Examples(3)).set_epoch(wrong)
+
+
+def test_an_epoch_that_could_not_begin_is_not_skipped() -> None:
+    class Hesitant:
+        tries = 0
+
+        def __iter__(self) -> Any:
+            self.tries += 1
+            if self.tries == 1:
+                raise OSError("not yet")
+            return iter([np.zeros(1)])
+
+    pipeline = stoker.from_loader(Hesitant())
+    with pytest.raises(OSError, match="not yet"):
+        iter(pipeline)
+    assert pipeline.epoch == 0
+    list(pipeline)
+    assert pipeline.epoch == 1
+
+
+# -- what is shown
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if "echoing" in p])
+def test_print_names_the_insertion_point(place: str) -> None:
+    shown = str(built(placed(place)))
+    assert f"; {place};" in shown.replace("  ", "; ")
+    assert "seed 3" in shown
+
+
+def test_print_names_an_echo_without_augmentation() -> None:
+    assert "nothing is augmented" in str(stoker.from_arrays(np.zeros(3)).echo(2).batch(1))
+
+
+@given(specs())
+def test_print_shows_every_stage(spec: Spec) -> None:
+    pipeline = built(spec, 1)
+    shown = str(pipeline)
+    assert len(shown.splitlines()) >= 4
+    assert shown.count(".echo(") == len(spec.echoes)
+    assert f".batch({spec.batch})" in shown
+    assert repr(pipeline).startswith("<stoker.Pipeline ")
+    assert "\n" not in repr(pipeline)
+
+
+# -- wrong arguments
+
+
+def chain() -> stoker.Pipeline:
+    return stoker.from_arrays(np.zeros((8, 2)), np.arange(8), seed=0)
+
+
+class Loader:
+    def __iter__(self) -> Any:
+        return iter([np.zeros(2)])
+
+
+def no_rng(x: Any) -> Any:
+    return x
+
+
+def three(a: Any, b: Any, c: Any) -> Any:
+    return a
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "factor below 1": (lambda: chain().echo(0.5), ValueError, "at least 1"),
+    "factor 0": (lambda: chain().echo(0), ValueError, "at least 1"),
+    "factor nan": (lambda: chain().echo(float("nan")), ValueError, "at least 1"),
+    "factor text": (lambda: chain().echo("2"), TypeError, "at least 1"),  # type: ignore[arg-type]
+    "pool below a batch": (lambda: chain().echo(2, pool=3).batch(4), ValueError, "at least 8"),
+    "pool 0": (lambda: chain().echo(2, pool=0), ValueError, "at least one"),
+    "pool of no size": (lambda: chain().echo(2, pool="lots"), ValueError, "2GiB"),
+    "pool float": (lambda: chain().echo(2, pool=2.5), TypeError, "2GiB"),  # type: ignore[arg-type]
+    "no such field": (lambda: chain().map(no_rng, on="image"), LookupError, "0, 1"),
+    "no such position": (lambda: chain().map(no_rng, on=2), LookupError, "0, 1"),
+    "no such field behind a map of a field": (
+        lambda: chain().map(no_rng, on=0).random_map(jitter, on="x"), LookupError, "0, 1"
+    ),
+    "field of a single array": (
+        lambda: stoker.from_arrays(np.zeros(3)).map(no_rng, on=0), LookupError, "single arrays"
+    ),
+    "field of a wrong kind": (lambda: chain().map(no_rng, on=1.5), TypeError, "position"),  # type: ignore[arg-type]
+    "random map without rng": (lambda: chain().random_map(no_rng), TypeError, "rng"),
+    "map with rng": (lambda: chain().map(jitter), TypeError, "random_map"),
+    "random map of three": (lambda: chain().random_map(three), TypeError, "rng"),
+    "map of nothing": (lambda: chain().map(None), TypeError, "needs a function"),  # type: ignore[arg-type]
+    "batch of 0": (lambda: chain().batch(0), ValueError, "at least one"),
+    "batch of a float": (lambda: chain().batch(2.0), TypeError, "whole number"),  # type: ignore[arg-type]
+    "batch of a bool": (lambda: chain().batch(True), TypeError, "whole number"),
+    "two batches": (lambda: chain().batch(2).batch(2), ValueError, "batch once"),
+    "collate that is no function": (lambda: chain().batch(2, collate=3), TypeError, "function"),  # type: ignore[arg-type]
+    "shuffle twice": (lambda: chain().shuffle().shuffle(), ValueError, "first"),
+    "shuffle behind an echo": (lambda: chain().echo(2).shuffle(), ValueError, "first"),
+    "shuffle behind a batch": (lambda: chain().batch(2).shuffle(), ValueError, "first"),
+    "to before a batch": (lambda: chain().to("cpu"), ValueError, r"\.batch\(n\)"),
+    "to twice": (lambda: chain().batch(2).to("cpu").to("cpu"), ValueError, "once"),
+    "no such device": (lambda: chain().batch(2).to("toaster"), RuntimeError, "toaster"),
+    "workers below 0": (lambda: chain().workers(-1), ValueError, "-1"),
+    "no processes": (lambda: chain().workers(0, kind="process"), ValueError, "0"),
+    "workers of no kind": (lambda: chain().workers(1, kind="gnome"), ValueError, "'thread'"),
+    "workers in part": (lambda: chain().workers(1.5), TypeError, "whole number"),  # type: ignore[arg-type]
+    "seed text": (lambda: stoker.from_arrays(np.zeros(3), seed="a"), TypeError, "seed"),  # type: ignore[arg-type]
+    "seed bool": (lambda: stoker.from_arrays(np.zeros(3), seed=True), TypeError, "seed"),
+    "seed below 0": (lambda: stoker.from_arrays(np.zeros(3), seed=-1), ValueError, "seed"),
+    "no arrays": (lambda: stoker.from_arrays(), TypeError, "at least one array"),
+    "a list for an array": (lambda: stoker.from_arrays([1, 2]), TypeError, "np.asarray"),
+    "an array of no dimension": (lambda: stoker.from_arrays(np.array(1)), TypeError, "dimension"),
+    "arrays of two lengths": (
+        lambda: stoker.from_arrays(np.zeros(2), np.zeros(3)), ValueError, r"\[2, 3\]"
+    ),
+    "a dataset without a length": (
+        lambda: stoker.from_dataset(x for x in range(3)), TypeError, "__len__ and __getitem__"
+    ),
+    "a loader that is used up": (
+        lambda: stoker.from_loader(x for x in range(3)), TypeError, "the loader itself"
+    ),
+    "a loader's iterator": (lambda: stoker.echo(iter([1]), 2), TypeError, "the loader itself"),
+    "a loader that is none": (lambda: stoker.from_loader(3), TypeError, "iterated"),  # type: ignore[arg-type]
+    "a loader, shuffled": (
+        lambda: stoker.from_loader(Loader()).shuffle(), ValueError, "shuffle=True"
+    ),
+    "a loader, batched": (lambda: stoker.from_loader(Loader()).batch(2), ValueError, "batch_size"),
+    "a loader with workers": (
+        lambda: stoker.from_loader(Loader()).workers(2), ValueError, "num_workers"
+    ),
+    "classes of no folder": (lambda: chain().classes, AttributeError, "folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused_in_one_line_that_says_what_to_do(case: str) -> None:
+    wrong, kind, says = WRONG[case]
+    with pytest.raises(kind, match=says) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert not isinstance(caught.value, KeyError)  # whose text is quoted
+
+
+def test_a_field_that_an_example_lacks_is_named_with_those_it_has() -> None:
+    pipeline = stoker.from_dataset(Examples(3)).map(halve, on="image").batch(2)
+    with pytest.raises(stoker.StageError, match=r"'image'.*'id', 'x', 'name'") as caught:
+        list(pipeline)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pool_of_bytes_smaller_than_a_batch_is_refused() -> None:
+    pipeline = stoker.from_arrays(np.zeros((100, 1000))).echo(2, pool="20KB").batch(8)
+    with pytest.raises(ValueError, match=r"pool of .* holds 2 items .* batch of 8"):
+        list(pipeline)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pool_of_bytes_does_not_hide_a_failing_first_example(workers: int) -> None:
+    def fail(x: Any) -> Any:
+        raise ArithmeticError("always")
+
+    pipeline = stoker.from_arrays(np.zeros((100, 10))).map(fail).echo(2, pool="2TiB").batch(8)
+    with pytest.raises(stoker.StageError, match="always"):
+        list(pipeline.workers(workers))
+
+
+def test_a_pool_that_cannot_keep_uses_apart_warns_where_it_is_used() -> None:
+    pipeline = stoker.from_dataset(Examples(20), seed=0).echo(3, pool=8).batch(4).workers(0)
+    with pytest.warns(UserWarning, match="pool of 8.*at least 12") as caught:
+        list(pipeline)
+    assert len(caught) == 1
+
+
+def test_a_pool_of_one_batch_warns() -> None:
+    pipeline = stoker.from_dataset(Examples(20), seed=0).batch(4).echo(2, pool=1).workers(0)
+    with pytest.warns(UserWarning, match="pool of 1.*at least 2"):
+        list(pipeline)
+
+
+def test_builtins_without_a_signature_are_taken() -> None:
+    assert [int(x) for x in stoker.from_arrays(np.arange(3)).map(int)] == [0, 1, 2]
+
+
+# -- without batches
+
+
+@given(st.integers(0, 30), factors, st.sampled_from([0, 2]))
+def test_a_pipeline_without_batches_yields_examples(
+    examples: int, factor: Fraction, workers: int
+) -> None:
+    pipeline = stoker.from_dataset(Examples(examples), seed=0).echo(factor).workers(workers)
+    with small_pools_allowed():
+        found = [example["id"] for example in pipeline]
+    assert len(found) == len(pipeline) == int(factor * examples)
+    assert set(found) == set(range(examples))
+    assert all(a != b for a, b in zip(found, found[1:], strict=False)) or examples < 3

@@ -1,0 +1,409 @@
+"""States: taken at the last yielded batch, small, exact, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import stoker
+from hypothesis import example, given
+from hypothesis import strategies as st
+from strategies import (
+    Examples,
+    Spec,
+    built,
+    few,
+    frozen,
+    jitter,
+    small_pools_allowed,
+    specs,
+    stream,
+    through_json,
+)
+
+EVERY_PLACE = (
+    (("before", Fraction(21, 10), None),),
+    (("after", Fraction(3, 2), 16),),
+    (("batch", Fraction(5, 2), 3),),
+    (("device", Fraction(2), None),),
+    (("before", Fraction(2), None), ("after", Fraction(3, 2), 12)),
+    (("before", Fraction(2), 9), ("batch", Fraction(3), 4)),
+    (("after", Fraction(2), "3KB"), ("device", Fraction(3, 2), "1KB")),
+    (
+        ("before", Fraction(3, 2), None),
+        ("after", Fraction(2), None),
+        ("batch", Fraction(2), None),
+        ("device", Fraction(3, 2), None),
+    ),
+)
+
+
+def tails_agree(spec: Spec, save: Any, load: Any) -> None:
+    """Save before every batch, load each state into a new pipeline, compare what follows."""
+    with small_pools_allowed():
+        pipeline = save(spec)
+        states, whole = [pipeline.state_dict()], []
+        for batch in pipeline:
+            whole.append(frozen(batch))
+            states.append(through_json(pipeline.state_dict()))
+        following = stream(pipeline)
+        for yielded, state in enumerate(states):
+            restored = load(spec)
+            restored.load_state_dict(state)
+            assert restored.epoch == 0
+            assert restored.state_dict() == state
+            assert stream(restored) == whole[yielded:]
+            assert restored.epoch == 1
+        assert stream(restored) == following
+
+
+@few(15)
+@given(specs(max_examples=24, byte_pools=True))
+@example(Spec(0, 3, echoes=(("before", Fraction(2), None),)))
+@example(Spec(1, 3, echoes=(("before", Fraction(5), 3), ("batch", Fraction(2), 1))))
+def test_saved_before_every_batch_the_tail_is_the_same(spec: Spec) -> None:
+    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 0))
+
+
+@pytest.mark.parametrize("echoes", EVERY_PLACE)
+def test_saved_under_threads_the_tail_is_the_same_alone_and_the_other_way(echoes: Any) -> None:
+    spec = Spec(26, 4, echoes=echoes, to=True, batch_map=True)
+    tails_agree(spec, lambda s: built(s, 2), lambda s: built(s, 0))
+    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 2))
+
+
+@pytest.mark.parametrize("echoes", EVERY_PLACE[4:])
+def test_saved_alone_the_tail_is_the_same_under_processes(echoes: Any) -> None:
+    spec = Spec(9, 4, echoes=echoes, to=True)
+    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 1, "process"))
+
+
+@few(15)
+@given(specs(min_echoes=1, max_examples=60), st.data())
+def test_a_restored_pipeline_can_be_saved_and_restored_again(
+    spec: Spec, data: st.DataObject
+) -> None:
+    with small_pools_allowed():
+        uninterrupted = built(spec, 0)
+        whole = [stream(uninterrupted) for _ in range(3)]
+        at, epoch = 0, 0
+        state = built(spec, 0).state_dict()
+        for _ in range(3):
+            restored = built(spec, 0)
+            restored.load_state_dict(through_json(state))
+            assert restored.epoch == epoch
+            steps = data.draw(st.integers(0, spec.outputs + 2), label="batches before the save")
+            iterator = iter(restored)
+            for _ in range(steps):
+                batch = next(iterator, None)
+                if batch is None:
+                    assert at == spec.outputs
+                    if epoch == 2:
+                        return
+                    at, epoch = 0, epoch + 1
+                    break
+                assert frozen(batch) == whole[epoch][at]
+                at += 1
+            state = restored.state_dict()
+            iterator.close()
+
+
+def test_many_steps_and_snapshots_are_replayed() -> None:
+    # Pools of 8 keep a snapshot every 64 steps: 500 steps prune and pass several.
+    spec = Spec(1000, 4, echoes=(("before", Fraction(2), 8), ("batch", Fraction(3, 2), 3)))
+    with small_pools_allowed():
+        pipeline = built(spec, 0)
+        whole, states = [], {}
+        for number, batch in enumerate(pipeline, 1):
+            whole.append(frozen(batch))
+            if number % 61 == 0 or number in (63, 64, 65, 127, 128, 129, 640, 749):
+                states[number] = through_json(pipeline.state_dict())
+    assert len(states) > 15
+    for number, state in states.items():
+        restored = built(spec, 0)
+        restored.load_state_dict(state)
+        assert stream(restored) == whole[number:]
+
+
+def test_the_state_after_a_break_is_that_of_the_last_batch_that_was_used() -> None:
+    spec = Spec(40, 4, echoes=(("before", Fraction(2), None),))
+    whole = stream(built(spec, 0))
+    pipeline = built(spec, 2)
+    for number, _ in enumerate(pipeline, 1):
+        if number == 5:
+            break
+    restored = built(spec, 0)
+    restored.load_state_dict(pipeline.state_dict())
+    assert stream(restored) == whole[5:]
+    pipeline.load_state_dict(pipeline.state_dict())  # and the same pipeline can go back there
+    assert stream(pipeline) == whole[5:]
+
+
+def test_a_state_at_the_last_batch_gives_an_empty_rest_and_then_the_next_epoch() -> None:
+    spec = Spec(10, 4, echoes=(("before", Fraction(2), None),))
+    pipeline = built(spec, 0)
+    iterator = iter(pipeline)
+    for _ in range(spec.outputs):
+        next(iterator)
+    state = through_json(pipeline.state_dict())
+    assert next(iterator, None) is None
+    second = stream(pipeline)
+    restored = built(spec, 0)
+    restored.load_state_dict(state)
+    assert stream(restored) == []
+    assert stream(restored) == second
+
+
+def test_a_state_between_epochs_begins_the_next_one() -> None:
+    spec = Spec(10, 4, echoes=(("before", Fraction(2), None),))
+    pipeline = built(spec, 0)
+    stream(pipeline)
+    state = through_json(pipeline.state_dict())
+    second = stream(pipeline)
+    restored = built(spec, 0)
+    restored.load_state_dict(state)
+    assert restored.epoch == 1
+    assert stream(restored) == second
+
+
+def test_loading_closes_a_live_iterator() -> None:
+    pipeline = built(Spec(20, 4), 2)
+    iterator = iter(pipeline)
+    next(iterator)
+    pipeline.load_state_dict(pipeline.state_dict())
+    assert list(iterator) == []
+    assert len(stream(pipeline)) == 4
+
+
+def test_taking_a_state_changes_nothing() -> None:
+    spec = Spec(40, 4, echoes=(("before", Fraction(2), None), ("batch", Fraction(2), None)))
+    whole = stream(built(spec, 0))
+    pipeline = built(spec, 2)
+    found = []
+    for batch in pipeline:
+        found.append(frozen(batch))
+        assert pipeline.state_dict() == pipeline.state_dict()
+    assert found == whole
+
+
+def test_a_drawn_seed_comes_with_the_state() -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_dataset(Examples(30)).shuffle().echo(2).batch(4)
+
+    pipeline = build()
+    iterator = iter(pipeline)
+    next(iterator)
+    state = through_json(pipeline.state_dict())
+    tail = [frozen(batch) for batch in iterator]
+    restored = build()
+    restored.load_state_dict(state)
+    assert restored.seed == pipeline.seed
+    assert stream(restored) == tail
+    assert stream(restored) == stream(pipeline)
+
+
+def test_a_pool_of_bytes_keeps_its_size_in_items() -> None:
+    class Growing(Examples):
+        """The first example is the smallest: an estimate from another would differ."""
+
+        def __getitem__(self, index: int) -> Any:
+            return {"id": index, "x": np.zeros(1 + index)}
+
+    def build() -> stoker.Pipeline:
+        data = stoker.from_dataset(Growing(60), seed=0).echo(2, pool="2KB")
+        return data.map(lambda x: x.sum(), on="x").batch(4).workers(0)
+
+    pipeline = build()
+    iterator = iter(pipeline)
+    for _ in range(20):
+        next(iterator)
+    size = pipeline.stats().pools[0].size
+    state = through_json(pipeline.state_dict())
+    tail = [frozen(batch) for batch in iterator]
+    restored = build()
+    restored.load_state_dict(state)
+    assert stream(restored) == tail
+    assert restored.stats().pools[0].size == size
+    assert stream(restored) == stream(pipeline)
+
+
+@pytest.mark.parametrize(("factor", "items"), [(2.1, 20_000), (5, 20_000), (1.5, 40_000)])
+def test_a_state_takes_a_byte_an_item_and_4_kb(factor: float, items: int) -> None:
+    ids = np.arange(4 * items)
+    pipeline = stoker.from_arrays(ids, seed=0).shuffle().echo(factor, pool=items).batch(250)
+    iterator = iter(pipeline.workers(0))
+    for _ in range(2 * items // 250 + 10):
+        next(iterator)
+    # The iterator belongs to the pipeline that .workers made; take it from there.
+    iterator.close()
+    chain = stoker.from_arrays(ids, seed=0).shuffle().echo(factor, pool=items).batch(250).workers(0)
+    for number, _ in enumerate(chain):
+        if number % 40 == 39:
+            held = chain.stats().pools[0].held
+            assert len(json.dumps(chain.state_dict())) <= max(held, items // 4) + 4096
+        if number == 2 * items // 250 + 10:
+            break
+
+
+# -- refused
+
+
+def halfway() -> tuple[Spec, dict[str, Any]]:
+    spec = Spec(30, 4, seed=5, echoes=(("before", Fraction(2), 12),))
+    pipeline = built(spec, 0)
+    with iter(pipeline) as iterator:
+        for _ in range(6):
+            next(iterator)
+        return spec, through_json(pipeline.state_dict())
+
+
+OTHERS = {
+    "seed": {"seed": 6},
+    "length": {"examples": 31},
+    "batch size": {"batch": 5},
+    "drop_last": {"drop_last": True},
+    "order": {"shuffle": False},
+    "factor": {"echoes": (("before", Fraction(21, 10), 12),)},
+    "pool": {"echoes": (("before", Fraction(2), 13),)},
+    "insertion point": {"echoes": (("after", Fraction(2), 12),)},
+    "no echo": {"echoes": ()},
+    "another map": {"batch_map": True},
+    "another source": {"source": "arrays"},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_state_of_another_pipeline_is_refused(what: str) -> None:
+    spec, state = halfway()
+    other = built(Spec(**{**vars(spec), **OTHERS[what]}), 0)
+    before = other.state_dict()
+    with pytest.raises(stoker.StateError, match="belongs to another") as caught:
+        other.load_state_dict(state)
+    assert "\n" not in str(caught.value)
+    assert other.state_dict() == before
+
+
+def test_other_workers_and_devices_are_no_other_pipeline() -> None:
+    spec, state = halfway()
+    for other in (built(spec, 3), built(Spec(**{**vars(spec), "to": True}), 0)):
+        other.load_state_dict(state)
+        assert len(stream(other)) == spec.outputs - 6
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "state", [], {}, {"seed": 3}])
+def test_what_is_no_state_is_refused(wrong: Any) -> None:
+    with pytest.raises(stoker.StateError, match="no state of a stoker pipeline"):
+        built(Spec(3, 2)).load_state_dict(wrong)
+
+
+def test_a_state_of_another_format_is_refused() -> None:
+    spec, state = halfway()
+    with pytest.raises(stoker.StateError, match="format 999"):
+        built(spec).load_state_dict({**state, "format": 999})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of everything in a state."""
+    children: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        children = list(value.items())
+    elif isinstance(value, list):
+        children = list(enumerate(value))
+    found = [path] if path else []
+    for key, child in children:
+        found += places(child, (*path, key))
+    return found
+
+
+def nudged(value: Any, data: st.DataObject) -> Any:
+    """Return something like ``value``: damage that has the right type."""
+    if isinstance(value, int):
+        return value + data.draw(st.sampled_from([-10**6, -1, 1, 10**9]))
+    if isinstance(value, str) and value:
+        at = data.draw(st.integers(0, len(value) - 1))
+        return value[:at] + ("A" if value[at] != "A" else "B") + value[at + 1 :]
+    if isinstance(value, list) and value:
+        return value[:-1]
+    return None
+
+
+@given(st.data())
+def test_a_damaged_state_is_refused_when_it_is_loaded(data: st.DataObject) -> None:
+    spec, state = halfway()
+    path = data.draw(st.sampled_from(places(state)), label="where")
+    how = data.draw(st.sampled_from(["removed", "replaced", "nudged"]), label="how")
+    damaged = copy.deepcopy(state)
+    at: Any = damaged
+    for step in path[:-1]:
+        at = at[step]
+    if how == "removed":
+        del at[path[-1]]
+    elif how == "nudged":
+        at[path[-1]] = nudged(at[path[-1]], data)
+    else:
+        at[path[-1]] = data.draw(
+            st.sampled_from([None, "x", -1, 2.5, [], {}, [[]], {"x": 1}, 10**9]), label="by"
+        )
+    pipeline = built(spec, 0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the state was saved under NumPy")
+        with pytest.raises(stoker.StateError):
+            pipeline.load_state_dict(damaged)
+    assert pipeline.epoch == 0
+    assert len(stream(pipeline)) == spec.outputs  # and the pipeline is as it was
+
+
+def test_a_state_from_another_numpy_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "__version__", "1.13.3")
+        spec, state = halfway()
+    with pytest.warns(UserWarning, match=r"NumPy 1\.13\.3.*may differ") as caught:
+        built(spec, 0).load_state_dict(state)
+    assert caught[0].filename == __file__
+
+
+def test_an_epoch_over_a_loader_has_no_state_in_its_middle() -> None:
+    pipeline = stoker.echo([np.arange(3)] * 4, 2, seed=0)
+    between = pipeline.state_dict()
+    iterator = iter(pipeline)
+    next(iterator)
+    with pytest.raises(stoker.StateError, match=r"between epochs.*from_dataset") as caught:
+        pipeline.state_dict()
+    assert "\n" not in str(caught.value)
+    list(iterator)
+    after = pipeline.state_dict()
+    pipeline.load_state_dict(between)
+    assert pipeline.epoch == 0
+    pipeline.load_state_dict(after)
+    assert pipeline.epoch == 1
+
+
+# -- the test that users can run
+
+
+def test_check_resume_passes_a_sound_pipeline() -> None:
+    from stoker import testing
+
+    spec = Spec(20, 4, echoes=(("before", Fraction(2), None), ("batch", Fraction(3, 2), None)))
+    with small_pools_allowed():
+        testing.check_resume(lambda: built(spec))
+
+
+def test_check_resume_finds_a_map_that_is_not_deterministic() -> None:
+    from stoker import testing
+
+    rng = np.random.default_rng(0)
+
+    def drifting(x: Any) -> Any:
+        return jitter(x, rng)
+
+    def build() -> stoker.Pipeline:
+        return stoker.from_dataset(Examples(12), seed=0).map(drifting, on="x").echo(2).batch(4)
+
+    with pytest.raises(AssertionError):
+        testing.check_resume(build)

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker import structure
 
-_RECYCLED_FROM_BYTES = 1 << 15  # below, allocating is cheaper than a finaliser
+_RECYCLED_FROM_BYTES = 1 << 16  # below, allocating is cheaper than a finaliser
 _ALIGNMENT = 64
 
 
@@ -39,7 +39,9 @@ class Recycler:
         size = math.prod(shape) * dtype.itemsize
         if size < _RECYCLED_FROM_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
-        free = self._free.setdefault(size, deque())
+        free = self._free.get(size)
+        if free is None:
+            free = self._free.setdefault(size, deque())
         try:
             raw = free.pop()
         except IndexError:

@@ -31,7 +31,8 @@ def chain(
     for number, stage in enumerate(stages):
         note = ""
         if isinstance(stage, Echo):
-            note = f"  {insertion_point(stages, number, loader)}; {_pool(stage, stages, resolved)}"
+            pool = _pool(stage, stages, resolved, loader)
+            note = f"  {insertion_point(stages, number, loader)}; {pool}"
         lines.append(f"  .{stage.name}{note}")
     if not loader:
         how = "as many threads as there are usable cores"
@@ -55,10 +56,13 @@ def insertion_point(stages: Sequence[Any], at: int, loader: bool) -> str:
     return "example echoing (nothing is augmented)"
 
 
-def _pool(echo: Echo, stages: Sequence[Any], resolved: dict[int, Resolved]) -> str:
+def _batched(stages: Sequence[Any]) -> bool:
+    return any(isinstance(stage, Batch) for stage in stages)
+
+
+def _pool(echo: Echo, stages: Sequence[Any], resolved: dict[int, Resolved], loader: bool) -> str:
     known = resolved.get(echo.position)
-    batched = any(isinstance(stage, Batch) for stage in stages[: stages.index(echo)])
-    unit = "batches" if batched or not any(isinstance(s, Batch) for s in stages) else "examples"
+    unit = "batches" if loader or _batched(stages[: stages.index(echo)]) else "examples"
     if known is not None:
         held = f", {format_bytes(known.size * known.item_bytes)}" if known.item_bytes else ""
         return f"pool of {known.size:,} {unit}{held}"
@@ -66,4 +70,5 @@ def _pool(echo: Echo, stages: Sequence[Any], resolved: dict[int, Resolved]) -> s
         return f"pool of {echo.pool:,} {unit}"
     if echo.pool_bytes is not None:
         return f"pool of {format_bytes(echo.pool_bytes)}"
-    return f"pool of {DEFAULT_POOL_BATCHES} batches, at most 10 % of usable memory"
+    unit = "batches" if loader or _batched(stages) else "examples"
+    return f"pool of {DEFAULT_POOL_BATCHES} {unit}, at most 10 % of usable memory"

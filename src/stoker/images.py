@@ -27,6 +27,8 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     with Image.open(io.BytesIO(data)) as image:
         if image.mode.startswith("I"):
             return _from_deep(np.asarray(image))
+        if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+            image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
         if image.mode != "RGB":
             image = image.convert("RGB")
         return np.array(image)

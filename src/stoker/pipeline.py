@@ -243,7 +243,7 @@ class Pipeline:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being run; between epochs, the one that comes next."""
+        """The epoch that is being run, or was left early; after a whole epoch, the next one."""
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:

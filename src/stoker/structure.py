@@ -50,6 +50,12 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     """Apply ``fn`` to every leaf; nodes are built anew."""
+    kind = type(value)
+    if kind is np.ndarray or isinstance(value, _IMMUTABLE):  # the usual leaves and nodes first
+        return fn(value)
+    if isinstance(value, tuple):
+        made = [map_leaves(fn, child) for child in value]
+        return kind(*made) if hasattr(value, "_fields") else tuple(made)
     parts = children(value)
     if parts is None:
         return fn(value)

@@ -20,7 +20,7 @@ def live(pipeline: Pipeline) -> Iterator[None]:
     from rich.text import Text
 
     with Live(
-        get_renderable=lambda: Text(str(pipeline.stats())),
+        get_renderable=lambda: Text(str(pipeline.stats()), no_wrap=True, overflow="crop"),
         refresh_per_second=_REFRESHES_PER_SECOND,
         redirect_stdout=False,
         redirect_stderr=False,

@@ -101,6 +101,7 @@ class Pool:
         self._items = np.zeros((size, 4), np.int64)  # a row an item: one cache line in a draw
         self._held = 0
         self._held_before = 0
+        self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
         self._extent = 0  # the rows in use while draining
         self._snapshot_steps = max(SNAPSHOT_STEPS, 2 * size // group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
@@ -162,6 +163,8 @@ class Pool:
 
     def draw(self) -> Draw:
         """Choose the next group of uses. What is wanted must have been admitted, or ended."""
+        if self.group == 1 and not self.ended:
+            return self._draw_one()
         slots = self._drained() if self.ended else self._uniform()
         rows = self._items[slots]
         ordinals, uses, before = rows[:, _ORDINAL], rows[:, _USED].copy(), rows[:, _LAST].copy()
@@ -181,11 +184,44 @@ class Pool:
         else:
             self._held -= int(last.sum())
         self.uses += len(slots)
+        self._advance()
+        return Draw(ordinals, uses, last, distance_sum, repeats, duplicates)
+
+    def _draw_one(self) -> Draw:
+        """Draw a group of one: what ``draw`` does, without arrays."""
+        items, held, step = self._items, self._held, self.step
+        previous = self._previous
+        if previous is None:
+            found = np.flatnonzero(items[:held, _LAST] == step - 1)
+            previous = int(found[0]) if found.size else -1
+        others = held > 1 and previous >= 0
+        slot = int(self._random.at(self._key, step).integers(held - others))
+        if others and slot >= previous:
+            slot += 1
+        ordinal, remaining, used, before = items[slot].tolist()
+        items[slot] = ordinal, remaining - 1, used + 1, step
+        self._previous = slot
+        if remaining == 1:
+            self._held = held - 1
+            items[slot] = items[held - 1]
+            self._previous = -1
+        self.uses += 1
+        self._advance()
+        known = before >= 0
+        return Draw(
+            np.array([ordinal]),
+            np.array([used]),
+            np.array([remaining == 1]),
+            step - before if known else 0,
+            int(known),
+            0,
+        )
+
+    def _advance(self) -> None:
         self.step += 1
         if self.step % self._snapshot_steps == 0 and not self.ended:
             self._canonicalise()
             self._take_snapshot()
-        return Draw(ordinals, uses, last, distance_sum, repeats, duplicates)
 
     def advance(self) -> Draw:
         """Admit what is wanted and draw; for pools that know their number of items."""
@@ -217,12 +253,7 @@ class Pool:
         self._snapshots.append(snapshot)
 
     def _uniform(self) -> NDArray[np.int64]:
-        generator = self._random.at(self._key, self.step)
-        if self.group == 1 and self._held > 1:
-            previous = np.flatnonzero(self._items[: self._held, _LAST] == self.step - 1)
-            choice = int(generator.integers(self._held - len(previous)))
-            return np.array([choice + (previous.size > 0 and choice >= previous[0])])
-        return _distinct(generator, self._held, self.group)
+        return _distinct(self._random.at(self._key, self.step), self._held, self.group)
 
     def _drained(self) -> NDArray[np.int64]:
         if self._levels is None:
@@ -285,6 +316,7 @@ class Pool:
         """Sort by ordinal, so that the order of slots needs no room in a state."""
         rows = self._items[: self._held]
         self._items[: self._held] = rows[np.argsort(rows[:, _ORDINAL])]
+        self._previous = None
 
     def _take_snapshot(self) -> None:
         rows = self._items[: self._held]
@@ -303,6 +335,12 @@ def _distinct(generator: np.random.Generator, held: int, count: int) -> NDArray[
     """Draw ``count`` distinct slots of ``held``, uniformly, in time that ``count`` alone sets."""
     if held < 4 * count:
         return generator.permutation(held)[:count]
+    if held > count * count // 2:  # then a draw with replacement is often distinct by itself
+        while True:
+            drawn = (generator.random(count) * held).astype(np.int64)
+            ascending = np.sort(drawn)
+            if (ascending[1:] != ascending[:-1]).all():
+                return drawn
     # Rejecting what was drawn before leaves a uniform draw without replacement.
     # (A fraction times a whole number is several times as fast as bounded integers, and its
     # bias is below 2^-30 for any pool that fits in memory.)

@@ -20,9 +20,13 @@ from typing import Any, Protocol
 CHUNK_NS = 1_000_000
 PROCESS_CHUNK_NS = 8_000_000
 INLINE_BATCH_NS = 1_000_000
+GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
+GATHER_AHEAD = 8  # batches: few, so that their memory stays in the caches
+GATHER_BATCHES = 4  # gathered in one job, to share what a job costs
 _INLINE_TRIAL_NS = 5_000_000
 _TRIAL_JOBS = 12
 _TRIAL_NS = 20_000_000
+_CLEARLY = 0.9  # of the time: what counts as faster
 _JOIN_S = 5.0
 
 
@@ -51,7 +55,10 @@ class Pace:
     def __init__(self, rows_per_batch: int) -> None:
         self.rows_per_batch = rows_per_batch
         self.row_ns: float | None = None
+        self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
         self.whole = False  # whether a chunk is always a whole batch
+        self.chunk_rows = rows_per_batch  # at most
+        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
 
@@ -61,7 +68,11 @@ class Pace:
             return self.rows_per_batch
         if self.row_ns is None:
             return 1
-        return max(1, min(self.rows_per_batch, int(target_ns / max(self.row_ns, 1.0))))
+        return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
+
+    def batch_ns(self) -> float:
+        """Return what a batch costs, 0 while nobody knows."""
+        return (self.row_ns or 0.0) * self.rows_per_batch
 
     def note(self, rows: int, work_ns: int) -> None:
         """Take a measurement in."""
@@ -79,7 +90,7 @@ class Job:
 
     __slots__ = (
         "batch", "builder", "claimed", "done", "failed", "fresh", "indices", "items", "left",
-        "line", "number", "ordinals", "pending", "repeats", "rows", "values", "waiting", "words",
+        "line", "number", "ordinals", "pending", "rows", "values", "waiting", "words",
     )  # fmt: skip
 
     def __init__(self, line: Any, number: int, rows: int) -> None:
@@ -99,7 +110,6 @@ class Job:
         self.ordinals: Any = None
         self.words: list[int] | None = None
         self.fresh = 0
-        self.repeats = 0
         self.failed: tuple[int, Any] | None = None
 
 
@@ -137,7 +147,7 @@ class Crew:
         self._bench = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)
         self._ready: list[deque[Job]] = [deque() for _ in range(depths)]
-        self._limit = threads
+        self.limit = threads
         self._tempo = tempo
         self._remotes = remotes
         self._closed = False
@@ -216,7 +226,7 @@ class Crew:
             condition.notify_all()
 
     def _start(self) -> None:
-        for number in range(len(self._threads), self._limit):
+        for number in range(len(self._threads), self.limit):
             thread = threading.Thread(
                 target=self._run, args=(number,), name=f"stoker-worker-{number}", daemon=True
             )
@@ -304,12 +314,13 @@ class Crew:
         if self.active == 0:
             paces = self._tempo.paces.values()
             slow = pace.row_ns is not None and pace.row_ns > INLINE_BATCH_NS and pace.rows > 1
-            if slow or sum(p.work_ns for p in paces) > _INLINE_TRIAL_NS:
-                cost = sum(p.row_ns * p.rows_per_batch for p in paces if p.row_ns)
-                if cost > INLINE_BATCH_NS:
-                    self.active = self._limit
-                    self._start()
-                    self._call_all()
+            known = slow or sum(p.work_ns for p in paces) > _INLINE_TRIAL_NS
+            for each in paces:
+                each.inline_row_ns = each.row_ns
+            if known and sum(p.batch_ns() for p in paces) > min(p.inline_ns for p in paces):
+                self.active = self.limit
+                self._start()
+                self._call_all()
             return
         trial = self._trial
         if trial is None:
@@ -323,9 +334,12 @@ class Crew:
             self.active = 1
             self._call_all()
             return
-        self.active = trial.verdict(self._limit)
-        self._tempo.active = self.active or None
-        self._undecided = self.active == 0
+        self.active = trial.verdict(self.limit)
+        if self.active:
+            self._tempo.active = self.active
+            self._undecided = False
+        else:  # until a batch turns out to be costly after all
+            pace.inline_ns = INLINE_BATCH_NS
         self._trial = None
         self._call_all()
 
@@ -360,18 +374,20 @@ class _Trial:
         """Whether the threads mostly slept (reads, latency): then more of them always help."""
         return self._cpu < 0.5 / self.threads * self._wall
 
-    def batch_ns(self) -> float:
-        return sum(w / r * self._paces[i].rows_per_batch for i, (r, w) in self._each.items())
-
     def verdict(self, limit: int) -> int:
-        if self.batch_ns() < INLINE_BATCH_NS:
-            return 0
-        if self.before is None:
-            return limit
-        shared = self._each.keys() & self.before._each.keys()
-        many = one = 0.0
-        for i in shared:
-            scale = self._paces[i].rows_per_batch
-            one += self._each[i][1] / self._each[i][0] * scale
-            many += self.before._each[i][1] / self.before._each[i][0] * scale
-        return limit if not shared or many / self.before.threads < 0.9 * one else 1
+        """Return how many threads are to take part."""
+        shared = self._each.keys() & self.before._each.keys() if self.before else set()
+        one = self._batch_ns(self._each.keys())
+        best, fastest = limit, one / self.threads
+        if self.before is not None and shared:
+            one, many = self._batch_ns(shared), self.before._batch_ns(shared)
+            best, fastest = self.before.threads, many / self.before.threads
+            if fastest > _CLEARLY * one:
+                best, fastest = 1, one
+        inline = sum((p.inline_row_ns or 0.0) * p.rows_per_batch for p in self._paces.values())
+        cheap = 0 < inline < INLINE_BATCH_NS
+        return 0 if cheap and fastest > _CLEARLY * inline else best
+
+    def _batch_ns(self, which: Iterable[int]) -> float:
+        each, paces = self._each, self._paces
+        return sum(each[i][1] / each[i][0] * paces[i].rows_per_batch for i in which)

@@ -176,25 +176,23 @@ class Work:
         self, values: list[Any], ordinals: Sequence[int], words: Sequence[int] | None, ns: list[int]
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage."""
+        place = self._random.at
+        on_device = device_generator if self.segment.batches_in else None
         for number, (stage, fn, key) in enumerate(self._maps, self._first):
             start = time.perf_counter_ns()
             i = 0
             while i < len(values):
                 try:
-                    if key is None:
-                        while i < len(values):
-                            value = values[i]
-                            if type(value) is not Failure:
+                    while i < len(values):
+                        value = values[i]
+                        if type(value) is not Failure:
+                            if key is None:
                                 values[i] = fn(value)
-                            i += 1
-                    else:
-                        place = self._generator
-                        while i < len(values):
-                            value = values[i]
-                            if type(value) is not Failure:
-                                word = 0 if words is None else words[i]
-                                values[i] = fn(value, place(key, ordinals[i], word, value))
-                            i += 1
+                            else:
+                                word = words[i] if words is not None else 0
+                                rng = on_device and on_device(key, ordinals[i], word, value)
+                                values[i] = fn(value, rng or place(key, ordinals[i], word))
+                        i += 1
                 except Exception as error:
                     values[i] = Failure(self._located(stage.name, error, ordinals[i]))
                     i += 1
@@ -210,13 +208,6 @@ class Work:
                 return Failure(StageError(stage.name, error, batch=ordinal))
             ns[number] += time.perf_counter_ns() - start
         return batch
-
-    def _generator(self, key: NDArray[np.uint64], ordinal: int, word: int, value: Any) -> Any:
-        if self.segment.batches_in:
-            generator = device_generator(key, ordinal, word, value)
-            if generator is not None:
-                return generator
-        return self._random.at(key, ordinal, word)
 
     def _located(self, stage: str, error: Exception, ordinal: int) -> StageError:
         if self.segment.batches_in or self._order is None:

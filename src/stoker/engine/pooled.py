@@ -85,14 +85,19 @@ class PooledFeed:
 
     def _step(self) -> bool:
         pool = self.pool
-        for _ in range(pool.wanted()):
-            item = self.upstream.pull()
-            if item is None:
-                pool.end()
-                break
-            self._items[pool.admitted] = item
-            self._fresh = item.fresh
-            pool.admit(1)
+        first, wanted, got = pool.admitted, pool.wanted(), 0
+        try:
+            while got < wanted:
+                item = self.upstream.pull()
+                if item is None:
+                    break
+                self._items[first + got] = item
+                self._fresh = item.fresh
+                got += 1
+        finally:  # a loader may raise, and go on
+            pool.admit(got)
+        if got < wanted:
+            pool.end()
         if pool.exhausted:
             return False
         draw = pool.draw()

@@ -20,7 +20,6 @@ from stoker.engine.streams import (
     LoaderStream,
     SegmentStream,
     Tally,
-    batch_rows,
 )
 from stoker.randomness import Order
 from stoker.stages.device import Mover, To
@@ -102,6 +101,7 @@ class Run:
         self._seed, self._epoch = seed, epoch
         self._loader: LoaderStream | None = None
         self._crews: list[Crew] = []
+        began = time.perf_counter_ns()
         try:
             self._stream = self._build(tempo, workers)
             if position.yielded:
@@ -109,6 +109,7 @@ class Run:
         except BaseException:
             self.close()
             raise
+        self.wait_ns = time.perf_counter_ns() - began  # iter() may start processes
 
     @property
     def total(self) -> int | None:
@@ -141,8 +142,8 @@ class Run:
         self.wait_ns += time.perf_counter_ns() - began
         self.yielded += 1
         self.fresh = item.fresh
-        self.uses += self._rows(value, job.rows)
-        self.repeats += job.repeats
+        self.uses += item.rows
+        self.repeats += item.repeats
         if not self.batch_bytes:
             self.batch_bytes = structure.nbytes(value)
         if self.yielded % _PRUNE_BATCHES == 0:
@@ -353,7 +354,8 @@ class Run:
                     "give the pool more, or make batches smaller"
                 )
             return Resolved(size, each)
-        usable = int(machine.usable_memory_bytes() * DEFAULT_POOL_MEMORY_FRACTION)
+        free = feed.upstream.usable_bytes()
+        usable = int(free * DEFAULT_POOL_MEMORY_FRACTION)
         return Resolved(max(group, min(DEFAULT_POOL_BATCHES * group, usable // each)), each)
 
     # -- where it stands
@@ -399,10 +401,3 @@ class Run:
         for feed in self.feeds:
             feed.refill()
         self.fresh = self._stream.fresh
-
-    def _rows(self, value: Any, rows: int) -> int:
-        """Return the examples in an output whose job had ``rows`` rows."""
-        last = self.segments[-1].segment if self.segments else None
-        if last is not None and last.batch is not None and self._stream is self.segments[-1]:
-            return rows
-        return batch_rows(value) if last is None or last.batches_in or last.batch else 1

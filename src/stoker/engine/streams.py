@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stoker import structure
+from stoker import machine, structure
 from stoker.buffers import Recycler
-from stoker.engine.crew import INLINE_BATCH_NS, Crew, Job, Pace
+from stoker.engine.crew import GATHER_AHEAD, GATHER_BATCHES, GATHER_INLINE_BATCH_NS, Crew, Job, Pace
 from stoker.engine.plan import Failure, Work
 from stoker.randomness import Order
 from stoker.stages.batch import Builder, Columns
@@ -30,14 +30,28 @@ class Item:
     Attributes:
         job, row: where the value is when the job is done.
         ordinal, word: its address (see ``randomness``).
+        rows: the examples in it.
+        repeats: those of them that are in it already.
         fresh: the fresh examples of the epoch that were read up to this item.
         scheduled: uses of it that were handed to jobs and are not over.
         settled: whether no further use will be scheduled.
     """
 
-    __slots__ = ("fresh", "job", "ordinal", "row", "scheduled", "settled", "word")
+    __slots__ = (
+        "fresh",
+        "job",
+        "ordinal",
+        "repeats",
+        "row",
+        "rows",
+        "scheduled",
+        "settled",
+        "word",
+    )
 
-    def __init__(self, job: Job, row: int, ordinal: int, word: int, fresh: int) -> None:
+    def __init__(self, job: Job, row: int, ordinal: int, word: int, fresh: int, rows: int) -> None:
+        self.rows = rows
+        self.repeats = 0
         self.job = job
         self.row = row
         self.ordinal = ordinal
@@ -134,6 +148,10 @@ class SegmentStream:
         self._examples = examples
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         self._gathers = self.segment.gathers and not self.segment.batch_maps and not into_pool
+        self._passes = feed is not None and self.segment.batches_in and not self.segment.maps
+        if self._gathers:
+            pace.inline_ns = GATHER_INLINE_BATCH_NS
+            pace.chunk_rows = GATHER_BATCHES * group
         self._next = 0  # the output to be submitted next
         self._window: deque[Item] = deque()
         self._ended = False
@@ -148,9 +166,11 @@ class SegmentStream:
     def pull(self) -> Item | None:
         """Return the next output, and fill the window up."""
         if self._gathers and self.crew.active == 0 and not self._window:
-            row_ns = self.pace.row_ns
-            if row_ns is not None and row_ns * self._group < INLINE_BATCH_NS:
+            cost_ns = self.pace.batch_ns()
+            if 0 < cost_ns < self.pace.inline_ns or not self.crew.limit:
                 return self._gathered()
+        if self._passes and self.crew.inline and not self._window:
+            return self._passed()
         if not self._window and not self._submit_next():
             return None
         item = self._window.popleft()
@@ -158,6 +178,8 @@ class SegmentStream:
         while len(self._window) < ahead and self._submit_next():
             pass
         return item
+
+    usable_bytes = staticmethod(machine.usable_memory_bytes)
 
     def peek(self) -> Item | None:
         """Return the next output without taking it."""
@@ -178,11 +200,21 @@ class SegmentStream:
         self.segment.source.gather(self._order.span(start, stop), batch, 0)
         spent = time.perf_counter_ns() - began
         self.pace.note(stop - start, spent)
-        tally, name = self._tally, self._names[0]
-        tally.stage_ns[name] = tally.stage_ns.get(name, 0) + spent
-        tally.stage_rows[name] = tally.stage_rows.get(name, 0) + stop - start
+        self._tally.add(self._names[:1], [spent], stop - start)
         self._next = number + 1
         return done_item(batch, number, 0, stop, stop - start)
+
+    def _passed(self) -> Item | None:
+        """Hand the next use on, here and now: a copy, or what is stored if it is the last."""
+        assert self.feed is not None
+        uses = self.feed.take(1)
+        if not uses or self._next == self.total:
+            return None
+        item, word = uses[0]
+        self.crew.wait(item.job)
+        self._next += 1
+        (value,) = self._taken([item], own=False)
+        return _like(item, Ready(value), word, self.feed.fresh)
 
     def again(self, number: int) -> Item:
         """Make one output once more."""
@@ -198,6 +230,8 @@ class SegmentStream:
         """Return how many outputs the window holds besides the one that was asked for."""
         if self.crew.inline or (self.feed is not None and self.feed.blocking):
             return 0
+        if self._gathers:
+            return GATHER_AHEAD
         chunk = self.pace.chunk(self.crew.target_ns)
         examples = max(2 * self._group, 8 * self.crew.active * chunk)
         return -(-examples // self._group) if self._batches else examples
@@ -217,8 +251,10 @@ class SegmentStream:
         count = 1
         if not self._batches:
             count = min(self.pace.chunk(self.crew.target_ns), self._group)
-            if self.total is not None:
-                count = min(count, self.total - number)
+        elif self._gathers and not self.crew.inline:
+            count = GATHER_BATCHES
+        if self.total is not None:
+            count = min(count, self.total - number)
         uses = None
         if self.feed is not None:
             uses = self.feed.take(count * self.inputs_each)
@@ -230,7 +266,7 @@ class SegmentStream:
         return True
 
     def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:
-        """Submit ``count`` outputs from ``number`` on; of batches, one."""
+        """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
         needs: set[Job] = set()
         batch = self.segment.batch
         if uses is None:
@@ -254,14 +290,25 @@ class SegmentStream:
             job.batch = self.segment.source.allocate(job.rows, self._recycler)
         else:
             job.builder = Builder(job.rows, batch.collate, self._recycler)
-            if uses is not None:
-                job.repeats = job.rows - len(set(job.ordinals))
         self.crew.submit(job, needs)
+        if self._gathers:
+            group = self._group
+            starts = range(0, job.rows, group)
+            behind = [min(start + group, job.rows) for start in starts]
+            return [
+                Item(job, i, number + i, 0, job.ordinals[0] + stop, stop - start)
+                for i, (start, stop) in enumerate(zip(starts, behind, strict=True))
+            ]
         if batch is not None:
-            return [Item(job, 0, number, 0, job.fresh)]
+            item = Item(job, 0, number, 0, job.fresh, job.rows)
+            if uses is not None:
+                item.repeats = job.rows - len(set(job.ordinals))
+            return [item]
+        if uses is not None and self._batches:
+            return [_like(uses[0][0], job, uses[0][1], job.fresh)]
         words = job.words or [0] * job.rows
         return [
-            Item(job, row, ordinal, word, job.fresh if uses else ordinal + 1)
+            Item(job, row, ordinal, word, job.fresh if uses else ordinal + 1, 1)
             for row, (ordinal, word) in enumerate(zip(job.ordinals, words, strict=True))
         ]
 
@@ -291,16 +338,24 @@ class SegmentStream:
         if job.failed is not None:
             job.values = [job.failed[1]]
         else:
-            ns = [0] * len(self._names)
             try:
-                value = job.batch if job.batch is not None else job.builder.finish()
+                if job.batch is not None:
+                    values = self.segment.source.parted(job.batch, self._group)
+                else:
+                    values = [job.builder.finish()]
             except Exception as error:
-                value = self.work.batch_failure(error, job.number)
-            if self.segment.batch_maps and type(value) is not Failure:
-                value = self.work.finish(value, job.number, 0, ns)
+                values = [self.work.batch_failure(error, job.number)]
+            if self.segment.batch_maps:
+                ns = [0] * len(self._names)
+                values = [
+                    value
+                    if type(value) is Failure
+                    else self.work.finish(value, job.number + i, 0, ns)
+                    for i, value in enumerate(values)
+                ]
                 with self.crew.lock:
                     self._tally.add(self._names, ns, 0)
-            job.values = [value]
+            job.values = values
         job.batch = job.builder = job.indices = job.items = None
 
     def _run_here(self, job: Job, start: int, stop: int, ns: list[int]) -> None:
@@ -380,6 +435,16 @@ class SegmentStream:
                 if item.settled and not item.scheduled:
                     item.job.values[item.row] = None
         return values
+
+
+class Ready:
+    """Stands for a job that is done: its one value."""
+
+    __slots__ = ("values",)
+    done = True
+
+    def __init__(self, value: Any) -> None:
+        self.values = [value]
 
 
 class Direct:
@@ -464,7 +529,9 @@ class LoaderStream:
         self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
         self._fresh += rows
         self._pulled += 1
-        return done_item(batch, self._pulled - 1, 0, self._fresh)
+        return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
+
+    usable_bytes = staticmethod(machine.usable_memory_bytes)
 
     def peek(self) -> Item | None:
         """Return the next batch without taking it."""
@@ -510,7 +577,11 @@ class DeviceStream:
         if not isinstance(self._upstream, LoaderStream):
             self._begin(wait=False)
         value = move if type(move) is Failure else move()
-        return done_item(value, item.ordinal, item.word, item.fresh)
+        return _like(item, Ready(value), item.word, item.fresh)
+
+    def usable_bytes(self) -> int:
+        """Return the memory that is free where the batches are."""
+        return self._mover.usable_bytes()
 
     def peek(self) -> Item | None:
         """Return the next batch without taking it."""
@@ -524,7 +595,7 @@ class DeviceStream:
         value = item.job.values[item.row]
         if type(value) is not Failure:
             value = self._mover.start(value)()
-        return done_item(value, item.ordinal, item.word, item.fresh)
+        return _like(item, Ready(value), item.word, item.fresh)
 
     def _begin(self, *, wait: bool) -> bool:
         """Start to move the next batch; without ``wait`` only if the host has it ready."""
@@ -542,13 +613,17 @@ class DeviceStream:
         return True
 
 
-def done_item(value: Any, ordinal: int, word: int, fresh: int, rows: int = 1) -> Item:
+def _like(item: Item, job: Any, word: int, fresh: int) -> Item:
+    """Return an item for another value of the same address."""
+    twin = Item(job, 0, item.ordinal, word, fresh, item.rows)
+    twin.repeats = item.repeats
+    return twin
+
+
+def done_item(value: Any, ordinal: int, word: int, fresh: int, rows: int) -> Item:
     """Return an item whose value is there already."""
-    job = Job(None, ordinal, rows)
-    job.values = [value]
-    job.done = True
-    job.fresh = fresh
-    return Item(job, 0, ordinal, word, fresh)
+    job: Any = Ready(value)
+    return Item(job, 0, ordinal, word, fresh, rows)
 
 
 def batch_rows(batch: Any) -> int:

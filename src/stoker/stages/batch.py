@@ -194,9 +194,12 @@ class _ArrayLeaf(_Leaf):
                 raise self.ragged([column[0], out[0]], _array_text)
             out[start : start + len(column)] = column
             return
-        for value in column:
-            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
-                raise self.ragged([*column, out[0]], _array_text)
+        if (
+            not all(isinstance(value, np.ndarray) for value in column)
+            or {value.shape for value in column} != {shape}
+            or {value.dtype for value in column} != {dtype}
+        ):
+            raise self.ragged([*column, out[0]], _array_text)
         rows = out[start : start + len(column)]
         if shape and shape[0] and rows.flags.c_contiguous:
             # Joining along the first axis writes what stacking would, without n new views.

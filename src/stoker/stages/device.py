@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker import structure
+from stoker import machine, structure
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class Mover:
         self._staging: deque[tuple[Any, dict[int, Any]]] = deque()
         if self._device.type == "cuda":
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def usable_bytes(self) -> int:
+        """Return the free memory of the device."""
+        if self._device.type == "cuda":
+            free, _ = self._torch.cuda.mem_get_info(self._device)
+            return int(free)
+        return machine.usable_memory_bytes()
 
     def start(self, batch: Any) -> Callable[[], Any]:
         """Begin to move a batch; call what is returned to have it, when it is needed."""

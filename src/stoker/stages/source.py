@@ -208,6 +208,16 @@ class ArraySource:
         outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self.arrays]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
+    def parted(self, batch: Any, rows: int) -> list[Any]:
+        """Return what was allocated as batches of ``rows``: views, the last one of the rest."""
+        first = batch[0] if isinstance(batch, tuple) else batch
+        if len(first) <= rows:
+            return [batch]
+        spans = [slice(start, start + rows) for start in range(0, len(first), rows)]
+        if isinstance(batch, tuple):
+            return [tuple(array[span] for array in batch) for span in spans]
+        return [batch[span] for span in spans]
+
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         """Copy rows into ``batch``, from its row ``start`` on."""
         outs = batch if isinstance(batch, tuple) else (batch,)

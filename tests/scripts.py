@@ -1,0 +1,147 @@
+"""Real processes for tests of life and death: scripts that are run, signalled and looked after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 60
+
+PRELUDE = """
+import faulthandler, gc, json, multiprocessing, os, signal, sys, threading, time, warnings
+faulthandler.dump_traceback_later(50, exit=True)
+import numpy as np
+import stoker
+
+
+def say(words):
+    os.write(1, (words + "\\n").encode())  # at once: several processes speak
+
+
+def left():
+    multiprocessing.active_children()
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("stoker")]
+    return {
+        "threads": threads,
+        "processes": [p.pid for p in multiprocessing.active_children()],
+        "descriptors": sorted(
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}")
+        ),
+    }
+
+
+class Examples:
+    def __init__(self, length=100_000, seconds=0.0):
+        self.length, self.seconds = length, seconds
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return {"id": index, "x": np.full(5000, index, np.float64)}
+"""
+
+
+class Script:
+    """A Python program in a session of its own."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        path = folder / "script.py"
+        path.write_text(PRELUDE + textwrap.dedent(body))
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+
+    def line(self) -> str:
+        """Wait for what the program says next."""
+        assert self.process.stdout is not None
+        text = ""
+        while not text.endswith("\n"):  # by single characters, so that select sees what is left
+            ready, _, _ = select.select([self.process.stdout], [], [], TIMEOUT_S)
+            assert ready, f"the script says nothing more than {text!r}"
+            character = os.read(self.process.stdout.fileno(), 1).decode()
+            if not character:
+                break
+            text += character
+        text = text.rstrip("\n")
+        if not text:
+            _, errors = self.process.communicate(timeout=TIMEOUT_S)
+            raise AssertionError(f"the script ended, code {self.process.returncode}:\n{errors}")
+        return text
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for its end: its code, what else it said, and what it complained about."""
+        try:
+            out, errors = self.process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGABRT)
+            _, errors = self.process.communicate(timeout=TIMEOUT_S)
+            raise AssertionError(f"the script hangs:\n{errors}") from None
+        return self.process.returncode, out, errors
+
+
+@contextlib.contextmanager
+def script(folder: Path, body: str) -> Iterator[Script]:
+    """Start a program; whatever is left of its session is killed at the end."""
+    running = Script(folder, body)
+    try:
+        yield running
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.process.communicate(timeout=TIMEOUT_S)
+
+
+def run(folder: Path, body: str) -> list[Any]:
+    """Run a program to its good and silent end; return the JSON lines it said."""
+    with script(folder, body) as running:
+        code, out, errors = running.finish()
+    assert code == 0, errors
+    assert errors == ""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+class Watch:
+    """Processes of others, seen until they end, whatever number they had."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._handles = {pid: os.pidfd_open(pid) for pid in pids}
+
+    def gone(self, timeout_s: float = 20.0) -> bool:
+        """Wait until all of them have ended."""
+        poll = select.poll()
+        waiting = set(self._handles.values())
+        for handle in waiting:
+            poll.register(handle, select.POLLIN)
+        while waiting:
+            events = poll.poll(timeout_s * 1000)
+            if not events:
+                return False
+            for handle, _ in events:
+                poll.unregister(handle)
+                waiting.discard(handle)
+        return True
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles.values():
+            os.close(handle)

@@ -1,0 +1,106 @@
+"""README and docs: their Python runs, their commands parse, their links and outputs hold.
+
+The ``python`` blocks of a page are one program, run in order in a folder of its own, warnings
+being errors; lines keep their numbers, so that a traceback points into the page. A comment
+``<!-- setup: ... -->`` holds Python that readers need not see. A ``text`` block behind a comment
+``<!-- printed -->`` must have been printed by then, numbers and bars aside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTHING_TO_RUN = {"design.md"}
+RUN_LIMIT_S = 120
+
+_BLOCK = re.compile(
+    r"^<!--[ ]setup:\n (?P<setup>.*?) ^-->$"
+    r"| (?P<printed>^<!--[ ]printed[ ]-->\n\n?)? ^```(?P<language>\w+)\n (?P<body>.*?) ^```$",
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+_LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def _program(page: Path) -> str:
+    """Return the page's Python, every line where the page has it."""
+    text = page.read_text()
+    lines = [""] * (text.count("\n") + 1)
+    for found in _BLOCK.finditer(text):
+        group = "setup" if found["language"] is None else "body"
+        if found["language"] in (None, "python"):
+            first = text.count("\n", 0, found.start(group))
+            for number, line in enumerate(found[group].splitlines(), first):
+                lines[number] = line
+    return "\n".join(lines) + "\n"
+
+
+def _blocks(page: Path, language: str) -> list[re.Match[str]]:
+    return [m for m in _BLOCK.finditer(page.read_text()) if m["language"] == language]
+
+
+def _without_numbers(text: str) -> list[str]:
+    """Return the lines of a text without what differs between two runs."""
+    text = re.sub(r" *█* *(<- bottleneck)?$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\d[\d,.]*( [KMG]iB| B)?", "0", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+@every_page
+def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    if page.name in NOTHING_TO_RUN:
+        return
+    runs = len(_blocks(page, "python"))
+    assert 0 < runs == page.read_text().count("```python"), "a page shows something that runs"
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(_program(page))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=RUN_LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
+    printed = "\n".join(_without_numbers(done.stdout + done.stderr))
+    for block in _blocks(page, "text"):
+        if block["printed"]:
+            assert "\n".join(_without_numbers(block["body"])) in printed, printed
+
+
+@every_page
+def test_commands_parse(page: Path) -> None:
+    for block in _blocks(page, "bash"):
+        for line in block["body"].splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["stoker"]:
+                result = CliRunner().invoke(app, [*words[1:], "--help"])
+                assert result.exit_code == 0, f"{line}: {result.output}"
+            elif words and "/" in words[0]:
+                assert os.access(ROOT / words[0], os.X_OK), line
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for found in _LINK.finditer(page.read_text()):
+        target = page.parent / found["target"] if found["target"] else page
+        assert target.exists(), found[0]
+        if found["heading"]:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+            assert found["heading"] in anchors, found[0]

@@ -12,9 +12,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import stoker
 from hypothesis import settings
 from hypothesis import strategies as st
+
+import stoker
 
 FULL = settings.get_current_profile_name() == "full"
 
@@ -80,19 +81,21 @@ def specs(
     batch = draw(st.integers(1, 8))
     # Empty, one example, fewer than a batch, a batch exactly, and more.
     examples = draw(
-        st.one_of(st.sampled_from([0, 1, batch - 1, batch, batch + 1]), st.integers(0, max_examples))
+        st.one_of(
+            st.sampled_from([0, 1, batch - 1, batch, batch + 1]), st.integers(0, max_examples)
+        )
     )
     chosen = sorted(
-        draw(st.lists(st.sampled_from(points), min_size=min_echoes, max_size=max_echoes, unique=True)),
+        draw(
+            st.lists(st.sampled_from(points), min_size=min_echoes, max_size=max_echoes, unique=True)
+        ),
         key=POINTS.index,
     )
     echoes = []
     for point in chosen:
         factor = draw(factors)
         group = batch if point in ("before", "after") else 1
-        pool: int | str | None = draw(
-            st.one_of(st.none(), st.integers(group, 4 * group + 20))
-        )
+        pool: int | str | None = draw(st.one_of(st.none(), st.integers(group, 4 * group + 20)))
         if byte_pools and pool is not None and draw(st.booleans()):
             # At most some 150 bytes an example and 8 examples a batch: a batch always fits.
             pool = f"{draw(st.integers(10, 40))}KB"

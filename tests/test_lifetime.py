@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import stoker
 from scripts import Watch, run, script
 from strategies import Examples, Spec, built, frozen, jitter, stream

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections import Counter
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-import stoker
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+import stoker
 from strategies import (
     POINTS,
     Examples,
@@ -79,7 +81,7 @@ class Slow(Examples):
     """Costs enough that threads take part and chunks stay small."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        np.linalg.svd(np.random.default_rng(index).random((40 + index % 40,) * 2))
+        zlib.compress(bytes(20_000 + index % 7 * 20_000))
         return super().__getitem__(index)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker import randomness
 from stoker.randomness import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Order, Rekeyed, _Feistel
 from strategies import few

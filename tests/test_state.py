@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stoker
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+import stoker
 from strategies import (
     Examples,
     Spec,
@@ -114,16 +115,16 @@ def test_a_restored_pipeline_can_be_saved_and_restored_again(
 
 
 def test_many_steps_and_snapshots_are_replayed() -> None:
-    # Pools of 8 keep a snapshot every 64 steps: 500 steps prune and pass several.
-    spec = Spec(1000, 4, echoes=(("before", Fraction(2), 8), ("batch", Fraction(3, 2), 3)))
+    # Pools of 8 keep a snapshot every 64 steps: 250 and 375 steps prune and pass several.
+    spec = Spec(500, 4, echoes=(("before", Fraction(2), 8), ("batch", Fraction(3, 2), 3)))
     with small_pools_allowed():
         pipeline = built(spec, 0)
         whole, states = [], {}
         for number, batch in enumerate(pipeline, 1):
             whole.append(frozen(batch))
-            if number % 61 == 0 or number in (63, 64, 65, 127, 128, 129, 640, 749):
+            if number % 91 == 0 or number in (63, 64, 65, 128, 129, 374):
                 states[number] = through_json(pipeline.state_dict())
-    assert len(states) > 15
+    assert len(states) == 10
     for number, state in states.items():
         restored = built(spec, 0)
         restored.load_state_dict(state)
@@ -235,12 +236,6 @@ def test_a_pool_of_bytes_keeps_its_size_in_items() -> None:
 @pytest.mark.parametrize(("factor", "items"), [(2.1, 20_000), (5, 20_000), (1.5, 40_000)])
 def test_a_state_takes_a_byte_an_item_and_4_kb(factor: float, items: int) -> None:
     ids = np.arange(4 * items)
-    pipeline = stoker.from_arrays(ids, seed=0).shuffle().echo(factor, pool=items).batch(250)
-    iterator = iter(pipeline.workers(0))
-    for _ in range(2 * items // 250 + 10):
-        next(iterator)
-    # The iterator belongs to the pipeline that .workers made; take it from there.
-    iterator.close()
     chain = stoker.from_arrays(ids, seed=0).shuffle().echo(factor, pool=items).batch(250).workers(0)
     for number, _ in enumerate(chain):
         if number % 40 == 39:
@@ -323,7 +318,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def nudged(value: Any, data: st.DataObject) -> Any:
     """Return something like ``value``: damage that has the right type."""
     if isinstance(value, int):
-        return value + data.draw(st.sampled_from([-10**6, -1, 1, 10**9]))
+        return value + data.draw(st.sampled_from([-(10**6), -1, 1, 10**9]))
     if isinstance(value, str) and value:
         at = data.draw(st.integers(0, len(value) - 1))
         return value[:at] + ("A" if value[at] != "A" else "B") + value[at + 1 :]

@@ -81,6 +81,14 @@ def integer_at(key: NDArray[np.uint64], ordinal: int, word: int = 0) -> int:
     return int(_shared.at(key, ordinal, word).integers(1 << 63))
 
 
+def mixed(key: int, ordinal: int) -> int:
+    """Return 63 well-mixed bits of a key and an ordinal (splitmix64), in about a microsecond."""
+    x = (key + ordinal * 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (x ^ (x >> 31)) >> 1
+
+
 _shared = Rekeyed()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.echoing.factor import counts, counts_of, exact_factor, uses_of_first
 from strategies import factors
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from stoker import randomness
 from stoker.echoing.factor import counts, uses_of_first
 from stoker.echoing.pool import Draw, Pool, pack, unpack

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import stoker
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+import stoker
 from strategies import frozen
 
 KINDS = [(0, "thread"), (3, "thread"), (1, "process")]
@@ -180,7 +181,9 @@ def test_examples_that_do_not_fit_together_are_refused(misfit: str, reverse: boo
     for workers, kind in KINDS:
         # Whatever runs of examples are stacked together first.
         for examples in ([one, other], [one] * 40 + [other] + [one] * 7):
-            with pytest.raises(stoker.StageError, match=r"batch\(\d+\) failed on batch 0") as caught:
+            with pytest.raises(
+                stoker.StageError, match=r"batch\(\d+\) failed on batch 0"
+            ) as caught:
                 batched(examples, workers=workers, kind=kind)
             assert caught.value.batch == 0
             assert "collate" in str(caught.value) or "KeyError" not in str(caught.value)
@@ -225,7 +228,11 @@ def test_a_misfit_fails_at_its_own_batch_alone() -> None:
 def test_collate_is_given_the_examples_in_order(workers: int, kind: str) -> None:
     def joined(examples: list[Any]) -> Any:
         assert type(examples) is list
-        return {"text": "".join(examples), "lengths": [len(e) for e in examples], "n": len(examples)}
+        return {
+            "text": "".join(examples),
+            "lengths": [len(e) for e in examples],
+            "n": len(examples),
+        }
 
     found = batched(["a", "bb", "ccc", "d", "ee"], 2, workers, kind, collate=joined)
     assert found == [

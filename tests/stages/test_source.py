@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stoker
 from hypothesis import given
 from hypothesis import strategies as st
+
+import stoker
 from strategies import Examples, ManyExamples, few, frozen, spoil, stream
 
 

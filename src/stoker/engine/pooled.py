@@ -60,6 +60,7 @@ class PooledFeed:
         """Let go of what nobody will use any more."""
         self._items.clear()
         self._drawn.clear()
+        self._make_pool = _over  # it holds the run, which holds this
 
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
@@ -146,3 +147,7 @@ class PooledFeed:
         if self._begun is not None:
             self._schedule(*self._begun)
             self._begun = None
+
+
+def _over(feed: PooledFeed) -> Pool:
+    raise RuntimeError("the run is over")

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import threading
@@ -68,19 +69,24 @@ class Remote:
             self._busy = False
         yield answer
 
-    def close(self) -> None:
-        """End the process: by asking if it is idle, by force if it is busy."""
-        if self._closed:
-            return
-        self._closed = True
+    def stop(self) -> None:
+        """Have the process end: by asking if it is idle, by force if it is busy."""
         if self._busy:
             self._process.kill()
         else:
             self._connection.close()
-            self._process.join(_GRACE_S)
-            if self._process.is_alive():
-                self._process.kill()
-        self._process.join()
+
+    def close(self) -> None:
+        """End the process, and free what belonged to it; nobody may use it any more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._connection.close()
+        self._process.join(_GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
         for shared in (self._there, self._back):
             if shared is not None:
                 shared.close()
@@ -120,7 +126,8 @@ def start(count: int, works: list[Work], seed: int, epoch: int) -> list[Remote]:
                     back and back.handle,
                     works,
                     randomness.key(seed, epoch, randomness.LEGACY),
-                    os.getpid() if main else None,
+                    os.getpid(),
+                    main,
                 ),
                 name="stoker-worker",
                 daemon=True,
@@ -235,11 +242,12 @@ def _serve(
     back: str | None,
     works: list[Work],
     legacy_key: NDArray[np.uint64],
-    parent: int | None,
+    parent: int,
+    by_main_thread: bool,
 ) -> None:
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    _die_with(parent)
+    _die_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -262,13 +270,28 @@ def _serve(
             _send(connection, (failure, ns), outbox)
 
 
-def _die_with(parent: int | None) -> None:
-    """Have the kernel end this process with its parent, however that dies."""
-    if parent is None or not sys.platform.startswith("linux"):
+def _die_with(parent: int, by_main_thread: bool) -> None:
+    """Have this process end with its parent, however that dies and whatever it is doing.
+
+    The kernel's own signal comes at once, but tells of the thread that forked, and under
+    forkserver of the server; a pidfd tells of the process.
+    """
+    if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent and multiprocessing.get_start_method() == "fork":
+    if by_main_thread and os.getppid() == parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        descriptor = os.pidfd_open(parent)
+    except ProcessLookupError:
         os._exit(1)
+    except OSError:  # a kernel or a sandbox without it
+        return
+
+    def watch() -> None:
+        select.select([descriptor], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="stoker-parent-watch", daemon=True).start()
 
 
 class _Hand:
@@ -329,7 +352,7 @@ class _Hand:
             work.apply(values, ordinals, words, ns)
             return values
         source = work.segment.source
-        if not isinstance(source, DatasetSource) or source.takes_many:
+        if not isinstance(source, DatasetSource):
             values = work.fetch(indices, ns)
             work.apply(values, ordinals, words, ns)
             return values
@@ -343,7 +366,7 @@ class _Hand:
 
     def _reseed(self, ordinal: int) -> None:
         """Seed the global generators by the example's address, as old datasets draw from them."""
-        seed = randomness.integer_at(self._legacy_key, ordinal)
+        seed = randomness.mixed(int(self._legacy_key[0]), ordinal)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch = sys.modules.get("torch")

@@ -1,0 +1,120 @@
+"""What is compared: the pipelines of the arms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import stoker
+from stoker.demo.storage import EmulatedStorage, InMemory, Source
+from stoker.demo.task import augment, augment_one
+
+if TYPE_CHECKING:
+    from stoker.demo.images import ImageSet
+
+PLACES = ("none", "before", "after", "batch", "memory")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of feeding the same training."""
+
+    place: str
+    """Where the echo stands: one of `PLACES` ("none": no echo; "memory": no storage either)."""
+    factor: int = 1
+    """Uses of each fresh example."""
+    slowness: float = 4.0
+    """R of the storage: production time of a fresh batch over the time of a training step."""
+
+    @property
+    def key(self) -> str:
+        """A short name for files."""
+        name = f"{self.place}-{self.factor}" if self.echoes else self.place
+        return name if self.slowness == 4.0 else f"{name}-R{self.slowness:g}"
+
+    @property
+    def label(self) -> str:
+        """A name for people; that R is not 4 is not part of it."""
+        if self.place == "none":
+            return "no echoing"
+        if self.place == "memory":
+            return "in memory (bound)"
+        where = {
+            "batch": "batch echoing",
+            "before": "before augmentation",
+            "after": "after augmentation",
+        }[self.place]
+        return f"{where}, e = {self.factor}"
+
+    @property
+    def echoes(self) -> bool:
+        """Whether anything is used more than once."""
+        return self.factor > 1
+
+
+def default_arms() -> list[Arm]:
+    """Return what is compared unless more is asked for; the first is what others are held to."""
+    return [Arm("none"), Arm("batch", 4), Arm("before", 2), Arm("before", 4), Arm("memory")]
+
+
+def full_arms() -> list[Arm]:
+    """Return all arms, those with R = 1 last."""
+    return [
+        Arm("none"),
+        Arm("batch", 2),
+        Arm("batch", 4),
+        Arm("after", 2),
+        Arm("after", 4),
+        Arm("before", 2),
+        Arm("before", 4),
+        Arm("before", 8),
+        Arm("memory"),
+        Arm("none", slowness=1.0),
+        Arm("before", 4, slowness=1.0),
+    ]
+
+
+def source_of(arm: Arm, images: ImageSet, latency_s: float) -> Source:
+    """Return what the arm reads from."""
+    if arm.place == "memory":
+        return InMemory(images.train_images, images.train_labels)
+    return EmulatedStorage(images.train_paths, images.train_labels, latency_s)
+
+
+def pipeline_of(
+    arm: Arm,
+    source: Source,
+    images: ImageSet,
+    *,
+    batch_size: int,
+    pool_examples: int,
+    readers: int,
+    seed: int,
+) -> Any:
+    """Build the arm's pipeline: batches (uint8 [n, height, width, 3], int64 [n])."""
+    p = stoker.from_dataset(source, seed=seed).shuffle().workers(readers)
+    if arm.place != "memory":
+        p = p.map(images.decode, on="image")
+    if arm.place == "before":
+        p = p.echo(arm.factor, pool=pool_examples)
+    if arm.place == "after":
+        p = p.random_map(augment_one, on="image").echo(arm.factor, pool=pool_examples)
+    p = p.batch(batch_size, drop_last=True)
+    if arm.place != "after":
+        p = p.random_map(augment, on="image")
+    if arm.place == "batch":
+        p = p.echo(arm.factor, pool=max(1, pool_examples // batch_size))
+    return p
+
+
+def upstream_of(
+    source: Source,
+    images: ImageSet,
+    *,
+    batch_size: int,
+    readers: int,
+    seed: int,
+) -> Any:
+    """Build what is above an echo before augmentation: reading and decoding, in batches."""
+    p = stoker.from_dataset(source, seed=seed).shuffle().workers(readers)
+    return p.map(images.decode, on="image").batch(batch_size, drop_last=True)

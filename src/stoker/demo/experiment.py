@@ -1,0 +1,146 @@
+"""Running the arms: the same training, fed in different ways, on one clock.
+
+The clock stops for evaluations, and the source with it. A run goes on until it has had
+both budgets, fresh examples and seconds, so that arms can be compared at either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from stoker.demo.arms import Arm, pipeline_of, source_of
+from stoker.demo.calibrate import Calibration
+from stoker.demo.images import ImageSet
+from stoker.demo.settings import Settings
+from stoker.demo.task import Learner
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A test of the network during a run."""
+
+    fresh: int
+    """Fresh examples read for the batches trained on so far."""
+    steps: int
+    seconds: float
+    """Time since the run began, evaluations excluded."""
+    waited_s: float
+    """Part of it that training waited for a batch."""
+    accuracy: float
+    """Share of test images classified rightly, 0 to 1."""
+    grid: int | None
+    """The point of the evaluation grid, in fresh examples, that was reached or just passed;
+    None for the one evaluation at the end of the budget of seconds."""
+
+
+@dataclass
+class RunRecord:
+    """One arm, one seed."""
+
+    arm: Arm
+    seed: int
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long the runs of one R are."""
+
+    fresh: int
+    """Fresh examples."""
+    seconds: float
+    """What reading them takes when nothing else does."""
+
+
+def budget_of(calibration: Calibration, settings: Settings) -> Budget:
+    """Return the budget of fresh examples, and the seconds that storage needs for it."""
+    batches = settings.budget_fresh / settings.batch_size
+    # R = 1 has the same examples to read, and steps that no longer fit into the reading.
+    return Budget(settings.budget_fresh, batches * max(calibration.batch_s, calibration.step_s))
+
+
+def pool_examples(images: ImageSet, settings: Settings, factor: int) -> int:
+    """Return the size of every pool, in examples, for echoing factors up to `factor`.
+
+    A whole number of batches, at most `largest_pool_fraction` of the training images, but
+    at least the `factor` batches that keep the uses within a batch distinct.
+    """
+    affordable = int(len(images.train_paths) * settings.largest_pool_fraction)
+    batches = min(settings.pool_batches, affordable // settings.batch_size)
+    return max(batches, factor) * settings.batch_size
+
+
+def next_grid(fresh: int, settings: Settings) -> int:
+    """Return the first point of the evaluation grid behind `fresh` examples."""
+    start = 0
+    for end, spacing in settings.grid:
+        if fresh < end:
+            return min(end, start + ((fresh - start) // spacing + 1) * spacing)
+        start = end
+    raise ValueError(f"the evaluation grid ends before {fresh} fresh examples")
+
+
+def run_arm(
+    arm: Arm,
+    seed: int,
+    images: ImageSet,
+    calibration: Calibration,
+    settings: Settings,
+    on_evaluation: Callable[[RunRecord], None] = lambda record: None,
+) -> RunRecord:
+    """Train one arm from one seed; `on_evaluation` is called while the clock stands."""
+    budget = budget_of(calibration, settings)
+    learner = Learner(len(images.classes), settings.widths, settings.learning_rate, seed)
+    source = source_of(arm, images, calibration.latency_s)
+    pipeline = pipeline_of(
+        arm,
+        source,
+        images,
+        batch_size=settings.batch_size,
+        pool_examples=pool_examples(images, settings, arm.factor),
+        readers=settings.readers,
+        seed=seed,
+    )
+    record = RunRecord(arm, seed)
+    steps, waited_s, paused_s = 0, 0.0, 0.0
+    fresh_before, fresh = 0, 0
+    grid = next_grid(0, settings)
+    had_seconds = False
+    started = time.perf_counter()
+    while True:
+        with closing(iter(pipeline)) as batches:
+            while True:
+                asked = time.perf_counter()
+                batch = next(batches, None)
+                got = time.perf_counter()
+                waited_s += got - asked
+                if batch is None:
+                    break
+                learner.step(*batch)
+                steps += 1
+                fresh = fresh_before + pipeline.stats().fresh_examples
+                now = time.perf_counter()
+                seconds = now - started - paused_s
+                # The last step within the budget, if the next takes as long as this one.
+                ends_budget = not had_seconds and seconds + (now - asked) > budget.seconds
+                if fresh >= grid or ends_budget:
+                    with source.paused():
+                        accuracy = learner.accuracy(images.test_images, images.test_labels)
+                        record.evaluations.append(
+                            Evaluation(
+                                fresh, steps, seconds, waited_s, accuracy,
+                                grid if fresh >= grid else None,
+                            )
+                        )  # fmt: skip
+                        on_evaluation(record)
+                    paused_s += time.perf_counter() - now
+                    had_seconds = had_seconds or ends_budget
+                    if fresh >= grid:
+                        grid = next_grid(fresh, settings)
+                had_budgets = had_seconds and fresh >= budget.fresh
+                if had_budgets or seconds >= settings.longest_run * budget.seconds:
+                    return record
+        fresh_before = fresh

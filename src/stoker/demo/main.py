@@ -1,0 +1,166 @@
+"""The demonstration from start to end: images, calibration, runs, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.demo.arms import Arm, default_arms, full_arms
+from stoker.demo.artefacts import as_json, write_json, write_picture
+from stoker.demo.calibrate import Calibration, calibrate, step_seconds
+from stoker.demo.experiment import Budget, RunRecord, budget_of, pool_examples, run_arm
+from stoker.demo.images import ImageSet, composed_digits, user_images
+from stoker.demo.report import conclusion, summaries, target_of
+from stoker.demo.screen import RunsView, Screen
+from stoker.demo.settings import Settings
+from stoker.demo.task import one_thread
+from stoker.machine import format_bytes
+
+
+def run_settings(
+    settings: Settings,
+    out: Path,
+    *,
+    full: bool,
+    data: Path | None,
+    arms: Sequence[Arm] | None = None,
+    screen: Screen | None = None,
+) -> None:
+    """Run an experiment and leave `demo.json` and `demo.png` in `out`."""
+    if settings.seeds < 1:
+        raise ValueError(f"a demo needs at least one seed, not {settings.seeds}")
+    screen = screen or Screen()
+    arms = arms or (full_arms() if full else default_arms())
+    out.mkdir(parents=True, exist_ok=True)
+    if data is None:
+        with screen.working("composing digits") as progress:
+            images = composed_digits(settings.digits, out / "images", progress)
+    else:
+        with screen.working("reading your images once") as progress:
+            images = user_images(data, settings, progress)
+        settings = replace(settings, target_accuracy=None)
+    _introduce(screen, images, settings, arms)
+    with one_thread():
+        _Experiment(settings, out, images, arms, screen).run()
+
+
+class _Experiment:
+    """What is known so far, so that an interruption loses no run that is over."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Path,
+        images: ImageSet,
+        arms: Sequence[Arm],
+        screen: Screen,
+    ) -> None:
+        self._settings = settings
+        self._out = out
+        self._images = images
+        self._arms = arms
+        self._screen = screen
+        self._target = settings.target_accuracy
+        self._calibrations: dict[float, Calibration] = {}
+        self._budgets: dict[float, Budget] = {}
+        self._runs: list[RunRecord] = []
+
+    def run(self) -> None:
+        self._calibrate()
+        try:
+            with self._screen.runs(self._arms, self._settings.seeds) as view:
+                view.target = self._target
+                self._train(view)
+        except KeyboardInterrupt:
+            if self._runs:
+                self._write(complete=False)
+                self._screen.say(
+                    f"Stopped. What was over, {len(self._runs)} of "
+                    f"{len(self._arms) * self._settings.seeds} runs, is in "
+                    f"{self._out / 'demo.json'}."
+                )
+            raise
+        self._write(complete=True)
+
+    def _calibrate(self) -> None:
+        settings, screen = self._settings, self._screen
+        slownesses = list(dict.fromkeys(arm.slowness for arm in self._arms))
+        with screen.working("measuring a training step"):
+            step_s = step_seconds(self._images, settings)
+        for slowness in slownesses:
+            with screen.working(f"setting the storage's latency for R = {slowness:g}"):
+                found = calibrate(self._images, settings, slowness, step_s)
+            self._calibrations[slowness] = found
+            self._budgets[slowness] = budget_of(found, settings)
+            screen.say(
+                f"Storage is emulated: [bold]{found.latency_s * 1e3:.1f} ms a read[/], "
+                f"{settings.readers} reads at a time. A fresh batch takes "
+                f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
+                f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
+            )
+
+    def _train(self, view: RunsView) -> None:
+        plan = [(arm, seed) for seed in range(self._settings.seeds) for arm in self._arms]
+        if self._target is None:  # the in-memory runs set it, so they come first
+            plan.sort(key=lambda pair: pair[0].place != "memory")
+        for arm, seed in plan:
+            if self._target is None and arm.place != "memory":
+                self._target = target_of(
+                    self._runs, self._settings.budget_fresh, self._settings.target_share
+                )
+                view.target = self._target
+            record = run_arm(
+                arm,
+                seed,
+                self._images,
+                self._calibrations[arm.slowness],
+                self._settings,
+                view.evaluated,
+            )
+            self._runs.append(record)
+            view.finished(record)
+
+    def _write(self, complete: bool) -> None:
+        target = self._target
+        found = summaries(self._runs, target, self._budgets) if target is not None else []
+        found.sort(key=lambda s: self._arms.index(s.arm))
+        closing = conclusion(found, target) if complete and target is not None else "interrupted"
+        write_json(
+            self._out / "demo.json",
+            as_json(
+                self._images, self._settings, list(self._calibrations.values()), self._budgets,
+                self._runs, found, target, closing, complete,
+            ),
+        )  # fmt: skip
+        if not complete or target is None:
+            return
+        ordered = sorted(self._runs, key=lambda run: self._arms.index(run.arm))
+        title = f"{self._images.name[0].upper()}{self._images.name[1:]}: accuracy over time"
+        write_picture(self._out / "demo.png", ordered, target, self._budgets, title)
+        self._screen.table(found, target, self._budgets)
+        self._screen.say(f"[bold]{closing}[/]")
+        self._screen.say(f"Raw rows: {self._out / 'demo.json'}. Picture: {self._out / 'demo.png'}.")
+
+
+def _introduce(screen: Screen, images: ImageSet, settings: Settings, arms: Sequence[Arm]) -> None:
+    train = len(images.train_paths)
+    screen.say(
+        f"{train:,} training files ({format_bytes(images.train_bytes)}) and "
+        f"{len(images.test_images):,} test images: {images.name}, {len(images.classes)} classes."
+    )
+    largest = max(pool_examples(images, settings, arm.factor) for arm in arms)
+    share = largest / train
+    text = f"Pools hold at most {largest:,} examples, {share:.1%} of the training files"
+    if share > settings.largest_pool_fraction:
+        text += ": so few files would simply be cached, do not read much into the speed-up"
+    screen.say(text + ".")
+    aim = (
+        f"{settings.target_accuracy:.0%} test accuracy"
+        if settings.target_accuracy is not None
+        else f"{settings.target_share:.0%} of what training from memory reaches"
+    )
+    screen.say(
+        f"{len(arms)} arms, {settings.seeds} seeds for each, {settings.budget_fresh:,} fresh "
+        f"examples a run; target: {aim}."
+    )

@@ -1,0 +1,231 @@
+"""What is shown: a live table on a terminal, a line for every run elsewhere.
+
+Nothing is drawn while an arm's clock runs: the display moves at evaluations, when the
+clock stands, so that it takes no time from any arm.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stoker.demo.experiment import Budget, RunRecord
+from stoker.demo.report import Summary, to_target
+
+if TYPE_CHECKING:
+    from stoker.demo.arms import Arm
+
+_PLAIN_WIDTH = 118
+_PROGRESS_EVERY_S = 2.0
+_REDRAW_EVERY_S = 0.1
+
+
+class Screen:
+    """Shows an experiment while it runs."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+        self._console = console
+        self._live: Live | None = None
+        self._note = ""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(Text.from_markup(text))
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Show progress of one thing; yields `progress(done, total)`.
+
+        Without a call of that, nothing is drawn after the start: no spinner's thread takes
+        time from what is being measured.
+        """
+        terminal = self._console.is_terminal
+        told_s = [time.monotonic()]
+        every_s = _REDRAW_EVERY_S if terminal else _PROGRESS_EVERY_S
+        live = Live(Text(what), console=self._console, auto_refresh=False, transient=True)
+
+        def progress(done: int, total: int) -> None:
+            if time.monotonic() - told_s[0] >= every_s:
+                told_s[0] = time.monotonic()
+                text = f"{what}: {done:,} of {total:,}"
+                if terminal:
+                    live.update(Text(text), refresh=True)
+                else:
+                    self._console.print(text)
+
+        if not terminal:
+            yield progress
+            return
+        with live:
+            live.refresh()
+            yield progress
+
+    @contextmanager
+    def runs(self, arms: Sequence[Arm], seeds: int) -> Iterator[RunsView]:
+        """Show the runs of `arms`; yields what is to be told about them."""
+        if not self._console.is_terminal:
+            yield RunsView(self._console, None, arms, seeds)
+            return
+        live = Live(console=self._console, auto_refresh=False, transient=True)
+        with live:
+            view = RunsView(self._console, live, arms, seeds)
+            view.refresh()
+            yield view
+
+    def table(self, found: Sequence[Summary], target: float, budgets: dict[float, Budget]) -> None:
+        """Print the comparison."""
+        for slowness, budget in budgets.items():
+            chosen = [s for s in found if s.arm.slowness == slowness]
+            if chosen:
+                self._console.print()
+                self._console.print(_comparison(chosen, target, slowness, budget))
+        notes = "Medians over the seeds, the range of speed-ups in brackets; a miss is the worst."
+        if any(s.accuracy_at_fresh is None for s in found):
+            notes += " A dash: a run ended before that many fresh examples."
+        self._console.print(Text(notes, style="dim"))
+        self._console.print()
+
+
+class RunsView:
+    """The runs of an experiment, as far as they are."""
+
+    def __init__(
+        self, console: Console, live: Live | None, arms: Sequence[Arm], seeds: int
+    ) -> None:
+        self._console = console
+        self._live = live
+        self._arms = arms
+        self._seeds = seeds
+        self._records: dict[Arm, dict[int, RunRecord]] = {arm: {} for arm in arms}
+        self._current: RunRecord | None = None
+        self._finished = 0
+        self.target: float | None = None
+        """Shown when known."""
+
+    def evaluated(self, record: RunRecord) -> None:
+        """Show a run that goes on."""
+        self._current = record
+        self._records[record.arm][record.seed] = record
+        self.refresh()
+
+    def finished(self, record: RunRecord) -> None:
+        """Show a run that is over."""
+        self._current = None
+        self._finished += 1
+        if self._live is not None:
+            self.refresh()
+            return
+        last = record.evaluations[-1]
+        hit = to_target(record, self.target) if self.target is not None else None
+        reached = "no target yet"
+        if self.target is not None:
+            reached = (
+                f"{self.target:.1%} after {hit.seconds:.1f} s, {hit.fresh:,} fresh"
+                if hit
+                else f"{self.target:.1%} missed"
+            )
+        slowness = "" if record.arm.slowness > 1 else f" (R = {record.arm.slowness:g})"
+        self._console.print(
+            f"[{self._finished}/{len(self._arms) * self._seeds}] {record.arm.label}{slowness}, "
+            f"seed {record.seed}: {reached}; at the end {last.accuracy:.1%}, {last.fresh:,} fresh, "
+            f"{last.seconds:.1f} s, {last.waited_s / last.seconds:.0%} waited",
+            markup=False,
+        )
+
+    def refresh(self) -> None:
+        """Draw."""
+        if self._live is not None:
+            total = len(self._arms) * self._seeds
+            line = Text(f"run {min(self._finished + 1, total)} of {total}; Ctrl-C stops", "dim")
+            self._live.update(Group(self._table(), line), refresh=True)
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("", width=1)
+        table.add_column("arm", min_width=24)
+        for name in ("seeds", "accuracy", "fresh", "seconds", "waited", "to target"):
+            table.add_column(name, justify="right", min_width=8)
+        for arm in self._arms:
+            records = self._records[arm]
+            name = arm.label if arm.slowness > 1 else f"{arm.label} (R = {arm.slowness:g})"
+            if not records:
+                table.add_row("", name, *["-"] * 6, style="dim")
+                continue
+            running = self._current is not None and self._current.arm == arm
+            latest = self._current if running and self._current else list(records.values())[-1]
+            last = latest.evaluations[-1]
+            hits = (
+                [to_target(record, self.target) for record in records.values()]
+                if self.target is not None
+                else []
+            )
+            table.add_row(
+                ">" if running else "",
+                name,
+                f"{len(records) - running}/{self._seeds}",
+                f"{last.accuracy:.1%}",
+                f"{last.fresh:,}",
+                f"{last.seconds:.1f} s",
+                f"{last.waited_s / last.seconds:.0%}",
+                " ".join(f"{hit.seconds:.1f}" for hit in hits if hit) + (" s" if any(hits) else ""),
+                style="bold" if running else None,
+            )
+        return table
+
+
+def _comparison(found: Sequence[Summary], target: float, slowness: float, budget: Budget) -> Table:
+    table = Table(
+        title=f"R = {slowness:g}: to {target:.1%} test accuracy",
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("", no_wrap=True)
+    for name in (
+        "fresh\nexamples",
+        "\nsteps",
+        "\nseconds",
+        "\nspeed-up",
+        "time\nwaited",
+        f"accuracy at\n{budget.fresh:,} fresh",
+        f"accuracy at\n{budget.seconds:.1f} s",
+        "\nmissed",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for s in found:
+        table.add_row(
+            s.arm.label,
+            *(
+                [f"{s.fresh:,.0f}", f"{s.steps:,.0f}", f"{s.seconds:.2f}"]
+                if s.fresh is not None and s.steps is not None and s.seconds is not None
+                else ["missed"] * 3
+            ),
+            _speedup(s),
+            f"{s.waited_fraction:.0%}",
+            "-" if s.accuracy_at_fresh is None else f"{s.accuracy_at_fresh:.1%}",
+            f"{s.accuracy_at_seconds:.1%}",
+            f"{s.misses} of {s.runs}",
+        )
+    return table
+
+
+def _speedup(s: Summary) -> str:
+    if s.arm.place == "none":
+        return "1"
+    if s.speedup is None:
+        return "missed"
+    low = f"{s.speedups[0]:.1f}" if s.speedups[0] else "missed"
+    sign = "≥ " if s.speedups_are_bounds else ""
+    return f"{sign}{s.speedup:.1f} ({low} to {s.speedups[-1]:.1f})"

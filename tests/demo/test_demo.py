@@ -1,0 +1,199 @@
+"""The demonstration end to end, shrunken: for errors, not for figures."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("PIL")
+pytest.importorskip("matplotlib")
+
+from PIL import Image
+from rich.console import Console
+
+from stoker.demo import main, needs, run_demo
+from stoker.demo.arms import Arm, full_arms
+from stoker.demo.digits import DigitSpec
+from stoker.demo.images import user_images
+from stoker.demo.main import run_settings
+from stoker.demo.screen import Screen
+from stoker.demo.settings import Settings
+from stoker.demo.task import Learner, augment, augment_one
+
+TINY = Settings(
+    digits=DigitSpec(train=400, test=40),
+    seeds=1,
+    batch_size=8,
+    widths=(4, 4, 8),
+    pool_batches=4,
+    largest_pool_fraction=0.2,
+    readers=4,
+    target_accuracy=0.05,
+    budget_fresh=160,
+    grid=((160, 40), (1 << 40, 320)),
+    image_px=16,
+    step_samples=9,
+    drain_batches=6,
+)
+
+
+def screen(terminal: bool = False) -> tuple[Screen, io.StringIO]:
+    text = io.StringIO()
+    return Screen(Console(file=text, force_terminal=terminal, width=130)), text
+
+
+def write_folder(folder: Path, classes: int = 2, images: int = 90) -> Path:
+    rng = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(images):
+            pixels = rng.integers(0, 120, (20, 24, 3), dtype=np.uint8) + 100 * label
+            Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.jpg")
+    return folder
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> None:
+    # All arms once; what the live display adds, on a few.
+    arms = [Arm("none"), Arm("before", 2), Arm("memory")] if terminal else full_arms()
+    shown, text = screen(terminal)
+    settings = replace(TINY, seeds=2 if terminal else 1)
+    run_settings(settings, tmp_path, full=True, data=None, arms=arms, screen=shown)
+
+    found = json.loads((tmp_path / "demo.json").read_text())
+    assert found["complete"]
+    assert [s["arm"] for s in found["summaries"]] == [arm.key for arm in arms]
+    assert len(found["runs"]) == len(arms) * settings.seeds
+    for row in found["runs"]:
+        evaluations = row["evaluations"]
+        seconds = [e["seconds"] for e in evaluations]
+        assert seconds == sorted(seconds)
+        assert all(0 <= e["accuracy"] <= 1 for e in evaluations)
+        for e in evaluations:
+            assert e["waited_s"] <= e["seconds"]
+            assert e["grid"] is None or e["grid"] <= e["fresh"] < e["grid"] + 2 * TINY.batch_size
+    Image.open(tmp_path / "demo.png").verify()
+    output = text.getvalue()
+    assert "ms a read" in output
+    assert output.index("measured") < output.index("speed-up")
+    assert found["conclusion"].split()[0] in output
+
+
+def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
+    """Without echoing, storage and memory train alike, step by step."""
+    arms = [Arm("none"), Arm("memory")]
+    shown, _ = screen()
+    run_settings(TINY, tmp_path, full=False, data=None, arms=arms, screen=shown)
+    runs = json.loads((tmp_path / "demo.json").read_text())["runs"]
+    none, memory = (
+        {e["grid"]: e["accuracy"] for e in run["evaluations"] if e["grid"]} for run in runs
+    )
+    common = sorted(set(none) & set(memory))
+    assert len(common) >= 4
+    assert [none[point] for point in common] == [memory[point] for point in common]
+
+
+def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data")
+    shown, text = screen()
+    run_settings(TINY, tmp_path / "out", full=False, data=data, screen=shown)
+    found = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert found["images"]["classes"] == ["class0", "class1"]
+    assert found["images"]["train"] == 144
+    assert 0 < found["target_accuracy"] < 1
+    assert "simply be cached" in text.getvalue()
+
+
+def test_a_users_images_are_parted_the_same_way_every_time(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data")
+    once, again = (user_images(data, TINY, lambda done, total: None) for _ in range(2))
+    assert list(once.train_paths) == list(again.train_paths)
+    assert sorted(set(once.test_labels)) == [0, 1]
+    first = once.decode(Path(once.train_paths[0]).read_bytes())
+    np.testing.assert_array_equal(first, once.train_images[0])
+
+
+def test_a_folder_that_will_not_do_says_why(tmp_path: Path) -> None:
+    def read(folder: Path) -> None:
+        user_images(folder, TINY, lambda done, total: None)
+
+    with pytest.raises(FileNotFoundError, match="sub-folder"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="at least two sub-folders"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match="class0"):
+        read(write_folder(tmp_path / "one", classes=1))
+    with pytest.raises(ValueError, match="at least 5"):
+        read(write_folder(tmp_path / "few", images=3))
+    with pytest.raises(ValueError, match="needs 128"):
+        read(write_folder(tmp_path / "some", images=20))
+    broken = write_folder(tmp_path / "broken")
+    (broken / "class1" / "7.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"7\.jpg cannot be read"):
+        read(broken)
+
+
+def test_ctrl_c_keeps_the_runs_that_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_arm, runs = main.run_arm, 0
+
+    def stopped(*args: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        if runs == 3:
+            raise KeyboardInterrupt
+        return run_arm(*args)
+
+    monkeypatch.setattr(main, "run_arm", stopped)
+    shown, text = screen()
+    with pytest.raises(KeyboardInterrupt):
+        run_settings(TINY, tmp_path, full=False, data=None, screen=shown)
+    found = json.loads((tmp_path / "demo.json").read_text())
+    assert not found["complete"]
+    assert len(found["runs"]) == 2
+    assert "2 of 5 runs" in text.getvalue()
+
+
+def test_a_missing_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(needs.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"pip install 'stoker\[demo\]'"):
+        run_demo(tmp_path, 1, False, None)
+
+
+def test_augmentation_leaves_its_input_and_depends_on_its_generator_alone() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    kept = images.copy()
+    once = augment(images, np.random.default_rng(1))
+    again = augment(images, np.random.default_rng(1))
+    np.testing.assert_array_equal(images, kept)
+    np.testing.assert_array_equal(once, again)
+    assert once.shape == images.shape
+    assert once.dtype == np.uint8
+    assert not np.array_equal(once, augment(images, np.random.default_rng(2)))
+    assert augment_one(images[0], np.random.default_rng(1)).shape == images[0].shape
+
+
+def test_the_same_seed_gives_the_same_network() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (300, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(300) % 10
+    accuracies = []
+    for _ in range(2):
+        learner = Learner(10, (4, 4, 8), 0.01, seed=3)
+        for start in range(0, 64, 32):
+            learner.step(images[start : start + 32], labels[start : start + 32])
+        accuracies.append(learner.accuracy(images, labels))
+    assert accuracies[0] == accuracies[1]

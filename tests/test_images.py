@@ -1,0 +1,166 @@
+"""Decoding: every kind of image becomes RGB of 8 bits, and broken ones are errors."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, UnidentifiedImageError
+
+import stoker
+from stoker.images import decode
+
+
+def encoded(image: Any, kind: str = "PNG", **how: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **how)
+    return stream.getvalue()
+
+
+def gradient(channels: int | None = None) -> np.ndarray:
+    shape = (24, 32) if channels is None else (24, 32, channels)
+    return (np.arange(np.prod(shape)) * 5 % 256).astype(np.uint8).reshape(shape)
+
+
+def checked(data: bytes) -> np.ndarray:
+    found = decode(data)
+    assert found.dtype == np.uint8
+    assert found.ndim == 3
+    assert found.shape[2] == 3
+    assert found.flags.writeable
+    assert found.flags.c_contiguous
+    assert found.flags.owndata or found.base is None
+    return found
+
+
+def grey(values: np.ndarray) -> np.ndarray:
+    return np.repeat(values[..., None], 3, axis=-1)
+
+
+def test_rgb() -> None:
+    assert np.array_equal(checked(encoded(Image.fromarray(gradient(3)))), gradient(3))
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_any_size_keeps_height_and_width(height: int, width: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    assert np.array_equal(checked(encoded(Image.fromarray(rows))), rows)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "BMP", "TIFF", "PPM"])
+def test_other_formats(kind: str) -> None:
+    flat = np.full((24, 32, 3), (200, 100, 50), np.uint8)
+    found = checked(encoded(Image.fromarray(flat), kind))
+    assert np.abs(found.astype(int) - flat).max() <= 4
+
+
+def test_grey() -> None:
+    assert np.array_equal(checked(encoded(Image.fromarray(gradient()))), grey(gradient()))
+
+
+def test_grey_with_alpha_drops_the_alpha() -> None:
+    rows = np.dstack([gradient(), np.full((24, 32), 99, np.uint8)])
+    assert np.array_equal(checked(encoded(Image.fromarray(rows, "LA"))), grey(gradient()))
+
+
+def test_colour_with_alpha_drops_the_alpha() -> None:
+    rows = np.dstack([gradient(3), np.full((24, 32), 99, np.uint8)])
+    assert np.array_equal(checked(encoded(Image.fromarray(rows, "RGBA"))), gradient(3))
+
+
+def test_one_bit() -> None:
+    bits = gradient() > 127
+    expected = grey((bits * 255).astype(np.uint8))
+    assert np.array_equal(checked(encoded(Image.fromarray(bits))), expected)
+
+
+@pytest.mark.parametrize(
+    "transparency", [None, 3, bytes([0, 128, 255, 255])], ids=["none", "one", "table"]
+)
+def test_palettes_with_and_without_transparency(transparency: Any) -> None:
+    image = Image.fromarray(gradient() % 4, "P")
+    palette = [255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30]
+    image.putpalette(palette)
+    how = {} if transparency is None else {"transparency": transparency}
+    expected = np.array(palette, np.uint8).reshape(4, 3)[gradient() % 4]
+    assert np.array_equal(checked(encoded(image, **how)), expected)  # and warns of nothing
+    assert np.array_equal(checked(encoded(image, "GIF")), expected)
+
+
+def test_grey_and_colour_with_one_transparent_colour() -> None:
+    found = checked(encoded(Image.fromarray(gradient()), transparency=5))
+    assert np.array_equal(found, grey(gradient()))
+    found = checked(encoded(Image.fromarray(gradient(3)), transparency=(0, 5, 10)))
+    assert np.array_equal(found, gradient(3))
+
+
+def test_cmyk() -> None:
+    flat = np.zeros((8, 8, 4), np.uint8)
+    flat[..., 1] = 255
+    red = checked(encoded(Image.fromarray(flat, "CMYK"), "JPEG", quality=95))
+    assert red.shape == (8, 8, 3)
+    assert red[..., 0].min() > 200
+    assert red[..., 1].max() < 60
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_to_eight(kind: str) -> None:
+    deep = (gradient().astype(np.uint16) * 257)[:, :, None][:, :, 0]
+    image = Image.fromarray(deep)
+    assert image.mode == "I;16"
+    assert np.array_equal(checked(encoded(image, kind)), grey(gradient()))
+    ends = Image.fromarray(np.array([[0, 128, 32768, 65535]], np.uint16))
+    assert checked(encoded(ends, kind))[0, :, 0].tolist() == [0, 0, 128, 255]
+
+
+def test_animations_give_their_first_frame() -> None:
+    frames = [Image.fromarray(np.full((6, 6), n, np.uint8)) for n in (10, 200)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert (checked(data) == 10).all()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.7])
+def test_truncated_data_is_an_error(kind: str, share: float) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    data = encoded(Image.fromarray(rows), kind)
+    with pytest.raises((OSError, SyntaxError)):
+        decode(data[: int(len(data) * share)])
+
+
+def test_what_is_no_image_is_an_error() -> None:
+    with pytest.raises(UnidentifiedImageError):
+        decode(b"this is a text")
+
+
+def test_two_decodings_share_no_memory() -> None:
+    data = encoded(Image.fromarray(gradient(3)))
+    one, other = decode(data), decode(data)
+    one[:] = 0
+    assert np.array_equal(other, gradient(3))
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (1, "process")])
+def test_a_broken_file_in_a_folder_is_named(tmp_path: Path, workers: int, kind: str) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        for n in range(4):
+            Image.fromarray(gradient(3)).save(tmp_path / label / f"{n}.png")
+    broken = tmp_path / "dog" / "2.png"
+    broken.write_bytes(broken.read_bytes()[:80])
+    chain = stoker.from_folder(str(tmp_path), seed=0).map(decode, on="image").echo(2)
+    pipeline = chain.random_map(lambda x, rng: x, on="image").batch(2)
+    with pytest.raises(stoker.StageError, match=r"map\(decode.*dog/2\.png") as caught:
+        list(pipeline.workers(workers, kind=kind))
+    assert caught.value.path == str(broken)
+    assert caught.value.index == 6
+    Image.fromarray(gradient(3)).save(broken)
+    batches = list(pipeline.workers(workers, kind=kind))
+    assert len(batches) == 8
+    assert batches[0].image.shape == (2, 24, 32, 3)
+    assert batches[0].label.dtype == np.int64

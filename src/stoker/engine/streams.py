@@ -238,6 +238,8 @@ class SegmentStream:
 
     def clear(self) -> None:
         """Let go of what nobody will take any more."""
+        for item in self._window:
+            item.job.waiting = item.job.items = None  # jobs that wait for each other are a cycle
         self._window.clear()
 
     def occupancy(self) -> tuple[int, int]:

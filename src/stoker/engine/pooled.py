@@ -58,6 +58,8 @@ class PooledFeed:
 
     def clear(self) -> None:
         """Let go of what nobody will use any more."""
+        for item in self._items.values():
+            item.job.waiting = None
         self._items.clear()
         self._drawn.clear()
         self._make_pool = _over  # it holds the run, which holds this

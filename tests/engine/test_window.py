@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_without_workers_nothing_runs_ahead() -> None:
 class Token:
     """Something whose life can be seen; copies are seen, too."""
 
-    alive: weakref.WeakSet[Token] = weakref.WeakSet()
+    alive: ClassVar[weakref.WeakSet[Token]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         Token.alive.add(self)
@@ -107,6 +107,7 @@ def test_without_an_echo_nothing_is_kept(workers: int) -> None:
     Token.alive.clear()
     pipeline = stoker.from_dataset(Tokens()).batch(BATCH, collate=list).workers(workers)
     for batch in pipeline:
+        assert len(batch) == BATCH
         assert len(Token.alive) <= BATCH * (max(2, 8 * workers) + 2)
     del batch
     gc.collect()

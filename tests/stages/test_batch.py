@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import namedtuple
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -211,7 +212,7 @@ def test_other_dtypes_are_shown(workers: int, kind: str) -> None:
 
 
 def test_what_cannot_be_stacked_is_named() -> None:
-    with pytest.raises(stoker.StageError, match="'a' is a set.*collate="):
+    with pytest.raises(stoker.StageError, match=r"'a' is a set.*collate="):
         batched([{"a": {1}}])
 
 
@@ -321,7 +322,7 @@ def test_memory_that_nobody_keeps_is_used_again() -> None:
 def test_kept_batches_share_no_memory() -> None:
     kept = list(rows(2))
     starts = sorted(batch.ctypes.data for batch in kept)
-    assert all(b - a >= kept[0].nbytes for a, b in zip(starts, starts[1:], strict=False))
+    assert all(b - a >= kept[0].nbytes for a, b in itertools.pairwise(starts))
     assert all(start % 64 == 0 for start in starts)
 
 

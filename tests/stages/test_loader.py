@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -130,7 +132,7 @@ def test_echo_of_a_loader_uses_each_batch_as_often_as_its_count_says(
     assert [seen[n] for n in range(6)] == [
         int(factor * (n + 1)) - int(factor * n) for n in range(6)
     ]
-    assert all(a != b for a, b in zip(found[:-2], found[1:-1], strict=True))
+    assert all(a != b for a, b in itertools.pairwise(found[:-1]))
     again = stoker.echo(loader, factor, seed=0)
     assert [(i.tolist(), x.tolist()) for i, x in again] == found
 
@@ -190,6 +192,7 @@ def test_what_a_loader_raises_passes_and_iteration_goes_on(workers: int, factor:
             rows.update(indices.tolist())
     assert raised == plain
     assert rows == {n: factor for n in range(16) if n not in (8, 9, 10, 11)}
+    gc.collect()  # torch's way to raise a worker's error makes a cycle around its iterator
     assert not children()
 
 

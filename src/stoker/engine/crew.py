@@ -57,6 +57,7 @@ class Pace:
         self.row_ns: float | None = None
         self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
         self.whole = False  # whether a chunk is always a whole batch
+        self.light = False  # whether rows are but copied: nothing to be careful about at first
         self.chunk_rows = rows_per_batch  # at most
         self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
@@ -67,7 +68,7 @@ class Pace:
         if self.whole:
             return self.rows_per_batch
         if self.row_ns is None:
-            return 1
+            return self.chunk_rows if self.light else 1
         return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
 
     def batch_ns(self) -> float:

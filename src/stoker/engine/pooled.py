@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 
+from stoker import structure
 from stoker.echoing.pool import Draw, Pool, Snapshot
+from stoker.engine.plan import Failure
 from stoker.engine.streams import DeviceStream, Item, LoaderStream, SegmentStream, Tally, Use
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
@@ -56,6 +58,14 @@ class PooledFeed:
         """Fresh examples behind the items that the pool admitted."""
         return self._fresh
 
+    def item_bytes(self) -> int:
+        """Return the bytes of an item in the pool, 0 while none is there."""
+        for item in list(self._items.values()):
+            value = item.job.values[item.row] if item.job.done else None
+            if value is not None and type(value) is not Failure:
+                return structure.nbytes(value)
+        return 0
+
     def clear(self) -> None:
         """Let go of what nobody will use any more."""
         for item in self._items.values():
@@ -90,10 +100,7 @@ class PooledFeed:
         pool = self.pool
         first, wanted, got = pool.admitted, pool.wanted(), 0
         try:
-            while got < wanted:
-                item = self.upstream.pull()
-                if item is None:
-                    break
+            for item in self.upstream.pull_many(wanted):
                 self._items[first + got] = item
                 self._fresh = item.fresh
                 got += 1

@@ -146,6 +146,9 @@ class Run:
         self.repeats += item.repeats
         if not self.batch_bytes:
             self.batch_bytes = structure.nbytes(value)
+            for feed in self.feeds:
+                known = self._resolved[feed.echo.position]
+                known.item_bytes = known.item_bytes or feed.item_bytes()
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -148,6 +148,8 @@ class SegmentStream:
         self._examples = examples
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         self._gathers = self.segment.gathers and not self.segment.batch_maps and not into_pool
+        if feed is not None and not self.segment.maps and not self.segment.batch_maps:
+            pace.light = True
         self._passes = feed is not None and self.segment.batches_in and not self.segment.maps
         if self._gathers:
             pace.inline_ns = GATHER_INLINE_BATCH_NS
@@ -174,10 +176,25 @@ class SegmentStream:
         if not self._window and not self._submit_next():
             return None
         item = self._window.popleft()
+        self._fill()
+        return item
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` outputs, fewer only at the end; then fill the window up."""
+        window = self._window
+        while count:
+            if not window and not self._submit_next(count):
+                return
+            taken = min(count, len(window))
+            for _ in range(taken):
+                yield window.popleft()
+            count -= taken
+        self._fill()
+
+    def _fill(self) -> None:
         ahead = self.ahead()
         while len(self._window) < ahead and self._submit_next():
             pass
-        return item
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 
@@ -246,13 +263,16 @@ class SegmentStream:
         """Return how many outputs in the window are done, and how many it may hold."""
         return sum(item.job.done for item in tuple(self._window)), self.ahead()
 
-    def _submit_next(self) -> bool:
+    def _submit_next(self, wanted: int | None = None) -> bool:
         number = self._next
         if self._ended or number == self.total:
             return False
         count = 1
         if not self._batches:
-            count = min(self.pace.chunk(self.crew.target_ns), self._group)
+            known = self.pace.row_ns is not None
+            count = min(self.pace.chunk(self.crew.target_ns), self._group) if known else self._group
+            if wanted is not None and self.crew.inline:
+                count = min(count, wanted)
         elif self._gathers and not self.crew.inline:
             count = GATHER_BATCHES
         if self.total is not None:
@@ -442,11 +462,12 @@ class SegmentStream:
 class Ready:
     """Stands for a job that is done: its one value."""
 
-    __slots__ = ("values",)
+    __slots__ = ("items", "values", "waiting")
     done = True
 
     def __init__(self, value: Any) -> None:
         self.values = [value]
+        self.items = self.waiting = None
 
 
 class Direct:
@@ -535,6 +556,10 @@ class LoaderStream:
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` batches, fewer only at the end."""
+        return _pulled(self.pull, count)
+
     def peek(self) -> Item | None:
         """Return the next batch without taking it."""
         self._peeked = self.pull()
@@ -581,6 +606,10 @@ class DeviceStream:
         value = move if type(move) is Failure else move()
         return _like(item, Ready(value), item.word, item.fresh)
 
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` batches, fewer only at the end."""
+        return _pulled(self.pull, count)
+
     def usable_bytes(self) -> int:
         """Return the memory that is free where the batches are."""
         return self._mover.usable_bytes()
@@ -613,6 +642,14 @@ class DeviceStream:
             (item, value if type(value) is Failure else self._mover.start(value))
         )
         return True
+
+
+def _pulled(pull: Callable[[], Item | None], count: int) -> Iterator[Item]:
+    for _ in range(count):
+        item = pull()
+        if item is None:
+            return
+        yield item
 
 
 def _like(item: Item, job: Any, word: int, fresh: int) -> Item:

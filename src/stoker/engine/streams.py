@@ -269,8 +269,10 @@ class SegmentStream:
             return False
         count = 1
         if not self._batches:
-            known = self.pace.row_ns is not None
-            count = min(self.pace.chunk(self.crew.target_ns), self._group) if known else self._group
+            # Items share jobs, which cost the consumer time, but wait for no more than an eighth
+            # of a batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
+            chunk = self.pace.chunk(self.crew.target_ns) if self.pace.row_ns else self._group
+            count = min(max(chunk, self._group // 8), self._group)
             if wanted is not None and self.crew.inline:
                 count = min(count, wanted)
         elif self._gathers and not self.crew.inline:

@@ -1,0 +1,227 @@
+"""Echo: does the rate follow the formulas?
+
+Example echoing before batching, with an upstream that sleeps (latency) and one that burns CPU
+without the GIL (decoding); two worker threads; R = t_upstream / t_downstream in 1, 2, 4, 6 and
+e in 1, 2, 4. The consumer sleeps for its step, as a host thread does while an accelerator works.
+In a second part a random map behind the echo costs a quarter of what is before it.
+
+Expected, in uses a second, from rates measured in the same round::
+
+    min(G, e * P_before)                               nothing behind the echo
+    min(G, W * e / (t_before + e * t_after))           both parts share the W workers
+
+with G the step alone on ready batches, ``P_before = W / t_before`` the pipeline without echo
+and without a step, ``t_after`` likewise of the part behind the echo alone.
+
+Command::
+
+    python bench/echo.py
+
+Target: at least 0.95 of what is expected, for every R and e, from the full pool (step
+pool / batch) to the last fresh example. Whole epochs are beside it: they include the ramp (no
+more than one batch of fresh examples a step) and the drain.
+
+Machine and results: not run yet.
+
+Caveats: R is nominal: upstream times are set for two workers that share nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from harness import Ratio, Report, interleaved, parser, report
+
+import stoker
+from stoker import randomness
+from stoker.echoing.pool import Pool
+
+BATCH = 32
+POOL_BATCHES = 4
+WORKERS = 2
+SEED = 0
+FACTORS = (1, 2, 4)
+_BLOCK = b"\0" * (1 << 16)
+
+Cost = Callable[[float], None]
+
+
+class Row:
+    """A data set of one array."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+        self._row = np.zeros((32, 32, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __getitem__(self, index: int) -> Any:
+        return self._row
+
+
+def burner() -> Cost:
+    """Return what burns CPU for so many seconds: hashing, which lets go of the GIL."""
+    tries = []
+    for _ in range(50):
+        began = time.perf_counter()
+        hashlib.sha256(_BLOCK).digest()
+        tries.append(time.perf_counter() - began)
+    block_s = min(tries)
+
+    def burn(seconds: float) -> None:
+        blocks, rest = divmod(seconds, block_s)
+        for _ in range(int(blocks)):
+            hashlib.sha256(_BLOCK).digest()
+        hashlib.sha256(_BLOCK[: int(rest / block_s * len(_BLOCK))]).digest()
+
+    return burn
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An upstream: the nominal R, its cost per example, and the share behind the echo."""
+
+    kind: str
+    cost: Cost
+    ratio: float
+    step_s: float
+    after: float = 0.0
+
+    def pipeline(self, fresh: int, factor: int, *, before: bool = True, after: bool = True) -> Any:
+        """Build it; ``before`` and ``after`` say which parts cost something."""
+        cost, each_s = self.cost, self.ratio * self.step_s * WORKERS / BATCH
+
+        def first(x: Any) -> Any:
+            cost(each_s)
+            return x
+
+        def second(x: Any, rng: Any) -> Any:
+            cost(self.after * each_s)
+            return x
+
+        made = stoker.from_dataset(Row(fresh), seed=SEED).shuffle().workers(WORKERS)
+        if before:
+            made = made.map(first)
+        made = made.echo(factor, pool=POOL_BATCHES * BATCH)
+        if self.after and after:
+            made = made.random_map(second)
+        return made.batch(BATCH)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Uses per second."""
+
+    plateau: float
+    whole: float
+
+
+def last_fresh_step(fresh: int, factor: int) -> int:
+    """Return the number of the batch that the last fresh example was admitted for, from 1."""
+    if factor == 1:
+        return fresh // BATCH
+    key = randomness.key(SEED, 0, randomness.ECHO)
+    pool = Pool(Fraction(factor), POOL_BATCHES * BATCH, BATCH, key, fresh)
+    while not pool.ended:
+        pool.advance()
+    return pool.step
+
+
+def consume(pipeline: Any, stop: int, step_s: float) -> Speed:
+    """Run an epoch; the plateau is from the full pool to step ``stop``."""
+    times = [time.perf_counter()]
+    for _ in pipeline:
+        if step_s:
+            time.sleep(step_s)
+        times.append(time.perf_counter())
+    plateau = (stop - POOL_BATCHES) * BATCH / (times[stop] - times[POOL_BATCHES])
+    return Speed(plateau, (len(times) - 1) * BATCH / (times[-1] - times[0]))
+
+
+def step_alone(ready: Iterable[Any], step_s: float) -> Speed:
+    """Return G: the consumer on batches that are there."""
+    began = time.perf_counter()
+    count = 0
+    for _ in ready:
+        time.sleep(step_s)
+        count += 1
+    rate = count * BATCH / (time.perf_counter() - began)
+    return Speed(rate, rate)
+
+
+def run(found: Report, setting: Setting, steps: int, rounds: int) -> list[list[object]]:
+    """Measure one upstream under all factors, and the rates that the formulas need."""
+    step_s = setting.step_s
+    drained = max(12, round(2 * steps / max(setting.ratio, 1.0)))
+    cases: dict[str, Callable[[], Speed]] = {
+        "G": lambda: step_alone([None] * steps, step_s),
+        "before": lambda: consume(setting.pipeline(drained * BATCH, 1, after=False), drained, 0),
+    }
+    if setting.after:
+        cases["after"] = lambda: consume(
+            setting.pipeline(drained * BATCH, 1, before=False), drained, 0
+        )
+    for factor in FACTORS:
+        fresh = BATCH * (steps // factor + POOL_BATCHES)
+
+        def echoed(factor: int = factor, fresh: int = fresh) -> Speed:
+            stop = last_fresh_step(fresh, factor)
+            return consume(setting.pipeline(fresh, factor), stop, step_s)
+
+        cases[f"e = {factor}"] = echoed
+    samples = interleaved(cases, rounds)
+    lines: list[list[object]] = []
+    for factor in FACTORS:
+        expected = []
+        for i in range(rounds):
+            t_before = WORKERS / samples["before"][i].plateau
+            t_after = WORKERS / samples["after"][i].plateau if setting.after else 0.0
+            produced = WORKERS * factor / (t_before + factor * t_after)
+            expected.append(min(samples["G"][i].plateau, produced))
+        each = samples[f"e = {factor}"]
+        plateau = Ratio.of([s.plateau for s in each], expected)
+        whole = Ratio.of([s.whole for s in each], expected)
+        name = f"{setting.kind}, R = {setting.ratio:g}, e = {factor}"
+        lines.append([name, f"{statistics.median(expected):,.0f}", plateau, whole])
+        found.add(
+            case=name,
+            step_s=step_s,
+            expected=expected,
+            plateau=[s.plateau for s in each],
+            whole=[s.whole for s in each],
+            rates={n: [s.plateau for s in samples[n]] for n in cases if not n.startswith("e")},
+        )
+        found.expect(name, plateau.median, 0.95)
+    return lines
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    if arguments.quick:
+        ratios, steps, step_s, rounds = [2], 12, 0.001, 1
+    else:
+        ratios, steps, step_s, rounds = [1, 2, 4, 6], 60, 0.008, arguments.rounds
+    burn = burner()
+    settings = [
+        Setting(kind, cost, ratio, step_s)
+        for kind, cost in (("sleeps", time.sleep), ("burns", burn))
+        for ratio in ratios
+    ] + [
+        Setting(f"{kind}, 1/4 behind", cost, 4, step_s, after=0.25)
+        for kind, cost in (("sleeps", time.sleep), ("burns", burn))
+    ]
+    with report(__file__, arguments) as found:
+        lines = [line for s in settings for line in run(found, s, steps, rounds)]
+        found.show(("upstream", "expected uses/s", "plateau / it", "whole epoch / it"), lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the pool itself costs: against a plain repeat, and per choice.
+
+1. Both sides fast: batches gathered from arrays in memory, echoed with e = 2, against a loop over
+   the same pipeline that hands out a copy of each batch and then the batch itself, which gives
+   the same isolation. (Without copies a consumer that writes into its batch harms the next use;
+   that loop is shown for scale.)
+2. Choosing alone: ``Pool.advance`` with 65,536 items and draws of 256, while fresh items come
+   and while it drains.
+
+Command::
+
+    python bench/echo_overhead.py
+
+Targets: less than 3 % of the rate; less than 0.4 us for each example chosen.
+
+Machine and results: not run yet.
+
+Caveats: batches of 0.8 MB are handed out in some fifty microseconds, so a fixed cost of a few
+microseconds a batch shows there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from harness import Ratio, Report, interleaved, parser, report
+
+import stoker
+from stoker import randomness
+from stoker.echoing.pool import Pool
+
+Batches = Iterable[Any]
+
+
+def repeated(batches: Batches) -> Iterator[Any]:
+    """Hand out a copy, then the batch."""
+    for images, labels in batches:
+        yield images.copy(), labels.copy()
+        yield images, labels
+
+
+def aliased(batches: Batches) -> Iterator[Any]:
+    """Hand out the same batch twice."""
+    for batch in batches:
+        yield batch
+        yield batch
+
+
+def batches_per_s(batches: Batches) -> float:
+    """Drain them."""
+    began = time.perf_counter()
+    count = sum(1 for _ in batches)
+    return count / (time.perf_counter() - began)
+
+
+def handing_out(
+    found: Report, what: str, side: int, batch: int, examples: int, rounds: int
+) -> list[list[object]]:
+    """Compare the ways of handing out every batch twice."""
+    images = np.random.default_rng(0).integers(0, 256, (examples, side, side, 3), np.uint8)
+    pipeline = stoker.from_arrays(images, np.arange(examples), seed=0).shuffle().batch(batch)
+    echoed, plain, other = pipeline.echo(2, pool=8), pipeline.workers(2), pipeline.workers(2)
+    cases: dict[str, Callable[[], float]] = {
+        "stoker": lambda: batches_per_s(echoed),
+        "repeat, copying": lambda: batches_per_s(repeated(plain)),
+        "repeat, no copies": lambda: batches_per_s(aliased(other)),
+    }
+    samples = interleaved(cases, rounds)
+    lines: list[list[object]] = []
+    for name, rates in samples.items():
+        ratio = Ratio.of(samples["stoker"], rates)
+        lines.append([f"{what}: {name}", f"{1e6 / sorted(rates)[rounds // 2]:.1f}", ratio])
+        found.add(batches=what, case=name, batches_per_s=rates)
+    kept = Ratio.of(samples["stoker"], samples["repeat, copying"]).median
+    found.expect(f"{what}: share of the copying repeat's rate", kept, 0.97)
+    return lines
+
+
+def choosing(size: int, steps: int) -> tuple[float, float]:
+    """Return microseconds per example: while fresh items come, and draining."""
+    factor, group = Fraction(2), 256
+    items = size + steps * group // 2
+    pool = Pool(factor, size, group, randomness.key(0, 0, randomness.ECHO), items)
+    while pool.held < size - group:
+        pool.advance()
+    uniform_ns, uniform = _advance(pool, lambda: not pool.ended)
+    drain_ns, drain = _advance(pool, lambda: not pool.exhausted)
+    return uniform_ns / uniform / 1e3, drain_ns / drain / 1e3
+
+
+def _advance(pool: Pool, more: Callable[[], bool]) -> tuple[int, int]:
+    uses = pool.uses
+    began = time.perf_counter_ns()
+    while more():
+        pool.advance()
+    return time.perf_counter_ns() - began, pool.uses - uses
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    quick = arguments.quick
+    rounds = 1 if quick else arguments.rounds
+    with report(__file__, arguments) as found:
+        lines = handing_out(found, "64x224x224x3", 224, 64, 640 if quick else 6_400, rounds)
+        lines += handing_out(found, "256x32x32x3", 32, 256, 2_560 if quick else 51_200, rounds)
+        found.show(("batches", "us a batch", "stoker / it"), lines)
+        size, steps = (4_096, 50) if quick else (65_536, 2_000)
+        choosing(size, steps)
+        times = [choosing(size, steps) for _ in range(rounds)]
+        names = ("while fresh items come", "draining")
+        medians = [sorted(column)[rounds // 2] for column in zip(*times, strict=True)]
+        for name, median in zip(names, medians, strict=True):
+            found.expect(f"us to choose an example, {name}", median, 0.4, at_least=False)
+        found.add(pool=size, us_per_example=times)
+        rows = [(n, f"{m:.3f}") for n, m in zip(names, medians, strict=True)]
+        found.show(("choosing", "us an example"), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""What the benchmarks share: interleaved rounds, ratios, targets, the machine, result files.
+
+Absolute times do not repeat between runs on shared machines, so every figure that counts is a
+ratio of two cases measured in turns within one run: the median of the ratios of each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+ROUNDS = 5
+_QUIET_LOAD = 0.5
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all scripts have."""
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--quick", action="store_true", help="a few seconds, to find errors: no figures, no file"
+    )
+    made.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="rounds of all cases (default %(default)s)"
+    )
+    return made
+
+
+def interleaved(cases: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """Run every case once to warm up, then all of them in turns; each round starts elsewhere."""
+    for case in cases.values():
+        case()
+    found: dict[str, list[Result]] = {name: [] for name in cases}
+    names = list(cases)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(cases[name]())
+    return found
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratios of two cases, round by round."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, these: Sequence[float], those: Sequence[float]) -> Ratio:
+        """Divide these by those."""
+        each = [a / b for a, b in zip(these, those, strict=True)]
+        return cls(statistics.median(each), min(each), max(each))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g} .. {self.high:.3g})"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a median must reach."""
+
+    what: str
+    value: float
+    limit: float
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether it does."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        verdict = "met" if self.met else "MISSED"
+        return f"{verdict:<6}  {self.what}: {self.value:.3g} {sign} {self.limit:g}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lay out rows; the first column to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            c.rjust(w) if i else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+@contextmanager
+def report(script: str, arguments: argparse.Namespace) -> Iterator[Report]:
+    """Collect what a script finds; at the end print the targets and write the file."""
+    made = Report(quick=arguments.quick)
+    load_before = os.getloadavg()[0]
+    if load_before > _QUIET_LOAD and not arguments.quick:
+        print(f"load average {load_before:.2f}: something else runs; repeat this later\n")
+    yield made
+    if made.quick:
+        print("a quick run: no figures")
+        return
+    print(*made.targets, sep="\n")
+    name = Path(script).stem
+    RESULTS.mkdir(exist_ok=True)
+    written = {
+        "benchmark": name,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "load_1min": [load_before, os.getloadavg()[0]],
+        "targets": [asdict(t) | {"met": t.met} for t in made.targets],
+        "rows": made.rows,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=1) + "\n")
+    if not all(target.met for target in made.targets):
+        sys.exit(1)
+
+
+class Report:
+    """The rows and targets of one run."""
+
+    def __init__(self, *, quick: bool) -> None:
+        self.quick = quick
+        self.rows: list[dict[str, Any]] = []
+        self.targets: list[Target] = []
+
+    def add(self, **row: Any) -> None:
+        """Keep a raw row."""
+        self.rows.append(row)
+
+    def show(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table, unless the run is too short for figures."""
+        if not self.quick:
+            print(table(head, rows), "\n")
+
+    def expect(self, what: str, value: float, limit: float, *, at_least: bool = True) -> None:
+        """Hold a value against a target."""
+        self.targets.append(Target(what, value, limit, at_least))
+
+
+def machine() -> dict[str, Any]:
+    """Describe where this runs: processor, cores, memory, versions."""
+    import psutil
+
+    from stoker.machine import usable_cores
+
+    names = {"numpy", "stoker", "torch", "pillow"}
+    versions = {}
+    for name in sorted(names):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "cores": usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "python_loop_ns": round(_loop_ns()),
+        **versions,
+    }
+
+
+def _loop_ns() -> float:
+    """Return how long one round of a plain Python loop takes: what absolute times depend on."""
+    tries = []
+    for _ in range(20):
+        began = time.perf_counter_ns()
+        total = 0
+        for i in range(10_000):
+            total += i & 3
+        tries.append((time.perf_counter_ns() - began) / 10_000)
+    return min(tries)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")

@@ -1,0 +1,60 @@
+"""What ``stoker.monitor`` costs a batch.
+
+A loop over a list of batches that are there, with and without ``stoker.monitor`` around it.
+
+Command::
+
+    python bench/monitor.py
+
+Target: less than 1 us a batch.
+
+Machine and results: not run yet.
+
+Caveats: what it prints at the end of a pass is part of the time, spread over a million batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from harness import interleaved, parser, report
+
+import stoker
+
+
+def ns_per_batch(batches: Iterable[Any], count: int) -> float:
+    """Loop over them."""
+    began = time.perf_counter_ns()
+    for _ in batches:
+        pass
+    return (time.perf_counter_ns() - began) / count
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    count, rounds = (1_000, 1) if arguments.quick else (1_000_000, arguments.rounds)
+    ready = [None] * count
+    monitored = stoker.monitor(ready)
+    cases: dict[str, Callable[[], float]] = {
+        "plain": lambda: ns_per_batch(ready, count),
+        "monitored": lambda: ns_per_batch(monitored, count),
+    }
+    with report(__file__, arguments) as found:
+        with contextlib.redirect_stderr(io.StringIO()):  # its lines about each pass
+            samples = interleaved(cases, rounds)
+        pairs = zip(samples["monitored"], samples["plain"], strict=True)
+        cost_ns = sorted(with_it - without for with_it, without in pairs)
+        for name, each in samples.items():
+            found.add(case=name, ns_per_batch=each)
+        median_ns = cost_ns[rounds // 2]
+        found.expect("ns a batch", median_ns, 1000, at_least=False)
+        spread = f"{cost_ns[0]:.0f} .. {cost_ns[-1]:.0f}"
+        found.show(("added by monitor", "ns a batch"), [(spread, f"{median_ns:.0f}")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Times a peer in an environment of its own: orders on stdin, answers on stdout, JSON lines.
+
+``arrays.py`` starts ``python -P serve.py PEER.py ROWS BATCH WORKERS`` once (start-up is told
+apart), and asks for some seconds in every round. Nothing but NumPy is needed here.
+
+A peer's file has ``PACKAGE`` (whose version is told) and ``epochs(images, labels, batch,
+workers)``, which returns a function that starts an epoch: an iterable of (images, labels).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Epochs = Callable[[], Iterable[Any]]
+
+
+def arrays(rows: int) -> tuple[Any, Any]:
+    """Return the same images ``uint8 [rows, 32, 32, 3]`` and labels ``int64 [rows]`` for all."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
+    return images, np.arange(rows, dtype=np.int64)
+
+
+def timed(epoch: Epochs, least_s: float = 0.0) -> dict[str, float]:
+    """Run whole epochs, one at least, until so many seconds are over.
+
+    Returns ``epochs`` and ``examples``; ``total_s``, everything included; ``first_s``, until the
+    first batches were there; ``steady_examples`` and ``steady_s``, from there to the last ones.
+    """
+    examples = first_examples = 0
+    epochs = total_ns = first_ns = steady_ns = 0
+    while not epochs or total_ns < 1e9 * least_s:
+        began = time.perf_counter_ns()
+        first = last = 0
+        for batch in epoch():
+            last = time.perf_counter_ns()
+            size = len(batch[1])
+            examples += size
+            if not first:
+                first = last
+                first_examples += size
+        total_ns += time.perf_counter_ns() - began
+        first_ns += first - began
+        steady_ns += last - first
+        epochs += 1
+    return {
+        "epochs": epochs,
+        "examples": examples,
+        "total_s": total_ns / 1e9,
+        "first_s": first_ns / 1e9,
+        "steady_examples": examples - first_examples,
+        "steady_s": steady_ns / 1e9,
+    }
+
+
+def check(epoch: Epochs, rows: int) -> None:
+    """Run an epoch and see that every row comes once, and that two epochs differ."""
+    orders = [np.concatenate([np.asarray(batch[1]).ravel() for batch in epoch()]) for _ in "ab"]
+    for order in orders:
+        if not np.array_equal(np.sort(order), np.arange(rows)):
+            raise AssertionError(f"an epoch of {len(order)} rows is not each of {rows} rows once")
+    if np.array_equal(*orders):
+        raise AssertionError("two epochs came in one order: nothing is shuffled")
+
+
+def main() -> None:
+    path, rows, batch, workers = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    began = time.perf_counter()
+    spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    peer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(peer)
+    epoch = peer.epochs(*arrays(rows), batch, workers)
+    check(epoch, rows)
+    answer: dict[str, Any] = {
+        "start_s": time.perf_counter() - began,
+        "version": metadata.version(peer.PACKAGE),
+    }
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what peers print is no answer
+    while True:
+        print(json.dumps(answer), file=out, flush=True)
+        order = sys.stdin.readline()
+        if not order:
+            return
+        answer = timed(epoch, float(order))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Time to the first batch: does echoing delay it?
+
+A new pipeline each time (so that nothing is known about its speed), from ``iter()`` to the first
+batch, with example echoing, with batch echoing and without; from a source that sleeps and from
+one that decodes JPEGs.
+
+Command::
+
+    python bench/startup.py
+
+Target: with echoing at most 1.1 times as long as without.
+
+Machine and results: not run yet.
+
+Caveats: threads are started in the measured time, processes are not used. Closing the iterator
+is not part of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gil import made_jpegs
+from harness import Ratio, interleaved, parser, report
+
+import stoker
+
+BATCH = 32
+TRIES = 15
+
+
+def first_batch_s(make: Callable[[], Any]) -> float:
+    """Time a new pipeline's first batch."""
+    pipeline = make()
+    began = time.perf_counter()
+    with iter(pipeline) as batches:
+        next(batches)
+        return time.perf_counter() - began
+
+
+def _slept(example: Any) -> Any:
+    time.sleep(0.002)
+    return example
+
+
+def pipelines(examples: Sequence[Any], prepare: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return makers of the same pipeline with and without echoing."""
+    plain = stoker.from_dataset(examples, seed=0).shuffle().map(prepare).workers(2)
+    return {
+        "no echo": lambda: plain.batch(BATCH),
+        "example echo": lambda: plain.echo(4, pool=16 * BATCH).batch(BATCH),
+        "batch echo": lambda: plain.batch(BATCH).echo(4, pool=16),
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    rounds = 2 if arguments.quick else max(TRIES, arguments.rounds)
+    rows = np.zeros((32, 32, 3), np.uint8)
+    images = list(made_jpegs(32))
+    sources = {
+        "sleeps": pipelines([rows] * 1024, _slept),
+        "decodes": pipelines(images * 32, stoker.images.decode),
+    }
+    lines = []
+    with report(__file__, arguments) as found:
+        for source, cases in sources.items():
+            samples = interleaved({n: partial(first_batch_s, m) for n, m in cases.items()}, rounds)
+            for name, each in samples.items():
+                ratio = Ratio.of(each, samples["no echo"])
+                middle_ms = 1e3 * sorted(each)[rounds // 2]
+                lines.append((f"{source}, {name}", f"{middle_ms:.1f}", ratio))
+                found.add(source=source, case=name, first_batch_s=each)
+                if name != "no echo":
+                    what = f"{source}, {name}: time of no echo"
+                    found.expect(what, ratio.median, 1.1, at_least=False)
+        found.show(("first batch", "ms", "it / no echo"), lines)
+
+
+if __name__ == "__main__":
+    main()

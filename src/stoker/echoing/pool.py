@@ -98,7 +98,8 @@ class Pool:
         self.items = items
         self._key = key
         self._random = Rekeyed()
-        self._items = np.zeros((size, 4), np.int64)  # a row an item: one cache line in a draw
+        rows = size if items is None else min(size, items)
+        self._items = np.zeros((rows, 4), np.int64)  # a row an item: one cache line in a draw
         self._held = 0
         self._held_before = 0
         self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone

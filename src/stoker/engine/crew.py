@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 CHUNK_NS = 1_000_000
@@ -154,6 +154,8 @@ class Crew:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._broken: BaseException | None = None
+        self._chore: Callable[[], None] | None = None
+        self._chore_due = False
         self._trial: _Trial | None = None
         if remotes is not None:
             self.active = threads
@@ -165,6 +167,11 @@ class Crew:
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         if self.active:
             self._start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to be done."""
+        return self._closed
 
     @property
     def inline(self) -> bool:
@@ -189,6 +196,17 @@ class Crew:
                     job.pending += 1
             if not job.pending:
                 self._make_ready(job)
+
+    def plan_with(self, chore: Callable[[], None]) -> None:
+        """Name what plans ahead, for ``plan``."""
+        self._chore = chore
+
+    def plan(self) -> None:
+        """Have a worker plan ahead, before it does anything else; inline nobody does."""
+        if self.active:
+            with self.lock:
+                self._chore_due = True
+                self._work.notify()
 
     def wait(self, job: Job) -> None:
         """Return when a job is done; raise what broke a worker, if one broke."""
@@ -223,6 +241,7 @@ class Crew:
                 thread.join(max(0.0, deadline - time.monotonic()))
         for remote in remotes:
             remote.close()
+        self._chore = None
         self._broken = None  # its traceback holds all that ran
 
     def _call_all(self) -> None:
@@ -242,17 +261,24 @@ class Crew:
         remote = self._remotes[number] if self._remotes is not None else None
         try:
             while True:
+                chore = None
                 with self.lock:
                     claim = None
-                    while claim is None:
+                    while claim is None and chore is None:
                         if self._closed:
                             return
                         if number < self.active:
+                            if self._chore_due:
+                                self._chore_due, chore = False, self._chore
+                                break
                             claim = self._claim()
                         if claim is None:
                             # Who does not take part waits apart, or would swallow a call to work.
                             (self._work if number < self.active else self._bench).wait()
-                self._do(*claim, remote)
+                if claim is not None:
+                    self._do(*claim, remote)
+                elif chore is not None:
+                    chore()
         except BaseException as error:
             with self.lock:
                 self._broken = self._broken or error

@@ -30,6 +30,7 @@ class Segment:
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind it.
         batches_in: whether what comes in are batches already.
+        on_device: whether it stands behind ``.to(device)``.
     """
 
     source: Any = None
@@ -37,6 +38,7 @@ class Segment:
     batch: Batch | None = None
     batch_maps: list[Map] = field(default_factory=list)
     batches_in: bool = False
+    on_device: bool = False
 
     @property
     def gathers(self) -> bool:
@@ -98,6 +100,7 @@ def compiled(source: Any, stages: Sequence[Any], *, loader: bool, shuffled: bool
             segment = None
         else:
             segment = segment or Segment(batches_in=batches)
+            segment.on_device = any(isinstance(part, To) for part in parts)
             if isinstance(stage, Batch):
                 segment.batch = stage
                 batches = True
@@ -177,7 +180,7 @@ class Work:
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage."""
         place = self._random.at
-        on_device = device_generator if self.segment.batches_in else None
+        on_device = device_generator if self.segment.on_device else None
         for number, (stage, fn, key) in enumerate(self._maps, self._first):
             start = time.perf_counter_ns()
             i = 0
@@ -219,11 +222,11 @@ class Work:
 
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, word: int, batch: Any) -> Any:
-    """Return a ``torch.Generator`` placed on a batch's device, or None for batches on the host."""
+    """Return a ``torch.Generator`` placed on a batch's device, or None without tensors."""
     from stoker import structure
 
     for leaf in structure.leaves(batch):
-        if structure.is_tensor(leaf) and leaf.device.type != "cpu":
+        if structure.is_tensor(leaf):
             import torch
 
             generator = torch.Generator(leaf.device)

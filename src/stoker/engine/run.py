@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class Run:
         self.segments: list[SegmentStream] = []
         self._resolved = resolved
         self._seed, self._epoch = seed, epoch
+        self._planning = threading.RLock()
         self._loader: LoaderStream | None = None
         self._crews: list[Crew] = []
         began = time.perf_counter_ns()
@@ -155,7 +157,8 @@ class Run:
 
     def position(self) -> Position:
         """Return where the last output that was handed out stands."""
-        return Position(self.yielded, self.uses, self._snapshots(self.yielded))
+        with self._planning:
+            return Position(self.yielded, self.uses, self._snapshots(self.yielded))
 
     def close(self) -> None:
         """End every thread and process of this run, and let go of a loader's iterator."""
@@ -295,7 +298,10 @@ class Run:
                     recycler=self.recycler,
                     tally=self.tally,
                     into_pool=i + 1 < len(parts) and isinstance(parts[i + 1], Echo),
+                    planning=self._planning,
                 )
+                if here is crew:
+                    crew.plan_with(stream.plan_ahead)  # the last one's: it plans for all
                 self.segments.append(stream)
                 self._crew_of_last = here
                 feed = None
@@ -384,8 +390,9 @@ class Run:
         return found[::-1]
 
     def _forget(self) -> None:
-        for feed, snapshot in zip(self.feeds, self._snapshots(self.yielded), strict=False):
-            feed.pool.forget_before(snapshot.step)
+        with self._planning:
+            for feed, snapshot in zip(self.feeds, self._snapshots(self.yielded), strict=False):
+                feed.pool.forget_before(snapshot.step)
 
     def _resume(self, position: Position) -> None:
         if self._loader is not None:

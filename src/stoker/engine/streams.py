@@ -1,12 +1,13 @@
 """Streams of items in a fixed order, from the source to the consumer.
 
-Everything that decides *what* comes next happens in the consumer's thread, on integers;
-workers only fill in values. So the order never depends on timing, and any item can be made
+What comes next is decided on integers, by one thread at a time (it holds ``planning``); the
+values are filled in by any. So the order never depends on timing, and any item can be made
 again from its number, after a resume.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ class SegmentStream:
         depth: the segment's number among those of its crew.
         group: the number of examples in a batch.
         into_pool: whether a pool keeps what comes out.
+        planning: held by whoever decides what comes next, in this run.
     """
 
     blocking = False
@@ -128,7 +130,9 @@ class SegmentStream:
         recycler: Recycler,
         tally: Tally,
         into_pool: bool,
+        planning: threading.RLock,
     ) -> None:
+        self._planning = planning
         self.work = work
         self.segment = work.segment
         self.feed = feed
@@ -166,21 +170,45 @@ class SegmentStream:
         return min(self._examples, self._next * self.inputs_each)
 
     def pull(self) -> Item | None:
-        """Return the next output, and fill the window up."""
-        if self._gathers and self.crew.active == 0 and not self._window:
-            cost_ns = self.pace.batch_ns()
-            if 0 < cost_ns < self.pace.inline_ns or not self.crew.limit:
-                return self._gathered()
-        if self._passes and self.crew.inline and not self._window:
-            return self._passed()
-        if not self._window and not self._submit_next():
-            return None
-        item = self._window.popleft()
-        self._fill()
+        """Return the next output, and see to it that the window is filled up.
+
+        Called by the consumer, who plans only where it has to: workers plan ahead.
+        """
+        try:
+            item = self._window.popleft()
+        except IndexError:
+            with self._planning:
+                first = self._first()
+            if first is None:
+                return None
+            item = first
+        self.crew.plan()
         return item
 
+    def _first(self) -> Item | None:
+        if not self._window:
+            if self._gathers and self.crew.inline:
+                cost_ns = self.pace.batch_ns()
+                if 0 < cost_ns < self.pace.inline_ns or not self.crew.limit:
+                    return self._gathered()
+            if self._passes and self.crew.inline:
+                return self._passed()
+            if not self._submit_next():
+                return None
+        return self._window.popleft()
+
+    def plan_ahead(self) -> None:
+        """Fill the window up; called by workers."""
+        more = True
+        while more and not self.crew.closed:
+            with self._planning:  # in steps, for the consumer may have to plan itself
+                more = len(self._window) < self.ahead() and self._submit_next()
+
     def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` outputs, fewer only at the end; then fill the window up."""
+        """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.
+
+        Called by who plans.
+        """
         window = self._window
         while count:
             if not window and not self._submit_next(count):
@@ -189,11 +217,8 @@ class SegmentStream:
             for _ in range(taken):
                 yield window.popleft()
             count -= taken
-        self._fill()
-
-    def _fill(self) -> None:
         ahead = self.ahead()
-        while len(self._window) < ahead and self._submit_next():
+        while len(window) < ahead and self._submit_next():
             pass
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)

@@ -19,6 +19,7 @@ from stoker import structure
 
 _RECYCLED_FROM_BYTES = 1 << 16  # below, allocating is cheaper than a finaliser
 _ALIGNMENT = 64
+_SIZES = 8  # sizes that free pieces are kept of; with more, they are of no use to one another
 
 
 class Recycler:
@@ -41,6 +42,8 @@ class Recycler:
             return np.empty(shape, dtype)
         free = self._free.get(size)
         if free is None:
+            if len(self._free) >= _SIZES:
+                self._free.pop(next(iter(self._free), 0), None)
             free = self._free.setdefault(size, deque())
         try:
             raw = free.pop()

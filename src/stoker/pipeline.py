@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from stoker import drawing, machine, randomness, state
 from stoker.echoing.factor import exact_factor
-from stoker.engine.crew import Tempo
+from stoker.engine.crew import Tempo, is_worker
 from stoker.engine.plan import compiled
 from stoker.engine.run import Position, Resolved, Run, Workers
 from stoker.errors import StateError
@@ -247,10 +248,16 @@ class Pipeline:
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one; a live iterator is closed."""
+        """Make ``epoch`` the next one; a live iterator is closed.
+
+        Right after ``load_state_dict``, the epoch of that state keeps its position.
+        """
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
-        self._cursor.go_to(int(epoch), None)
+        cursor = self._cursor
+        if cursor.loaded and epoch == cursor.epoch:
+            return  # to where a state was loaded for: that is where it goes on
+        cursor.go_to(int(epoch), None)
 
     @property
     def seed(self) -> int:
@@ -419,6 +426,11 @@ class _Cursor:
             return self.epoch, self.position or Position()
         return self.epoch + 1, Position()
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the next ``iter()`` goes on in the middle of an epoch."""
+        return self._fresh_start and self.position is not None
+
     def started(self, epoch: int, run: Run, iterator: PipelineIterator) -> None:
         self.epoch, self.position, self._fresh_start = epoch, None, False
         self._run = run
@@ -426,15 +438,17 @@ class _Cursor:
 
     def ended(self, run: Run) -> None:
         """Close a run and keep where it was."""
-        if not run.closed:
-            position = run.position()
+        if run.closed:
+            return
+        if self._run is run:  # first of all, should Ctrl-C come in between
+            if run.complete:
+                self.epoch, self.position, self._fresh_start = self.epoch + 1, None, True
+            else:
+                self.position = run.position()
+        if is_worker():  # the collector found an abandoned iterator in there
+            threading.Thread(target=run.close, name="stoker-closing", daemon=True).start()
+        else:
             run.close()
-            if self._run is run:
-                self.position = position
-                if run.complete:
-                    self.epoch += 1
-                    self.position = None
-                    self._fresh_start = True
 
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self.live()
@@ -479,7 +493,10 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
     if pool is None:
         return None, None
     if isinstance(pool, str):
-        return None, machine.parse_bytes(pool)
+        size = machine.parse_bytes(pool)
+        if not size:
+            raise ValueError(f"a pool of {pool!r} holds nothing")
+        return None, size
     if isinstance(pool, bool) or not isinstance(pool, (int, np.integer)):
         raise TypeError(f"pool= takes a number of items or a size such as '2GiB', not {pool!r}")
     if pool < 1:

@@ -39,7 +39,7 @@ def saved(
         "epoch": epoch,
         "yielded": position.yielded,
         "uses": position.uses,
-        "pool_sizes": {str(at): [r.size, r.item_bytes] for at, r in resolved.items()},
+        "pool_sizes": {str(at): r.size for at, r in resolved.items()},
         "pools": [pack(snapshot) for snapshot in position.snapshots],
     }
     return {**state, "checksum": _checksum(state)}
@@ -73,7 +73,7 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
             int(state["seed"]),
             int(state["epoch"]),
             position,
-            {int(at): Resolved(*known) for at, known in state["pool_sizes"].items()},
+            {int(at): Resolved(size) for at, size in state["pool_sizes"].items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error

@@ -104,7 +104,7 @@ class Pool:
         self._held_before = 0
         self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
         self._extent = 0  # the rows in use while draining
-        self._snapshot_steps = max(SNAPSHOT_STEPS, 2 * size // group)
+        self._snapshot_steps = max(SNAPSHOT_STEPS, 2 * rows // group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
         self.admitted = 0

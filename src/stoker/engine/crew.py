@@ -28,6 +28,12 @@ _TRIAL_JOBS = 12
 _TRIAL_NS = 20_000_000
 _CLEARLY = 0.9  # of the time: what counts as faster
 _JOIN_S = 5.0
+_WORKER_NAME = "stoker-worker"
+
+
+def is_worker() -> bool:
+    """Tell whether the current thread is a worker of some run."""
+    return threading.current_thread().name.startswith(_WORKER_NAME)
 
 
 class Line(Protocol):
@@ -165,6 +171,10 @@ class Crew:
             self.active = min(tempo.active or 0, threads)
         self._undecided = remotes is None and threads > 0 and not self.active
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
+        self.remote = remotes is not None
+
+    def begin(self) -> None:
+        """Start the threads that take part from the beginning."""
         if self.active:
             self._start()
 
@@ -252,10 +262,10 @@ class Crew:
     def _start(self) -> None:
         for number in range(len(self._threads), self.limit):
             thread = threading.Thread(
-                target=self._run, args=(number,), name=f"stoker-worker-{number}", daemon=True
+                target=self._run, args=(number,), name=f"{_WORKER_NAME}-{number}", daemon=True
             )
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _run(self, number: int) -> None:
         remote = self._remotes[number] if self._remotes is not None else None

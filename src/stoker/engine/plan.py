@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import randomness
+from stoker import randomness, structure
 from stoker.errors import StageError
 from stoker.randomness import Order, Rekeyed
 from stoker.stages.batch import Batch
@@ -148,6 +148,10 @@ class Work:
         """Whether another process could do any of this."""
         return self.segment.source is not None or bool(self._maps or self._batch_maps)
 
+    def copy_failure(self, error: Exception, ordinal: int) -> Failure:
+        """Wrap what went wrong while a stored item was copied for one of its uses."""
+        return Failure(self._located("echo (copying an item)", error, ordinal))
+
     def batch_failure(self, error: Exception, number: int) -> Failure:
         """Wrap what went wrong while batch ``number`` was put together."""
         assert self.segment.batch is not None
@@ -223,8 +227,6 @@ class Work:
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, word: int, batch: Any) -> Any:
     """Return a ``torch.Generator`` placed on a batch's device, or None without tensors."""
-    from stoker import structure
-
     for leaf in structure.leaves(batch):
         if structure.is_tensor(leaf):
             import torch

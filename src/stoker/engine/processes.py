@@ -37,6 +37,7 @@ from stoker.stages.source import DatasetSource
 _GRACE_S = 1.0
 _PAGE = 1 << 16
 _PR_SET_PDEATHSIG = 1
+_BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
 
 
 class Remote:
@@ -73,20 +74,21 @@ class Remote:
         """Have the process end: by asking if it is idle, by force if it is busy."""
         if self._busy:
             self._process.kill()
-        else:
-            self._connection.close()
+            return
+        with contextlib.suppress(OSError):  # it may have died by itself
+            _send(self._connection, None, None)
 
     def close(self) -> None:
         """End the process, and free what belonged to it; nobody may use it any more."""
         if self._closed:
             return
         self._closed = True
-        self._connection.close()
         self._process.join(_GRACE_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
         self._process.close()
+        self._connection.close()
         for shared in (self._there, self._back):
             if shared is not None:
                 shared.close()
@@ -112,10 +114,12 @@ def start(count: int, works: list[Work], seed: int, epoch: int) -> list[Remote]:
     main = threading.current_thread() is threading.main_thread()
     remotes: list[Remote] = []
     ours_before: list[Connection] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for _ in range(count):
             ours, theirs = context.Pipe()
             there, back = _Shared.create(), _Shared.create()
+            for opened in (ours, theirs, there, back):
+                undo.callback(opened.close if opened is not None else int)
             forked = context.get_start_method() == "fork"
             process = context.Process(
                 target=_serve,
@@ -133,13 +137,14 @@ def start(count: int, works: list[Work], seed: int, epoch: int) -> list[Remote]:
                 daemon=True,
             )
             process.start()
+            undo.pop_all()
             theirs.close()
             ours_before.append(ours)
             remotes.append(Remote(process, ours, there, back))
-    except BaseException:
-        for remote in remotes:
-            remote.close()
-        raise
+            for remote in remotes:
+                undo.callback(remote.close)
+                undo.callback(remote.stop)
+        undo.pop_all()
     return remotes
 
 
@@ -259,6 +264,8 @@ def _serve(
             request = _receive(connection, inbox)
         except (EOFError, OSError):
             return
+        if request is None:
+            return
         ns = [0] * len(works[request[0]].segment.names)
         answer = hand.do(ns, *request)
         try:
@@ -334,6 +341,7 @@ class _Hand:
             made = builder.finish()
         except Exception as error:
             return Failure(_plain(work.batch_failure(error, number).error))
+        self._reseed(number, _BATCHES)
         made = work.finish(made, number, 0, ns)
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
@@ -346,27 +354,25 @@ class _Hand:
         ordinals: Sequence[int],
         words: list[int] | None,
     ) -> list[Any]:
-        if indices is None:
-            assert values is not None
-            values = list(values)
-            work.apply(values, ordinals, words, ns)
-            return values
         source = work.segment.source
-        if not isinstance(source, DatasetSource):
-            values = work.fetch(indices, ns)
-            work.apply(values, ordinals, words, ns)
-            return values
+        if source is not None and not isinstance(source, DatasetSource) and not work.segment.maps:
+            assert indices is not None
+            return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
         examples = []
         for i, ordinal in enumerate(ordinals):
-            self._reseed(ordinal)
-            one = work.fetch(indices[i : i + 1], ns)
+            self._reseed(ordinal, words[i] if words else 0)
+            if indices is not None:
+                one = work.fetch(indices[i : i + 1], ns)
+            else:
+                assert values is not None
+                one = values[i : i + 1]
             work.apply(one, ordinals[i : i + 1], words and words[i : i + 1], ns)
             examples.append(one[0])
         return examples
 
-    def _reseed(self, ordinal: int) -> None:
+    def _reseed(self, ordinal: int, word: int) -> None:
         """Seed the global generators by the example's address, as old datasets draw from them."""
-        seed = randomness.mixed(int(self._legacy_key[0]), ordinal)
+        seed = randomness.mixed(int(self._legacy_key[0]) ^ word, ordinal)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch = sys.modules.get("torch")

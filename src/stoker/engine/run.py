@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
@@ -102,6 +103,7 @@ class Run:
         self._seed, self._epoch = seed, epoch
         self._planning = threading.RLock()
         self._loader: LoaderStream | None = None
+        self._device: DeviceStream | None = None
         self._crews: list[Crew] = []
         began = time.perf_counter_ns()
         try:
@@ -166,19 +168,17 @@ class Run:
             return
         self.closed = True
         self.ended_ns = time.perf_counter_ns()
-        for crew in self._crews:
-            crew.close()
-        if self._loader is not None:
-            self._loader.close()
-        for stream in self.segments:
-            stream.clear()
-        for feed in self.feeds:
-            feed.clear()
-        self.recycler.clear()
+        with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
+            rest.callback(self.recycler.clear)
+            for part in (*self.feeds, *self.segments, self._device, self._loader):
+                if part is not None:
+                    rest.callback(part.clear)
+            for crew in self._crews:
+                rest.callback(crew.close)
 
     def loader_error(self) -> BaseException | None:
-        """Return what a foreign loader raised last."""
-        return self._loader.error if self._loader is not None else None
+        """Return what a foreign loader raised, once."""
+        return self._loader.take_error() if self._loader is not None else None
 
     def held(self) -> dict[int, int]:
         """Return how many items each pool holds."""
@@ -259,6 +259,9 @@ class Run:
         crew = self._hire(host, tempo, workers, loader)
         tail = Crew(0, max(1, len(works) - len(host)), Tempo())
         self._crews = [crew, tail]
+        crew.begin()
+        for work in works.values():
+            self.tally.add(work.segment.names, [0] * len(work.segment.names), 0)
         stream: Any = None
         if loader:
             iterator = iter(plan.source.loader)
@@ -266,7 +269,7 @@ class Run:
                 iterator,
                 plan.source.name,
                 self.tally,
-                self.recycler if parts and isinstance(parts[0], Echo) else None,
+                self.recycler if any(isinstance(part, Echo) for part in parts) else None,
             )
         feed: Any = None
         self._crew_of_last = crew
@@ -276,7 +279,7 @@ class Run:
                 feed = PooledFeed(part, self._make_pool, stream, self.tally)
                 self.feeds.append(feed)
             elif isinstance(part, To):
-                stream = DeviceStream(stream, Mover(part.device), crew)
+                stream = self._device = DeviceStream(stream, Mover(part.device), crew)
                 depth = 0
             else:
                 if feed is None and stream is not None:
@@ -298,7 +301,7 @@ class Run:
                     recycler=self.recycler,
                     tally=self.tally,
                     into_pool=i + 1 < len(parts) and isinstance(parts[i + 1], Echo),
-                    planning=self._planning,
+                    planning=self._planning if here is crew else threading.RLock(),
                 )
                 if here is crew:
                     crew.plan_with(stream.plan_ahead)  # the last one's: it plans for all

@@ -20,6 +20,7 @@ from stoker import machine, structure
 from stoker.buffers import Recycler
 from stoker.engine.crew import GATHER_AHEAD, GATHER_BATCHES, GATHER_INLINE_BATCH_NS, Crew, Job, Pace
 from stoker.engine.plan import Failure, Work
+from stoker.errors import StageError
 from stoker.randomness import Order
 from stoker.stages.batch import Builder, Columns
 from stoker.stages.device import Mover
@@ -151,7 +152,9 @@ class SegmentStream:
         self.inputs = inputs = examples if feed is None else feed.total
         self._examples = examples
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
-        self._gathers = self.segment.gathers and not self.segment.batch_maps and not into_pool
+        maps = self.segment.batch_maps
+        self._stacks = self.segment.gathers and not (maps and crew.remote)
+        self._gathers = self._stacks and not maps and not into_pool
         if feed is not None and not self.segment.maps and not self.segment.batch_maps:
             pace.light = True
         self._passes = feed is not None and self.segment.batches_in and not self.segment.maps
@@ -174,15 +177,13 @@ class SegmentStream:
 
         Called by the consumer, who plans only where it has to: workers plan ahead.
         """
-        try:
-            item = self._window.popleft()
-        except IndexError:
+        if self._window:  # nobody else takes from it
+            item: Item | None = self._window.popleft()
+        else:
             with self._planning:
-                first = self._first()
-            if first is None:
-                return None
-            item = first
-        self.crew.plan()
+                item = self._first()
+        if item is not None:
+            self.crew.plan()
         return item
 
     def _first(self) -> Item | None:
@@ -201,8 +202,14 @@ class SegmentStream:
         """Fill the window up; called by workers."""
         more = True
         while more and not self.crew.closed:
-            with self._planning:  # in steps, for the consumer may have to plan itself
+            # In steps, for the consumer may have to plan itself; and never waiting, for who
+            # plans may wait for a worker.
+            if not self._planning.acquire(blocking=False):
+                return
+            try:
                 more = len(self._window) < self.ahead() and self._submit_next()
+            finally:
+                self._planning.release()
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.
@@ -335,7 +342,7 @@ class SegmentStream:
             needs = {item.job for item in job.items if not item.job.done}
         if batch is None:
             job.values = [None] * job.rows
-        elif self.segment.gathers:
+        elif self._stacks:
             job.batch = self.segment.source.allocate(job.rows, self._recycler)
         else:
             job.builder = Builder(job.rows, batch.collate, self._recycler)
@@ -476,7 +483,10 @@ class SegmentStream:
         for item, hand_over in zip(items, mine, strict=True):
             value = item.job.values[item.row]
             if not hand_over and type(value) is not Failure:
-                value = self._recycler.copied(value)
+                try:
+                    value = self._recycler.copied(value)
+                except Exception as error:
+                    value = self.work.copy_failure(error, item.ordinal)
             values.append(value)
         with lock:
             for item in items:
@@ -550,7 +560,7 @@ class LoaderStream:
         self._pulled = 0
         self._fresh = 0
         self._peeked: Item | None = None
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
 
     @property
     def fresh(self) -> int:
@@ -570,8 +580,8 @@ class LoaderStream:
         except StopIteration:
             self._iterator = None
             return None
-        except BaseException as error:
-            self.error = error
+        except Exception as error:
+            self._error = error
             raise
         if self._keep is not None:
             batch = self._keep.copied(batch)
@@ -596,9 +606,14 @@ class LoaderStream:
         """Refuse: states that would need this are refused before."""
         raise AssertionError("a loader's batches cannot be made again")
 
-    def close(self) -> None:
+    def take_error(self) -> BaseException | None:
+        """Return what the loader raised since this was last asked."""
+        error, self._error = self._error, None
+        return error
+
+    def clear(self) -> None:
         """Let go of the loader's iterator, which ends its workers."""
-        self._iterator = None
+        self._iterator = self._peeked = None
 
 
 class DeviceStream:
@@ -630,7 +645,7 @@ class DeviceStream:
         item, move = self._under_way.popleft()
         if not isinstance(self._upstream, LoaderStream):
             self._begin(wait=False)
-        value = move if type(move) is Failure else move()
+        value = move if type(move) is Failure else self._tried(move, item)
         return _like(item, Ready(value), item.word, item.fresh)
 
     def pull_many(self, count: int) -> Iterator[Item]:
@@ -652,7 +667,7 @@ class DeviceStream:
         self._crew.wait(item.job)
         value = item.job.values[item.row]
         if type(value) is not Failure:
-            value = self._mover.start(value)()
+            value = self._tried(lambda: self._mover.start(value)(), item)
         return _like(item, Ready(value), item.word, item.fresh)
 
     def _begin(self, *, wait: bool) -> bool:
@@ -665,10 +680,21 @@ class DeviceStream:
         self._crew.wait(item.job)
         self._next = None
         value, item.job.values[item.row] = item.job.values[item.row], None
-        self._under_way.append(
-            (item, value if type(value) is Failure else self._mover.start(value))
-        )
+        if type(value) is not Failure:
+            value = self._tried(lambda: self._mover.start(value), item)
+        self._under_way.append((item, value))
         return True
+
+    def _tried(self, move: Callable[[], Any], item: Item) -> Any:
+        try:
+            return move()
+        except Exception as error:
+            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
+
+    def clear(self) -> None:
+        """Let go of the batches that are under way."""
+        self._under_way.clear()
+        self._next = self._peeked = None
 
 
 def _pulled(pull: Callable[[], Item | None], count: int) -> Iterator[Item]:

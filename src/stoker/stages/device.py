@@ -53,6 +53,7 @@ class Mover:
 
         self._torch = torch
         self._device = torch.device(device)
+        self.name = To(device).name
         self._side: Any = None
         self._staging: deque[tuple[Any, dict[int, Any]]] = deque()
         if self._device.type == "cuda":

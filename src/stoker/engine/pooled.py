@@ -8,8 +8,9 @@ from functools import cached_property
 
 from stoker import structure
 from stoker.echoing.pool import Draw, Pool, Snapshot
+from stoker.engine.outside import DeviceStream, LoaderStream
 from stoker.engine.plan import Failure
-from stoker.engine.streams import DeviceStream, Item, LoaderStream, SegmentStream, Tally, Use
+from stoker.engine.streams import Item, SegmentStream, Tally, Use
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
 

@@ -14,15 +14,10 @@ from stoker.buffers import Recycler
 from stoker.echoing.pool import Pool, Snapshot
 from stoker.engine import processes
 from stoker.engine.crew import Crew, Tempo
+from stoker.engine.outside import DeviceStream, Direct, LoaderStream
 from stoker.engine.plan import Failure, Plan, Segment, Work
 from stoker.engine.pooled import PooledFeed
-from stoker.engine.streams import (
-    DeviceStream,
-    Direct,
-    LoaderStream,
-    SegmentStream,
-    Tally,
-)
+from stoker.engine.streams import SegmentStream, Tally
 from stoker.randomness import Order
 from stoker.stages.device import Mover, To
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo

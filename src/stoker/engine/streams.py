@@ -10,20 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
 
 from stoker import machine, structure
 from stoker.buffers import Recycler
 from stoker.engine.crew import GATHER_AHEAD, GATHER_BATCHES, GATHER_INLINE_BATCH_NS, Crew, Job, Pace
 from stoker.engine.plan import Failure, Work
-from stoker.errors import StageError
 from stoker.randomness import Order
 from stoker.stages.batch import Builder, Columns
-from stoker.stages.device import Mover
 
 
 class Item:
@@ -263,7 +259,7 @@ class SegmentStream:
         self.crew.wait(item.job)
         self._next += 1
         (value,) = self._taken([item], own=False)
-        return _like(item, Ready(value), word, self.feed.fresh)
+        return like(item, Ready(value), word, self.feed.fresh)
 
     def again(self, number: int) -> Item:
         """Make one output once more."""
@@ -361,7 +357,7 @@ class SegmentStream:
                 item.repeats = job.rows - len(set(job.ordinals))
             return [item]
         if uses is not None and self._batches:
-            return [_like(uses[0][0], job, uses[0][1], job.fresh)]
+            return [like(uses[0][0], job, uses[0][1], job.fresh)]
         words = job.words or [0] * job.rows
         return [
             Item(job, row, ordinal, word, job.fresh if uses else ordinal + 1, 1)
@@ -507,205 +503,7 @@ class Ready:
         self.items = self.waiting = None
 
 
-class Direct:
-    """Feeds a segment with each item of a stream once."""
-
-    def __init__(self, stream: LoaderStream | DeviceStream) -> None:
-        self._stream = stream
-        self.total = stream.total
-        self.blocking = True
-
-    @property
-    def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
-        return self._stream.fresh
-
-    def take(self, count: int) -> list[Use]:
-        """Return the next items."""
-        uses = []
-        for _ in range(count):
-            item = self._stream.pull()
-            if item is None:
-                break
-            uses.append(_only_use(item))
-        return uses
-
-    def again_for(self, start: int, count: int) -> list[Use]:
-        """Return items once more."""
-        return [_only_use(self._stream.again(start + i)) for i in range(count)]
-
-
-def _only_use(item: Item) -> Use:
-    item.scheduled, item.settled = 1, True
-    return item, item.word
-
-
-class LoaderStream:
-    """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
-
-    Where a pool keeps them they are copied out first: the loader may refill its arrays, or
-    keep them for itself.
-    """
-
-    total = None
-    blocking = True
-
-    def __init__(
-        self, iterator: Iterator[Any], name: str, tally: Tally, keep: Recycler | None
-    ) -> None:
-        self._keep = keep
-        self._iterator: Iterator[Any] | None = iterator
-        self._name = name
-        self._tally = tally
-        self._pulled = 0
-        self._fresh = 0
-        self._peeked: Item | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def fresh(self) -> int:
-        """Rows of the batches that were pulled."""
-        return self._fresh
-
-    def pull(self) -> Item | None:
-        """Ask the loader; what it raises passes as it is, and it may be asked again."""
-        if self._peeked is not None:
-            item, self._peeked = self._peeked, None
-            return item
-        if self._iterator is None:
-            return None
-        began = time.perf_counter_ns()
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._iterator = None
-            return None
-        except Exception as error:
-            self._error = error
-            raise
-        if self._keep is not None:
-            batch = self._keep.copied(batch)
-        rows = batch_rows(batch)
-        self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
-        self._fresh += rows
-        self._pulled += 1
-        return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
-
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
-
-    def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` batches, fewer only at the end."""
-        return _pulled(self.pull, count)
-
-    def peek(self) -> Item | None:
-        """Return the next batch without taking it."""
-        self._peeked = self.pull()
-        return self._peeked
-
-    def again(self, number: int) -> Item:
-        """Refuse: states that would need this are refused before."""
-        raise AssertionError("a loader's batches cannot be made again")
-
-    def take_error(self) -> BaseException | None:
-        """Return what the loader raised since this was last asked."""
-        error, self._error = self._error, None
-        return error
-
-    def clear(self) -> None:
-        """Let go of the loader's iterator, which ends its workers."""
-        self._iterator = self._peeked = None
-
-
-class DeviceStream:
-    """Batches on a device, one of them under way while another is used."""
-
-    blocking = True
-
-    def __init__(self, upstream: SegmentStream | LoaderStream, mover: Mover, crew: Crew) -> None:
-        self._upstream = upstream
-        self._mover = mover
-        self._crew = crew
-        self._under_way: deque[tuple[Item, Any]] = deque()
-        self._next: Item | None = None
-        self._peeked: Item | None = None
-        self.total = upstream.total
-
-    @property
-    def fresh(self) -> int:
-        """Fresh examples behind the batches that were pulled from the host."""
-        return self._upstream.fresh
-
-    def pull(self) -> Item | None:
-        """Return the next batch on the device, and begin to move the one after it."""
-        if self._peeked is not None:
-            ready, self._peeked = self._peeked, None
-            return ready
-        if not self._under_way and not self._begin(wait=True):
-            return None
-        item, move = self._under_way.popleft()
-        if not isinstance(self._upstream, LoaderStream):
-            self._begin(wait=False)
-        value = move if type(move) is Failure else self._tried(move, item)
-        return _like(item, Ready(value), item.word, item.fresh)
-
-    def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` batches, fewer only at the end."""
-        return _pulled(self.pull, count)
-
-    def usable_bytes(self) -> int:
-        """Return the memory that is free where the batches are."""
-        return self._mover.usable_bytes()
-
-    def peek(self) -> Item | None:
-        """Return the next batch without taking it."""
-        self._peeked = self.pull()
-        return self._peeked
-
-    def again(self, number: int) -> Item:
-        """Make a batch once more."""
-        item = self._upstream.again(number)
-        self._crew.wait(item.job)
-        value = item.job.values[item.row]
-        if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(value)(), item)
-        return _like(item, Ready(value), item.word, item.fresh)
-
-    def _begin(self, *, wait: bool) -> bool:
-        """Start to move the next batch; without ``wait`` only if the host has it ready."""
-        if self._next is None:
-            self._next = self._upstream.pull()
-        item = self._next
-        if item is None or not (wait or item.job.done):
-            return False
-        self._crew.wait(item.job)
-        self._next = None
-        value, item.job.values[item.row] = item.job.values[item.row], None
-        if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(value), item)
-        self._under_way.append((item, value))
-        return True
-
-    def _tried(self, move: Callable[[], Any], item: Item) -> Any:
-        try:
-            return move()
-        except Exception as error:
-            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
-
-    def clear(self) -> None:
-        """Let go of the batches that are under way."""
-        self._under_way.clear()
-        self._next = self._peeked = None
-
-
-def _pulled(pull: Callable[[], Item | None], count: int) -> Iterator[Item]:
-    for _ in range(count):
-        item = pull()
-        if item is None:
-            return
-        yield item
-
-
-def _like(item: Item, job: Any, word: int, fresh: int) -> Item:
+def like(item: Item, job: Any, word: int, fresh: int) -> Item:
     """Return an item for another value of the same address."""
     twin = Item(job, 0, item.ordinal, word, fresh, item.rows)
     twin.repeats = item.repeats
@@ -716,20 +514,3 @@ def done_item(value: Any, ordinal: int, word: int, fresh: int, rows: int) -> Ite
     """Return an item whose value is there already."""
     job: Any = Ready(value)
     return Item(job, 0, ordinal, word, fresh, rows)
-
-
-def batch_rows(batch: Any) -> int:
-    """Return how many examples a batch holds: the length of its first array, or else list."""
-    for leaf in structure.leaves(batch):
-        if isinstance(leaf, np.ndarray) or structure.is_tensor(leaf):
-            return int(leaf.shape[0]) if leaf.ndim else 1
-    return _list_rows(batch) or 1
-
-
-def _list_rows(value: Any) -> int:
-    parts = structure.children(value)
-    if parts is None:
-        return 0
-    if isinstance(value, list) and all(structure.children(child) is None for _, child in parts):
-        return len(value)
-    return next((rows for rows in (_list_rows(child) for _, child in parts) if rows), 0)

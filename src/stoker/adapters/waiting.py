@@ -56,7 +56,8 @@ class Monitored(Generic[T]):
         _watch_exit(self)
 
     def __iter__(self) -> Iterator[T]:
-        return _Pass(self, time.perf_counter_ns())
+        began = time.perf_counter_ns()
+        return _passing(self, iter(self.loader), began)  # the loader starts now, not later
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -101,45 +102,27 @@ def _watch_exit(monitored: Monitored[Any]) -> None:
     weakref.finalize(monitored, atexit.unregister, tell).atexit = False
 
 
-class _Pass(Iterator[T]):
-    """One pass. Its ``__next__`` adds well under a microsecond."""
-
-    __slots__ = ("_batches", "_began", "_clock", "_first", "_next", "_owner", "_wait")
-
-    def __init__(self, owner: Monitored[T], began_ns: int) -> None:
-        self._owner: Monitored[T] | None = owner
-        self._began = began_ns
-        self._clock = time.perf_counter_ns
-        self._wait = self._batches = self._first = 0
-        self._next = iter(owner.loader).__next__
-        self._first = self._clock() - began_ns  # iter() may start workers
-        self._wait = self._first
-
-    def __next__(self) -> T:
-        clock = self._clock
-        began = clock()
-        try:
-            batch = self._next()
-        except StopIteration:
-            self._end()
-            raise
-        self._wait += clock() - began
-        if not self._batches:
-            self._first = self._wait
-        self._batches += 1
-        return batch
-
-    def _end(self) -> None:
-        owner, self._owner = self._owner, None
-        if owner is not None:
-            elapsed = self._clock() - self._began
-            owner._ended(
-                EpochWait(self._batches, elapsed / 1e9, self._first / 1e9, self._wait / 1e9)
-            )
-
-    def __del__(self) -> None:
-        if getattr(self, "_owner", None) is not None and self._batches:
-            self._end()
+def _passing(owner: Monitored[T], iterator: Iterator[T], began_ns: int) -> Iterator[T]:
+    """Pass batches on; a generator, for its local variables are the cheapest place to count."""
+    clock = time.perf_counter_ns
+    take = iterator.__next__
+    wait = first = clock() - began_ns  # iter() may start workers
+    batches = 0
+    try:
+        while True:
+            asked = clock()
+            try:
+                batch = take()
+            except StopIteration:
+                return
+            wait += clock() - asked
+            if not batches:
+                first = wait
+            batches += 1
+            yield batch
+    finally:
+        elapsed = clock() - began_ns
+        owner._ended(EpochWait(batches, elapsed / 1e9, first / 1e9, wait / 1e9))
 
 
 def monitor(loader: Iterable[T]) -> Monitored[T]:

@@ -65,6 +65,7 @@ class Pace:
         self.whole = False  # whether a chunk is always a whole batch
         self.light = False  # whether rows are but copied: nothing to be careful about at first
         self.chunk_rows = rows_per_batch  # at most
+        self.releases_gil = False  # whether it is all NumPy's own work
         self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
@@ -360,6 +361,8 @@ class Crew:
                 each.inline_row_ns = each.row_ns
             if known and sum(p.batch_ns() for p in paces) > min(p.inline_ns for p in paces):
                 self.active = self.limit
+                if all(each.releases_gil for each in paces):  # then there is nothing to try
+                    self._tempo.active, self._undecided = self.active, False
                 self._start()
                 self._call_all()
             return

@@ -155,6 +155,7 @@ class SegmentStream:
             pace.light = True
         self._passes = feed is not None and self.segment.batches_in and not self.segment.maps
         if self._gathers:
+            pace.releases_gil = True
             pace.inline_ns = GATHER_INLINE_BATCH_NS
             pace.chunk_rows = GATHER_BATCHES * group
         self._next = 0  # the output to be submitted next

@@ -215,7 +215,9 @@ class SegmentStream:
         """
         window = self._window
         while count:
-            if not window and not self._submit_next(count):
+            # Inline nobody works ahead, so no more is begun than is wanted.
+            at_most = count if self.crew.inline else None
+            if not window and not self._submit_next(at_most):
                 return
             taken = min(count, len(window))
             for _ in range(taken):
@@ -228,8 +230,8 @@ class SegmentStream:
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 
     def peek(self) -> Item | None:
-        """Return the next output without taking it."""
-        if not self._window and not self._submit_next():
+        """Return the next output without taking it; of examples no more than that one is begun."""
+        if not self._window and not self._submit_next(at_most=1):
             return None
         return self._window[0]
 
@@ -292,7 +294,7 @@ class SegmentStream:
         """Return how many outputs in the window are done, and how many it may hold."""
         return sum(item.job.done for item in tuple(self._window)), self.ahead()
 
-    def _submit_next(self, wanted: int | None = None) -> bool:
+    def _submit_next(self, at_most: int | None = None) -> bool:
         number = self._next
         if self._ended or number == self.total:
             return False
@@ -302,8 +304,8 @@ class SegmentStream:
             # of a batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
             chunk = self.pace.chunk(self.crew.target_ns) if self.pace.row_ns else self._group
             count = min(max(chunk, self._group // 8), self._group)
-            if wanted is not None and self.crew.inline:
-                count = min(count, wanted)
+            if at_most is not None:
+                count = min(count, at_most)
         elif self._gathers and not self.crew.inline:
             count = GATHER_BATCHES
         if self.total is not None:

@@ -13,7 +13,25 @@ Command::
 
 Targets: less than 3 % of the rate; less than 0.4 us for each example chosen.
 
-Machine and results: not run yet.
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a plain loop
+iteration takes 290 ns there, so that Python's own share weighs several times more than
+usual), NumPy 2.4.6, torch 2.13.0.
+
+Results::
+
+    batches                          us a batch             stoker / it
+    -------------------------------------------------------------------
+    64x224x224x3: stoker                 1400.9              1 (1 .. 1)
+    64x224x224x3: repeat, copying        1272.8  0.897 (0.749 .. 0.948)
+    64x224x224x3: repeat, no copies       679.6  0.478 (0.392 .. 0.547)
+    256x32x32x3: stoker                   300.6              1 (1 .. 1)
+    256x32x32x3: repeat, copying          103.0   0.34 (0.326 .. 0.366)
+    256x32x32x3: repeat, no copies         64.9  0.217 (0.204 .. 0.228)
+
+    choosing                us an example
+    -------------------------------------
+    while fresh items come          1.035
+    draining                        0.501
 
 Caveats: batches of 0.8 MB are handed out in some fifty microseconds, so a fixed cost of a few
 microseconds a batch shows there and nowhere else.

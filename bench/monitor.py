@@ -8,7 +8,15 @@ Command::
 
 Target: less than 1 us a batch.
 
-Machine and results: not run yet.
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a plain loop
+iteration takes 290 ns there, so that Python's own share weighs several times more than
+usual), NumPy 2.4.6, torch 2.13.0.
+
+Results::
+
+    added by monitor  ns a batch
+    ----------------------------
+    1206 .. 1219            1216
 
 Caveats: what it prints at the end of a pass is part of the time, spread over a million batches.
 """

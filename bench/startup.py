@@ -10,7 +10,20 @@ Command::
 
 Target: with echoing at most 1.1 times as long as without.
 
-Machine and results: not run yet.
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a plain loop
+iteration takes 290 ns there, so that Python's own share weighs several times more than
+usual), NumPy 2.4.6, torch 2.13.0.
+
+Results::
+
+    first batch              ms          it / no echo
+    -------------------------------------------------
+    sleeps, no echo        38.6            1 (1 .. 1)
+    sleeps, example echo   44.9   1.17 (1.14 .. 1.21)
+    sleeps, batch echo     39.0  1.01 (0.996 .. 1.03)
+    decodes, no echo       51.5            1 (1 .. 1)
+    decodes, example echo  60.3  1.17 (0.919 .. 1.51)
+    decodes, batch echo    69.3   1.33 (1.09 .. 1.86)
 
 Caveats: threads are started in the measured time, processes are not used. Closing the iterator
 is not part of it.

@@ -123,12 +123,9 @@ class Stats:
             f"  {'consumer':<{width}}  waited {self.consumer_wait_s:.2f} s of "
             f"{self.elapsed_s:.2f} s ({self.wait_fraction:.0%}){mark}"
         )
-        where = f"{self.workers} worker{'s' * (self.workers > 1)}"
-        if not self.workers:
-            where = "inline, in the consumer's thread"
         lines.append(
-            f"  {where}; window {self.window_ready} of {self.window_size} ready "
-            f"({format_bytes(self.window_bytes)})"
+            f"  workers taking part: {self.workers}; window {self.window_ready} of "
+            f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
         )
         if self.copy_distance:
             lines.append(

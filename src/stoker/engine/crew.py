@@ -311,6 +311,8 @@ class Crew:
         return start, stop
 
     def _make_ready(self, job: Job) -> None:
+        if self._closed:
+            return
         self._ready[job.line.depth].append(job)
         if self.active:
             self._work.notify(self.active if job.rows > 1 else 1)

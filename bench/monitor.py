@@ -16,7 +16,7 @@ Results::
 
     added by monitor  ns a batch
     ----------------------------
-    1206 .. 1219            1216
+    620 .. 1212             1193
 
 Caveats: what it prints at the end of a pass is part of the time, spread over a million batches.
 """

@@ -18,12 +18,12 @@ Results::
 
     first batch              ms          it / no echo
     -------------------------------------------------
-    sleeps, no echo        38.6            1 (1 .. 1)
-    sleeps, example echo   44.9   1.17 (1.14 .. 1.21)
-    sleeps, batch echo     39.0  1.01 (0.996 .. 1.03)
-    decodes, no echo       51.5            1 (1 .. 1)
-    decodes, example echo  60.3  1.17 (0.919 .. 1.51)
-    decodes, batch echo    69.3   1.33 (1.09 .. 1.86)
+    sleeps, no echo        39.0            1 (1 .. 1)
+    sleeps, example echo   45.1    1.14 (1.08 .. 1.2)
+    sleeps, batch echo     39.5  1.01 (0.964 .. 1.06)
+    decodes, no echo       53.8            1 (1 .. 1)
+    decodes, example echo  67.1  1.22 (0.983 .. 1.37)
+    decodes, batch echo    64.7   1.27 (1.08 .. 1.52)
 
 Caveats: threads are started in the measured time, processes are not used. Closing the iterator
 is not part of it.

@@ -40,9 +40,9 @@ A run of five rounds on a quiet machine gave, for 1 ms of Python, 2 processes: 1
 
 Caveats: in epochs of 16 batches what is behind the first batch favours who had more batches under
 way by then: three torch workers hold six. The millisecond is a number of iterations, found once,
-so that workers that share a core pay for it. DataLoader keeps its processes between epochs, stoker starts its own every epoch:
-``whole`` has that start, the target does not. Without ``--jpegs`` the files are made (smooth
-noise, 500x375), which decode faster than photographs.
+so that workers that share a core pay for it. DataLoader keeps its processes between epochs,
+stoker starts its own every epoch: ``whole`` has that start, the target does not. Without
+``--jpegs`` the files are made (smooth noise, 500x375), which decode faster than photographs.
 """
 
 from __future__ import annotations

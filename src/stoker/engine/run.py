@@ -228,10 +228,6 @@ class Run:
                 return 0 if inputs is None else inputs % batch.n
         return 0
 
-    def pool_bytes(self) -> int:
-        """Return the bytes that the pools may hold, as far as item sizes are known."""
-        return sum(r.size * r.item_bytes for r in self._resolved.values())
-
     # -- building
 
     def _build(self, tempo: Tempo, workers: Workers) -> Any:

@@ -74,6 +74,9 @@ def test_the_stream_is_the_same_for_any_threads(spec: Spec, workers: int) -> Non
 
 @few(6)
 @given(specs(max_examples=25), st.integers(1, 2))
+@example(  # two uses of one item in one request
+    Spec(examples=1, batch=2, shuffle=False, echoes=(("before", Fraction(5), None),)), 1
+)
 def test_the_stream_is_the_same_for_any_processes(spec: Spec, workers: int) -> None:
     assert stream(built(spec, workers, "process")) == stream(built(spec, 0))
 

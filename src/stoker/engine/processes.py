@@ -321,6 +321,8 @@ class _Hand:
         whole: bool,
     ) -> Any:
         work = self._works[depth]
+        if values is not None:
+            values = _separate(values)
         values = self._examples(work, ns, indices, values, ordinals, words)
         batch = work.segment.batch
         for i, value in enumerate(values):
@@ -378,6 +380,16 @@ class _Hand:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(seed)
+
+
+def _separate(values: list[Any]) -> list[Any]:
+    """Copy what came twice: pickling keeps two uses of one item one object, maps may write."""
+    seen: set[int] = set()
+    separate = []
+    for value in values:
+        separate.append(structure.copied(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return separate
 
 
 def _plain(error: BaseException) -> BaseException:

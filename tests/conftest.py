@@ -29,7 +29,9 @@ for _profile, _max_examples in (("short", 30), ("full", 500)):
         max_examples=_max_examples,
         deadline=None,
         derandomize=_profile == "short",
-        database=None if _in_ci or _profile == "short" else DirectoryBasedExampleDatabase(".hypothesis/examples"),
+        database=None
+        if _in_ci or _profile == "short"
+        else DirectoryBasedExampleDatabase(".hypothesis/examples"),
         print_blob=True,
     )
 settings.load_profile(os.environ.get("STOKER_TEST_PROFILE", "short"))

@@ -56,7 +56,7 @@ class Monitored(Generic[T]):
         _watch_exit(self)
 
     def __iter__(self) -> Iterator[T]:
-        began = time.perf_counter_ns()
+        began = time.perf_counter()
         return _passing(self, iter(self.loader), began)  # the loader starts now, not later
 
     def __len__(self) -> int:
@@ -102,27 +102,24 @@ def _watch_exit(monitored: Monitored[Any]) -> None:
     weakref.finalize(monitored, atexit.unregister, tell).atexit = False
 
 
-def _passing(owner: Monitored[T], iterator: Iterator[T], began_ns: int) -> Iterator[T]:
+def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
     """Pass batches on; a generator, for its local variables are the cheapest place to count."""
-    clock = time.perf_counter_ns
-    take = iterator.__next__
-    wait = first = clock() - began_ns  # iter() may start workers
-    batches = 0
+    clock = time.perf_counter
+    batches, wait_s = 0, 0.0
+    first_s = None
+    asked_s = began_s  # iter() may start workers
     try:
-        while True:
-            asked = clock()
-            try:
-                batch = take()
-            except StopIteration:
-                return
-            wait += clock() - asked
-            if not batches:
-                first = wait
+        for batch in iterator:
+            wait_s += clock() - asked_s
             batches += 1
             yield batch
+            if first_s is None:
+                first_s = wait_s
+            asked_s = clock()
+        wait_s += clock() - asked_s
     finally:
-        elapsed = clock() - began_ns
-        owner._ended(EpochWait(batches, elapsed / 1e9, first / 1e9, wait / 1e9))
+        elapsed_s = clock() - began_s
+        owner._ended(EpochWait(batches, elapsed_s, wait_s if first_s is None else first_s, wait_s))
 
 
 def monitor(loader: Iterable[T]) -> Monitored[T]:

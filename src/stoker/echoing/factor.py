@@ -37,6 +37,8 @@ def uses_of_first(factor: Fraction, items: int) -> int:
 
 def counts(factor: Fraction, start: int, stop: int) -> NDArray[np.int64]:
     """Return the uses of items ``start .. stop - 1``: each ``floor(e)`` or ``ceil(e)``."""
+    if factor.denominator == 1:
+        return np.full(stop - start, factor.numerator, np.int64)
     return counts_of(factor, np.arange(start, stop, dtype=np.int64))
 
 

@@ -24,6 +24,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +33,18 @@ from stoker.echoing.factor import counts, counts_of, uses_of_first
 from stoker.randomness import Rekeyed
 
 SNAPSHOT_STEPS = 64
-"""Least steps between snapshots; one of twice as many draws as the pool has items, if more.
+"""Least steps between snapshots; as many as draw twice the pool's items, if more.
 
-A restored pool replays at most as many steps, and a drain.
+A restored pool replays at most as many steps, and a drain. Drawn in groups, which cost less, it
+is eight times the items.
 """
 
-_ORDINAL, _REMAINING, _USED, _LAST = range(4)  # the columns of an item's row
-_NEVER = -2  # the step of the last use of an item that was not used, or nobody knows when
+_FRACTIONS = 64
+_SLACK = 8  # draws beyond what chance is expected to waste
+_NO_SLOTS = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """One group of uses.
 
     Attributes:
@@ -99,12 +101,21 @@ class Pool:
         self._key = key
         self._random = Rekeyed()
         rows = size if items is None else min(size, items)
-        self._items = np.zeros((rows, 4), np.int64)  # a row an item: one cache line in a draw
+        # An item has a slot. Arrays of one dimension: NumPy gathers from them ten times as fast.
+        self._ordinal = np.zeros(rows, np.int64)
+        self._uses = np.zeros(rows, np.int64)  # in all
+        self._remaining = np.zeros(rows, np.int64)
+        self._after = np.zeros(rows, np.int64)  # the step after the last use; 0: none, or unknown
+        self._mark = np.zeros(rows, np.int32)
+        self._places = np.arange(2 * group + _SLACK, dtype=np.int32)
         self._held = 0
         self._held_before = 0
+        self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
+        self._holes: Any = _NO_SLOTS
+        self._fractions: list[float] = []
+        self._block = -1  # which of them these are
         self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
-        self._extent = 0  # the rows in use while draining
-        self._snapshot_steps = max(SNAPSHOT_STEPS, 2 * rows // group)
+        self._snapshot_steps = max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * rows // group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
         self.admitted = 0
@@ -130,9 +141,10 @@ class Pool:
 
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items that have uses left."""
-        rows = self._items[: self._extent if self._levels is not None else self._held]
-        ordinals: NDArray[np.int64] = rows[rows[:, _REMAINING] > 0, _ORDINAL]
-        return ordinals
+        return self._ordinal[self._slots_held()]
+
+    def _slots_held(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self._remaining[: self._extent])
 
     def wanted(self) -> int:
         """Return how many fresh items the next draw is to be preceded by."""
@@ -146,14 +158,30 @@ class Pool:
 
     def admit(self, count: int) -> None:
         """Let the next ``count`` fresh items in, at most as many as are wanted."""
-        low, high = self._held, self._held + count
+        if not count:
+            return
         start, stop = self.admitted, self.admitted + count
-        rows = self._items[low:high]
-        rows[:, _ORDINAL] = np.arange(start, stop)
-        rows[:, _REMAINING] = counts(self.factor, start, stop)
-        rows[:, _USED] = 0
-        rows[:, _LAST] = _NEVER
-        self._held = high
+        slots: Any
+        if count == 1:  # batches come one by one, and scalars cost less than arrays
+            if len(self._holes):
+                slots, self._holes = int(self._holes[0]), self._holes[1:]
+            else:
+                slots, self._extent = self._extent, self._extent + 1
+            uses: Any = uses_of_first(self.factor, stop) - uses_of_first(self.factor, start)
+            ordinals: Any = start
+        else:
+            slots, self._holes = self._holes[:count], self._holes[count:]
+            new = count - len(slots)
+            if new:
+                added = slice(self._extent, self._extent + new)
+                slots = np.r_[slots, added] if len(slots) else added
+                self._extent += new
+            uses = counts(self.factor, start, stop)
+            ordinals = np.arange(start, stop)
+        self._ordinal[slots] = ordinals
+        self._uses[slots] = self._remaining[slots] = uses
+        self._after[slots] = 0
+        self._held += count
         self.admitted = stop
         if stop == self.items:
             self.ended = True
@@ -167,56 +195,68 @@ class Pool:
         if self.group == 1 and not self.ended:
             return self._draw_one()
         slots = self._drained() if self.ended else self._uniform()
-        rows = self._items[slots]
-        ordinals, uses, before = rows[:, _ORDINAL], rows[:, _USED].copy(), rows[:, _LAST].copy()
-        known = before >= 0
-        repeats = int(np.count_nonzero(known))
-        distance_sum = int((self.step - before[known]).sum()) if repeats else 0
-        rows[:, _LAST] = self.step
+        ordinals, remaining, after = (
+            self._ordinal[slots],
+            self._remaining[slots],
+            self._after[slots],
+        )
+        uses = self._uses[slots] - remaining
+        remaining -= 1
+        repeats = int(np.count_nonzero(after))
+        distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
+        self._after[slots] = self.step + 1
         duplicates = 0
         if self.ended and len(slots) > self._held_before:
-            duplicates = _number_repeats(slots, uses)
-        rows[:, _REMAINING] -= uses + 1 - rows[:, _USED]
-        rows[:, _USED] = uses + 1
-        self._items[slots] = rows  # of a slot that occurs more than once the last row stays
-        last = rows[:, _REMAINING] == 0
-        if self._levels is None:
-            self._remove(slots[last])
-        else:
-            self._held -= int(last.sum())
+            duplicates = _number_repeats(slots, uses, remaining)
+        self._remaining[slots] = remaining  # of a slot that occurs twice the last value stays
+        last = remaining == 0
+        gone = slots[last]
+        self._held -= len(gone)
+        if not self.ended:
+            self._holes = gone
         self.uses += len(slots)
         self._advance()
         return Draw(ordinals, uses, last, distance_sum, repeats, duplicates)
 
     def _draw_one(self) -> Draw:
         """Draw a group of one: what ``draw`` does, without arrays."""
-        items, held, step = self._items, self._held, self.step
+        held, step = self._held, self.step
         previous = self._previous
         if previous is None:
-            found = np.flatnonzero(items[:held, _LAST] == step - 1)
+            found = np.flatnonzero(self._after[:held] == step) if step else _NO_SLOTS
             previous = int(found[0]) if found.size else -1
         others = held > 1 and previous >= 0
-        slot = int(self._random.at(self._key, step).integers(held - others))
+        slot = int(self._fraction(step) * (held - others))
         if others and slot >= previous:
             slot += 1
-        ordinal, remaining, used, before = items[slot].tolist()
-        items[slot] = ordinal, remaining - 1, used + 1, step
+        remaining = int(self._remaining[slot])
+        used = int(self._uses[slot]) - remaining
+        ordinal, after = int(self._ordinal[slot]), int(self._after[slot])
+        self._remaining[slot] = remaining - 1
+        self._after[slot] = step + 1
         self._previous = slot
         if remaining == 1:
             self._held = held - 1
-            items[slot] = items[held - 1]
+            self._holes = [slot]
             self._previous = -1
         self.uses += 1
         self._advance()
-        known = before >= 0
         return Draw(
             np.array([ordinal]),
             np.array([used]),
             np.array([remaining == 1]),
-            step - before if known else 0,
-            int(known),
+            step + 1 - after if after else 0,
+            int(after > 0),
             0,
         )
+
+    def _fraction(self, step: int) -> float:
+        """Return a random number in [0, 1): of many steps at once, for one costs as much."""
+        block, place = divmod(step, _FRACTIONS)
+        if block != self._block:
+            self._block = block
+            self._fractions = self._random.at(self._key, block).random(_FRACTIONS).tolist()
+        return self._fractions[place]
 
     def _advance(self) -> None:
         self.step += 1
@@ -241,12 +281,11 @@ class Pool:
     def restore(self, snapshot: Snapshot) -> None:
         """Go to where a snapshot was taken; the pool must be new."""
         held = len(snapshot.ordinals)
-        self._held = held
-        rows = self._items[:held]
-        rows[:, _ORDINAL] = snapshot.ordinals
-        rows[:, _REMAINING] = snapshot.remaining
-        rows[:, _USED] = counts_of(self.factor, snapshot.ordinals) - snapshot.remaining
-        rows[:, _LAST] = np.where(snapshot.recent, snapshot.step - 1, _NEVER)
+        self._held = self._extent = held
+        self._ordinal[:held] = snapshot.ordinals
+        self._remaining[:held] = snapshot.remaining
+        self._uses[:held] = counts_of(self.factor, snapshot.ordinals)
+        self._after[:held] = np.where(snapshot.recent, snapshot.step, 0)
         self.step = snapshot.step
         self.admitted = snapshot.admitted
         self.uses = uses_of_first(self.factor, self.admitted) - int(snapshot.remaining.sum())
@@ -254,7 +293,26 @@ class Pool:
         self._snapshots.append(snapshot)
 
     def _uniform(self) -> NDArray[np.int64]:
-        return _distinct(self._random.at(self._key, self.step), self._held, self.group)
+        """Draw distinct slots, uniformly, in time that the group alone sets."""
+        generator = self._random.at(self._key, self.step)
+        held, count = self._held, self.group
+        if held < 4 * count:
+            return generator.permutation(held)[:count]
+        # Rejecting what was drawn before leaves a uniform draw without replacement; so few more
+        # are drawn that there is hardly ever a second round. (A fraction times a whole number is
+        # several times as fast as bounded integers, and its bias is below 2^-30 for any pool
+        # that fits in memory.)
+        kept = _NO_SLOTS
+        while len(kept) < count:
+            drawn = generator.random(count - len(kept) + count * count // held + _SLACK)
+            drawn = (drawn * held).astype(np.int64)
+            if len(kept):
+                drawn = np.concatenate([drawn, kept])
+            # Of a slot that was drawn more than once the last place stays in the mark.
+            places = self._places[: len(drawn)]
+            self._mark[drawn] = places
+            kept = drawn[self._mark[drawn] == places]
+        return kept[:count]
 
     def _drained(self) -> NDArray[np.int64]:
         if self._levels is None:
@@ -262,7 +320,7 @@ class Pool:
         levels = self._levels
         self._held_before = self._held
         need = min(self.group, self.uses_left)
-        avoid = self.step - 1 if self.group == 1 and self._held > 1 else None
+        avoid = self.step if self.step and self.group == 1 and self._held > 1 else None
         picked: list[NDArray[np.int64]] = []
         while need:
             # One pass picks distinct items; only when all of them are picked does another start.
@@ -271,7 +329,7 @@ class Pool:
                 queue = levels[level]
                 while need and queue:
                     slots = queue.popleft()
-                    if avoid is not None and self._items[slots[0], _LAST] == avoid:
+                    if avoid is not None and self._after[slots[0]] == avoid:
                         queue.append(slots)  # groups of one: chunks behind it are of one, too
                         if len(queue) == 1:
                             break
@@ -288,12 +346,11 @@ class Pool:
         return picked[0] if len(picked) == 1 else np.concatenate(picked)
 
     def _begin_drain(self) -> dict[int, deque[NDArray[np.int64]]]:
-        held = self._extent = self._held
-        base = self._snapshots[-1].step
-        last = self._items[:held, _LAST]
-        oldest = np.where(last >= base - 1, last, base - 2)
-        order = np.lexsort((np.arange(held), oldest))
-        remaining = self._items[order, _REMAINING]
+        slots = self._slots_held()
+        after = self._after[slots]
+        after[after < self._snapshots[-1].step] = 0  # a resumed run would not know of these
+        order = slots[np.lexsort((self._ordinal[slots], after))]
+        remaining = self._remaining[order]
         levels: dict[int, deque[NDArray[np.int64]]] = {}
         for level in np.unique(remaining):
             slots = order[remaining == level]
@@ -301,65 +358,38 @@ class Pool:
             levels[int(level)] = deque(chunks)
         return levels
 
-    def _remove(self, slots: NDArray[np.int64]) -> None:
-        """Close the gaps that exhausted items leave with items from the end."""
-        if not slots.size:
-            return
-        held = self._held - slots.size
-        moved = np.ones(slots.size, bool)
-        moved[slots[slots >= held] - held] = False
-        sources = np.flatnonzero(moved) + held
-        targets = np.sort(slots[slots < held])
-        self._items[targets] = self._items[sources]
-        self._held = held
-
     def _canonicalise(self) -> None:
         """Sort by ordinal, so that the order of slots needs no room in a state."""
-        rows = self._items[: self._held]
-        self._items[: self._held] = rows[np.argsort(rows[:, _ORDINAL])]
+        slots = self._slots_held()
+        slots = slots[np.argsort(self._ordinal[slots])]
+        for column in (self._ordinal, self._uses, self._remaining, self._after):
+            column[: len(slots)] = column[slots]
+        self._extent = self._held
+        self._holes = _NO_SLOTS
         self._previous = None
 
     def _take_snapshot(self) -> None:
-        rows = self._items[: self._held]
+        held = slice(self._extent)
         self._snapshots.append(
             Snapshot(
                 self.step,
                 self.admitted,
-                rows[:, _ORDINAL].copy(),
-                rows[:, _REMAINING].copy(),
-                rows[:, _LAST] == self.step - 1,
+                self._ordinal[held].copy(),
+                self._remaining[held].copy(),
+                (self._after[held] == self.step) & (self.step > 0),
             )
         )
 
 
-def _distinct(generator: np.random.Generator, held: int, count: int) -> NDArray[np.int64]:
-    """Draw ``count`` distinct slots of ``held``, uniformly, in time that ``count`` alone sets."""
-    if held < 4 * count:
-        return generator.permutation(held)[:count]
-    if held > count * count // 2:  # then a draw with replacement is often distinct by itself
-        while True:
-            drawn = (generator.random(count) * held).astype(np.int64)
-            ascending = np.sort(drawn)
-            if (ascending[1:] != ascending[:-1]).all():
-                return drawn
-    # Rejecting what was drawn before leaves a uniform draw without replacement.
-    # (A fraction times a whole number is several times as fast as bounded integers, and its
-    # bias is below 2^-30 for any pool that fits in memory.)
-    drawn = np.empty(0, np.int64)
-    while True:
-        more = generator.random(count + count // 4 + 8) * held
-        drawn = np.concatenate([drawn, more.astype(np.int64)])
-        values, first = np.unique(drawn, return_index=True)
-        if len(values) >= count:
-            return drawn[np.sort(first)[:count]]
-
-
-def _number_repeats(slots: NDArray[np.int64], uses: NDArray[np.int64]) -> int:
+def _number_repeats(
+    slots: NDArray[np.int64], uses: NDArray[np.int64], remaining: NDArray[np.int64]
+) -> int:
     """Number the uses of slots that occur more than once in a draw; return the repeats."""
     seen: dict[int, int] = {}
     for i, slot in enumerate(slots.tolist()):
         before = seen.get(slot, 0)
         uses[i] += before
+        remaining[i] -= before
         seen[slot] = before + 1
     return len(slots) - len(seen)
 

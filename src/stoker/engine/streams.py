@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 from stoker import machine, structure
 from stoker.buffers import Recycler
-from stoker.engine.crew import GATHER_AHEAD, GATHER_BATCHES, GATHER_INLINE_BATCH_NS, Crew, Job, Pace
+from stoker.engine.crew import (
+    GATHER_AHEAD,
+    GATHER_BATCHES,
+    GATHER_INLINE_BATCH_NS,
+    INLINE_BATCH_NS,
+    Crew,
+    Job,
+    Pace,
+)
 from stoker.engine.plan import Failure, Work
 from stoker.randomness import Order
 from stoker.stages.batch import Builder, Columns
@@ -150,13 +158,15 @@ class SegmentStream:
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         maps = self.segment.batch_maps
         self._stacks = self.segment.gathers and not (maps and crew.remote)
-        self._gathers = self._stacks and not maps and not into_pool
+        self._gathers_alone = self._stacks and not maps
+        self._gathers = self._gathers_alone and not into_pool
         if feed is not None and not self.segment.maps and not self.segment.batch_maps:
             pace.light = True
         self._passes = feed is not None and self.segment.batches_in and not self.segment.maps
-        if self._gathers:
+        if self._passes or self._gathers_alone:
             pace.releases_gil = True
             pace.inline_ns = GATHER_INLINE_BATCH_NS
+        if self._gathers:
             pace.chunk_rows = GATHER_BATCHES * group
         self._next = 0  # the output to be submitted next
         self._window: deque[Item] = deque()
@@ -168,6 +178,18 @@ class SegmentStream:
         if self.feed is not None:
             return self.feed.fresh
         return min(self._examples, self._next * self.inputs_each)
+
+    @property
+    def _gathers_here(self) -> bool:
+        """Whether the next batch is gathered in place, because a job would cost more."""
+        if not self._gathers_alone or not self.crew.inline:
+            return False
+        return 0 < self.pace.batch_ns() < self.pace.inline_ns or not self.crew.limit
+
+    @property
+    def _passes_here(self) -> bool:
+        """Whether the consumer copies uses itself, because a job would cost more than the copy."""
+        return self._passes and (self.crew.inline or self.pace.batch_ns() < INLINE_BATCH_NS)
 
     def pull(self) -> Item | None:
         """Return the next output, and see to it that the window is filled up.
@@ -185,11 +207,7 @@ class SegmentStream:
 
     def _first(self) -> Item | None:
         if not self._window:
-            if self._gathers and self.crew.inline:
-                cost_ns = self.pace.batch_ns()
-                if 0 < cost_ns < self.pace.inline_ns or not self.crew.limit:
-                    return self._gathered()
-            if self._passes and self.crew.inline:
+            if self._passes_here:
                 return self._passed()
             if not self._submit_next():
                 return None
@@ -197,7 +215,7 @@ class SegmentStream:
 
     def plan_ahead(self) -> None:
         """Fill the window up; called by workers."""
-        more = True
+        more = not self._passes_here  # then what feeds it was filled up with the last use
         while more and not self.crew.closed:
             # In steps, for the consumer may have to plan itself; and never waiting, for who
             # plans may wait for a worker.
@@ -235,11 +253,9 @@ class SegmentStream:
             return None
         return self._window[0]
 
-    def _gathered(self) -> Item | None:
-        """Gather the next batch here and now: for rows so cheap that a job would cost more."""
+    def _gathered(self) -> Item:
+        """Gather the next batch here and now."""
         number = self._next
-        if number == self.total:
-            return None
         assert self._order is not None
         start = number * self._group
         stop = min(start + self._group, self._examples)
@@ -261,7 +277,9 @@ class SegmentStream:
         item, word = uses[0]
         self.crew.wait(item.job)
         self._next += 1
+        began = time.perf_counter_ns()
         (value,) = self._taken([item], own=False)
+        self.pace.note(1, time.perf_counter_ns() - began)
         return like(item, Ready(value), word, self.feed.fresh)
 
     def again(self, number: int) -> Item:
@@ -298,6 +316,9 @@ class SegmentStream:
         number = self._next
         if self._ended or number == self.total:
             return False
+        if self._gathers_here:
+            self._window.append(self._gathered())
+            return True
         count = 1
         if not self._batches:
             # Items share jobs, which cost the consumer time, but wait for no more than an eighth

@@ -161,7 +161,7 @@ class Crew:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._broken: BaseException | None = None
-        self._chore: Callable[[], None] | None = None
+        self._chore: Callable[[], bool] | None = None
         self._chore_due = False
         self._trial: _Trial | None = None
         if remotes is not None:
@@ -208,12 +208,12 @@ class Crew:
             if not job.pending:
                 self._make_ready(job)
 
-    def plan_with(self, chore: Callable[[], None]) -> None:
-        """Name what plans ahead, for ``plan``."""
+    def plan_with(self, chore: Callable[[], bool]) -> None:
+        """Name what plans a step ahead, for ``plan``, and tells whether another is due."""
         self._chore = chore
 
     def plan(self) -> None:
-        """Have a worker plan ahead, before it does anything else; inline nobody does."""
+        """Have a worker plan ahead, in turns with other work; inline nobody does."""
         if self.active:
             with self.lock:
                 self._chore_due = True
@@ -270,26 +270,30 @@ class Crew:
 
     def _run(self, number: int) -> None:
         remote = self._remotes[number] if self._remotes is not None else None
+        planned = more = False
         try:
             while True:
                 chore = None
                 with self.lock:
                     claim = None
+                    self._chore_due = self._chore_due or more
                     while claim is None and chore is None:
                         if self._closed:
                             return
                         if number < self.active:
-                            if self._chore_due:
+                            # Planning first, but in turns: it holds the GIL that others need.
+                            if planned or not self._chore_due:
+                                claim = self._claim()
+                            if claim is None and self._chore_due:
                                 self._chore_due, chore = False, self._chore
                                 break
-                            claim = self._claim()
                         if claim is None:
                             # Who does not take part waits apart, or would swallow a call to work.
                             (self._work if number < self.active else self._bench).wait()
+                planned = chore is not None
                 if claim is not None:
                     self._do(*claim, remote)
-                elif chore is not None:
-                    chore()
+                more = chore is not None and chore()
         except BaseException as error:
             with self.lock:
                 self._broken = self._broken or error

@@ -139,6 +139,8 @@ class Run:
         if type(value) is Failure:
             raise value.error
         self.wait_ns += time.perf_counter_ns() - began
+        if not self.yielded:
+            self._crew_of_last.plan()
         self.yielded += 1
         self.fresh = item.fresh
         self.uses += item.rows

@@ -171,6 +171,7 @@ class SegmentStream:
         self._next = 0  # the output to be submitted next
         self._window: deque[Item] = deque()
         self._ended = False
+        self._pulled = False
 
     @property
     def fresh(self) -> int:
@@ -201,8 +202,9 @@ class SegmentStream:
         else:
             with self._planning:
                 item = self._first()
-        if item is not None:
+        if item is not None and self._pulled:
             self.crew.plan()
+        self._pulled = True  # nothing delays the first output; who takes it calls for planning
         return item
 
     def _first(self) -> Item | None:
@@ -213,18 +215,21 @@ class SegmentStream:
                 return None
         return self._window.popleft()
 
-    def plan_ahead(self) -> None:
-        """Fill the window up; called by workers."""
-        more = not self._passes_here  # then what feeds it was filled up with the last use
-        while more and not self.crew.closed:
-            # In steps, for the consumer may have to plan itself; and never waiting, for who
-            # plans may wait for a worker.
-            if not self._planning.acquire(blocking=False):
-                return
-            try:
-                more = len(self._window) < self.ahead() and self._submit_next()
-            finally:
-                self._planning.release()
+    def plan_ahead(self) -> bool:
+        """Begin one more output, if the window has room; return whether it has room for more.
+
+        Called by workers. Never waiting, for who plans may wait for a worker.
+        """
+        if self.crew.closed or self._passes_here:  # what feeds that is filled up with each use
+            return False
+        if not self._planning.acquire(blocking=False):
+            return False
+        try:
+            if len(self._window) >= self.ahead() or not self._submit_next():
+                return False
+            return len(self._window) < self.ahead()
+        finally:
+            self._planning.release()
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.

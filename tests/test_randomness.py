@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import randomness
-from stoker.randomness import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Order, Rekeyed, _Feistel
+from stoker.orders import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Permuted, _Feistel
+from stoker.randomness import Rekeyed
 from strategies import few
 
 
@@ -21,7 +22,7 @@ def key(seed: int = 0) -> np.ndarray:
 
 @given(st.integers(0, 3000), st.integers(0, 2**64))
 def test_an_order_is_a_permutation(length: int, seed: int) -> None:
-    order = Order(length, key(seed))
+    order = Permuted(length, key(seed))
     assert sorted(order.span(0, length).tolist()) == list(range(length))
 
 
@@ -38,20 +39,20 @@ def test_feistel_is_a_permutation_of_small_sizes(length: int) -> None:
 
 
 @pytest.fixture(scope="module", params=[1, FEISTEL_BLOCK // 2 + 3])
-def large(request: pytest.FixtureRequest) -> tuple[Order, np.ndarray]:
+def large(request: pytest.FixtureRequest) -> tuple[Permuted, np.ndarray]:
     length = TRUE_PERMUTATION_LIMIT + request.param
-    order = Order(length, key(5))
+    order = Permuted(length, key(5))
     return order, order.span(0, length).copy()
 
 
-def test_a_large_order_is_a_permutation(large: tuple[Order, np.ndarray]) -> None:
+def test_a_large_order_is_a_permutation(large: tuple[Permuted, np.ndarray]) -> None:
     _, whole = large
     assert whole.dtype == np.int64
     assert len(whole) > TRUE_PERMUTATION_LIMIT
     assert (np.bincount(whole, minlength=len(whole)) == 1).all()
 
 
-def test_a_large_order_looks_random(large: tuple[Order, np.ndarray]) -> None:
+def test_a_large_order_looks_random(large: tuple[Permuted, np.ndarray]) -> None:
     _, whole = large
     n = len(whole)
     # Correlation with the identity, and of neighbours: 6 deviations of 1 / sqrt(n).
@@ -62,7 +63,7 @@ def test_a_large_order_looks_random(large: tuple[Order, np.ndarray]) -> None:
 @few(20)
 @given(st.data())
 def test_spans_of_a_large_order_agree_with_the_whole(
-    large: tuple[Order, np.ndarray], data: st.DataObject
+    large: tuple[Permuted, np.ndarray], data: st.DataObject
 ) -> None:
     order, whole = large
     edges = [m * FEISTEL_BLOCK + d for m in (0, 1, 2, 16) for d in (-1, 0, 1)]
@@ -76,25 +77,25 @@ def test_spans_of_a_large_order_agree_with_the_whole(
 
 @given(st.integers(1, 500), st.integers(0, 99), st.booleans(), st.data())
 def test_span_and_index_agree(length: int, seed: int, shuffled: bool, data: st.DataObject) -> None:
-    order = Order(length, key(seed) if shuffled else None)
+    order = Permuted(length, key(seed) if shuffled else None)
     start = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(start, length))
     assert order.span(start, stop).tolist() == [order.index(n) for n in range(start, stop)]
 
 
 def test_without_a_key_the_order_is_the_source_s() -> None:
-    assert Order(10, None).span(2, 6).tolist() == [2, 3, 4, 5]
+    assert Permuted(10, None).span(2, 6).tolist() == [2, 3, 4, 5]
 
 
 @given(st.integers(1, 400), st.integers(0, 99))
 def test_an_order_survives_pickling(length: int, seed: int) -> None:
-    order = Order(length, key(seed))
+    order = Permuted(length, key(seed))
     twin = pickle.loads(pickle.dumps(order))
     assert twin.span(0, length).tolist() == order.span(0, length).tolist()
     assert len(pickle.dumps(order)) < 1000
 
 
-def test_a_large_order_is_the_same_from_several_threads(large: tuple[Order, np.ndarray]) -> None:
+def test_a_large_order_is_the_same_from_several_threads(large: tuple[Permuted, np.ndarray]) -> None:
     order, whole = large
     wrong: list[int] = []
 

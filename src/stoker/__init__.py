@@ -4,14 +4,24 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
 from stoker.adapters.waiting import EpochWait, Monitored, monitor
-from stoker.errors import StageError, StateError, StokerError, WorkerDied
+from stoker.cursor import PipelineIterator
+from stoker.errors import (
+    BudgetSpent,
+    RemoteError,
+    Skip,
+    StageError,
+    StateError,
+    StokerError,
+    WorkerDied,
+)
 from stoker.pipeline import (
     Pipeline,
-    PipelineIterator,
     echo,
     from_arrays,
     from_dataset,
+    from_files,
     from_folder,
+    from_iterable,
     from_loader,
 )
 from stoker.stats import PoolStats, StageStats, Stats
@@ -20,11 +30,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "BudgetSpent",
     "echo",
     "EpochWait",
     "from_arrays",
     "from_dataset",
+    "from_files",
     "from_folder",
+    "from_iterable",
     "from_loader",
     "images",
     "live",
@@ -33,6 +46,8 @@ __all__ = [
     "Pipeline",
     "PipelineIterator",
     "PoolStats",
+    "RemoteError",
+    "Skip",
     "StageError",
     "StageStats",
     "StateError",

@@ -11,7 +11,10 @@ from stoker.stages.batch import Batch
 from stoker.stages.device import To
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.map import Map
+from stoker.stages.shard import Shard
+from stoker.stages.skip import RAISE, Budget
 from stoker.stages.source import LoaderSource
+from stoker.stages.stream import IterableSource
 
 
 def chain(
@@ -22,17 +25,23 @@ def chain(
     drawn: bool,
     workers: Workers | None,
     resolved: dict[int, Resolved],
+    budget: Budget,
 ) -> str:
     """Draw a chain, a stage a line."""
     loader = isinstance(source, LoaderSource)
-    lines = [source.name + ("" if loader else f"  {len(source):,} examples")]
-    if loader:
-        lines[0] += "  read in the consumer's thread, as its owner set it up"
+    lines = [f"{source.name}  {_extent(source)}"]
+    if budget != RAISE:
+        lines[0] += f"; skips at most {budget} that fail"
     for number, stage in enumerate(stages):
         note = ""
         if isinstance(stage, Echo):
             pool = _pool(stage, stages, resolved, loader)
             note = f"  {insertion_point(stages, number, loader)}; {pool}"
+        elif isinstance(stage, Shard):
+            note = "  parts of equal length" if not stage.uneven else "  all examples"
+        own = getattr(stage, "budget", None)
+        if own is not None:
+            note += "  raises" if own == RAISE else f"  skips at most {own} that fail"
         lines.append(f"  .{stage.name}{note}")
     if not loader:
         how = "as many threads as there are usable cores"
@@ -41,6 +50,14 @@ def chain(
         lines.append(f"  {how}")
     lines.append(f"  seed {seed}" + (" (drawn)" if drawn else ""))
     return "\n".join(lines)
+
+
+def _extent(source: Any) -> str:
+    if isinstance(source, LoaderSource):
+        return "read in the consumer's thread, as its owner set it up"
+    if isinstance(source, IterableSource):
+        return "a stream: no length, no state in the middle of an epoch"
+    return f"{len(source):,} examples"
 
 
 def insertion_point(stages: Sequence[Any], at: int, loader: bool) -> str:

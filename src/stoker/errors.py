@@ -2,13 +2,20 @@
 
     StokerError
     ├── StageError    a stage failed on an example: fix the example or the function
+    ├── RemoteError   remote storage failed for good, or for too long: look at the server
     ├── WorkerDied    a worker process vanished: look for the out-of-memory killer
+    ├── BudgetSpent   more examples failed than may be skipped: look at the list
     └── StateError    a saved state cannot be loaded or taken: use another state
 
 Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, where they are given.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SHOWN = 20  # skips in the message of BudgetSpent
 
 
 class StokerError(Exception):
@@ -24,6 +31,7 @@ class StageError(StokerError):
         stage: the stage as ``print(pipeline)`` names it, such as ``map(decode)``.
         index: the example's index in the source, or None where the stage works on batches.
         path: the example's file, where the source knows one.
+        number: how many examples of a stream came before it, where there is no index.
         batch: the ordinal of the batch in its epoch, for stages that work on batches.
     """
 
@@ -35,14 +43,18 @@ class StageError(StokerError):
         index: int | None = None,
         path: str | None = None,
         batch: int | None = None,
+        number: int | None = None,
     ) -> None:
         self.stage = stage
+        self.number = number
         self.index = index
         self.path = path
         self.batch = batch
         where = ""
         if index is not None:
             where = f" on example {index}"
+        elif number is not None:
+            where = f" on example {number} of the stream"
         elif batch is not None:
             where = f" on batch {batch}"
         if path is not None:
@@ -51,13 +63,100 @@ class StageError(StokerError):
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.stage, self.__cause__, self.index, self.path, self.batch)
+        where = self.index, self.path, self.batch, self.number
+        return _rebuild, (self.stage, self.__cause__, *where)
 
 
 def _rebuild(
-    stage: str, cause: BaseException, index: int | None, path: str | None, batch: int | None
+    stage: str,
+    cause: BaseException,
+    index: int | None,
+    path: str | None,
+    batch: int | None,
+    number: int | None,
 ) -> StageError:
-    return StageError(stage, cause, index=index, path=path, batch=batch)
+    return StageError(stage, cause, index=index, path=path, batch=batch, number=number)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """One example that was left out because a stage failed on it."""
+
+    stage: str
+    """The stage as ``print(pipeline)`` names it."""
+    index: int | None
+    """The example's index in the source; None in a stream."""
+    path: str | None
+    """The example's file, where the source knows one."""
+    cause: str
+    """What was raised, type and message."""
+
+    def __str__(self) -> str:
+        which = "an example" if self.index is None else f"example {self.index}"
+        where = "" if self.path is None else f" ({self.path})"
+        return f"{which}{where}: {self.stage}: {self.cause}"
+
+
+class BudgetSpent(StokerError):
+    """More examples failed in an epoch than ``on_error=`` lets be skipped.
+
+    Raised by ``next()`` at the batch that needed the example too many; its ``__cause__`` is what
+    failed there.
+
+    Attributes:
+        skips: what failed since the epoch began or was resumed, the last one included (of very
+            many, the first thousand).
+        skipped: how many failed in the epoch.
+    """
+
+    def __init__(self, budget: str, stage: str | None, skips: Sequence[Skip], skipped: int) -> None:
+        self.budget = budget
+        self.stage = stage
+        self.skips = tuple(skips)
+        self.skipped = skipped
+        of = f" of {stage}" if stage else ""
+        shown = [f"  {skip}" for skip in self.skips[-_SHOWN:]]
+        if skipped > len(shown):
+            shown.insert(0, f"  ... and {skipped - len(shown):,} before")
+        super().__init__(
+            f"{skipped:,} examples failed in this epoch, the skip budget{of} is {budget}:\n"
+            + "\n".join(shown)
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BudgetSpent, (self.budget, self.stage, self.skips, self.skipped)
+
+
+class RemoteError(StokerError):
+    """A file or folder on remote storage could not be read, and trying again is of no more use.
+
+    Attributes:
+        url: of the file or folder.
+        status: the HTTP status of the last answer; None where there was none.
+        attempts: how often it was tried.
+        elapsed_s: the time from the first failure to the last.
+    """
+
+    def __init__(
+        self, url: str, reason: str, *, status: int | None, attempts: int, elapsed_s: float
+    ) -> None:
+        self.url = url
+        self.reason = reason
+        self.status = status
+        self.attempts = attempts
+        self.elapsed_s = elapsed_s
+        spent = f" after {attempts} attempts in {elapsed_s:.3g} s" if attempts > 1 else ""
+        super().__init__(f"{url}: {reason}{spent}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        details = self.url, self.reason, self.status, self.attempts, self.elapsed_s
+        return _rebuild_remote, details
+
+
+def _rebuild_remote(
+    url: str, reason: str, status: int | None, attempts: int, elapsed_s: float
+) -> RemoteError:
+    return RemoteError(url, reason, status=status, attempts=attempts, elapsed_s=elapsed_s)
 
 
 class WorkerDied(StokerError):

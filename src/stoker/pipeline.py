@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from stoker import drawing, machine, randomness, state
+from stoker.cursor import Cursor, PipelineIterator
 from stoker.echoing.factor import exact_factor
-from stoker.engine.crew import Tempo, is_worker
-from stoker.engine.plan import compiled
-from stoker.engine.run import Position, Resolved, Run, Workers
+from stoker.engine.crew import Tempo
+from stoker.engine.plan import compiled, share_of
+from stoker.engine.run import Run, Workers
 from stoker.errors import StateError
 from stoker.stages.batch import Batch, Collate
 from stoker.stages.device import To, torch_device
 from stoker.stages.echo import Echo
+from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
+from stoker.stages.shard import Shard, shard_of, warn_unsharded
 from stoker.stages.shuffle import Shuffle
+from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.source import (
     ArraySource,
     DatasetSource,
@@ -30,7 +31,8 @@ from stoker.stages.source import (
     LoaderSource,
     check_fields,
 )
-from stoker.stats import PoolStats, Stats
+from stoker.stages.stream import DEFAULT_BUFFER, IterableSource
+from stoker.stats import Stats
 
 _KINDS = ("thread", "process")
 
@@ -43,12 +45,13 @@ class Pipeline:
     one epoch; the next ``iter()`` is the next epoch. One thread at a time may iterate.
     """
 
-    def __init__(self, source: Any, seed: int | None) -> None:
+    def __init__(self, source: Any, seed: int | None, on_error: OnError = "raise") -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, not {seed}")
         self._source = source
+        self._budget = budget_of(on_error)
         self._stages: tuple[Any, ...] = ()
         self._workers: Workers | None = None
         self._given_seed = None if seed is None else int(seed)
@@ -57,38 +60,121 @@ class Pipeline:
     def _reset(self, seed: int) -> None:
         self._seed = seed
         self._tempo = Tempo()
-        self._cursor = _Cursor()
+        self._cursor = Cursor()
 
     # -- building
 
-    def shuffle(self) -> Pipeline:
+    def shuffle(self, *, buffer: int | None = None) -> Pipeline:
         """Draw a new order every epoch.
 
-        A true permutation up to 2^20 examples; above, a keyed one in O(1) memory.
+        A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams are
+        shuffled through a buffer: an example is drawn from it, and the next one takes its place.
 
-        Raises ValueError where there is no order to draw: after ``echo`` or ``batch``, twice,
-        or on a loader.
+        Args:
+            buffer: for streams, how many examples it holds (they stay in memory); by default
+                1,000.
+
+        Raises ValueError where there is no order to draw: after ``echo``, ``batch`` or a map,
+        twice, or on a loader.
         """
         if isinstance(self._source, LoaderSource):
             raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
         for stage in self._stages:
             if isinstance(stage, (Echo, Batch, Shuffle)):
                 raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
-        return self._with(Shuffle())
+        if not isinstance(self._source, IterableSource):
+            if buffer is not None:
+                raise ValueError(
+                    "a buffer is for streams; this source is shuffled as a whole: .shuffle()"
+                )
+            return self._with(Shuffle())
+        if buffer is None:
+            buffer = DEFAULT_BUFFER
+        if isinstance(buffer, bool) or not isinstance(buffer, (int, np.integer)) or buffer < 2:
+            raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
+        return self._with(Shuffle(int(buffer)))
 
-    def map(self, fn: Callable[[Any], Any], *, on: str | int | None = None) -> Pipeline:
+    def shard(
+        self, *, rank: int | None = None, world: int | None = None, uneven: bool = False
+    ) -> Pipeline:
+        """Leave this process its part of every epoch: disjoint parts of equal length.
+
+        Of ``n`` examples each rank gets ``n // world``; which ones are left over changes with the
+        epoch. Before ``shuffle`` a rank's part is fixed (for a cache on each host); after it,
+        parts are drawn anew every epoch. All ranks need the same seed. Of a stream, rank ``r``
+        takes every ``world``-th example.
+
+        Args:
+            rank, world: this process among so many; by default those of
+                ``torch.distributed``, which must be initialised.
+            uneven: keep all examples, so that ranks may differ by one: for evaluation.
+
+        Raises ValueError without ranks to go by, or on a loader, which is sharded by its sampler.
+        """
+        if isinstance(self._source, LoaderSource):
+            raise ValueError(
+                "a loader is sharded by its sampler (DistributedSampler): set it there"
+            )
+        for stage in self._stages:
+            if not isinstance(stage, Shuffle):
+                raise ValueError(
+                    f".shard() cannot follow {stage.name}: put it right behind the source or "
+                    "behind .shuffle()"
+                )
+        return self._with(shard_of(rank, world, uneven))
+
+    def filter(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on: str | int | None = None,
+        on_error: OnError | None = None,
+    ) -> Pipeline:
+        """Keep the examples for which a deterministic function is true.
+
+        Those left out are read, and prepared up to here, and not counted; ``len()`` is then not
+        known.
+
+        Args:
+            fn: called as ``fn(x)``. It runs in worker threads.
+            on: the field it looks at, by name, key or position; the whole example without.
+            on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
+
+        Raises TypeError when ``fn`` cannot be called so, ValueError after ``batch``.
+        """
+        check_function(fn, random=False, stage="filter")
+        check_on(on)
+        if isinstance(self._source, LoaderSource) or self._has(Batch):
+            raise ValueError(".filter() works on examples: put it before .batch()")
+        self._check_fields(on)
+        return self._with(Filter(fn, on, _own_budget(on_error)))
+
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on: str | int | None = None,
+        on_error: OnError | None = None,
+    ) -> Pipeline:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
             fn: called as ``fn(x)``; what it returns replaces ``x``. It runs in worker threads.
             on: the field it works on, by name, key or position; the whole example without.
+            on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
         Raises TypeError when ``fn`` cannot be called so, LookupError when the source is known
         not to have the field.
         """
-        return self._mapped(fn, on, random=False)
+        return self._mapped(fn, on, on_error, random=False)
 
-    def random_map(self, fn: Callable[[Any, Any], Any], *, on: str | int | None = None) -> Pipeline:
+    def random_map(
+        self,
+        fn: Callable[[Any, Any], Any],
+        *,
+        on: str | int | None = None,
+        on_error: OnError | None = None,
+    ) -> Pipeline:
         """Apply a function that draws random numbers: after an echo, anew for every use.
 
         Args:
@@ -96,11 +182,12 @@ class Pipeline:
                 call only (behind ``.to(device)``, a ``torch.Generator`` on that device). What it
                 draws depends on seed, epoch, example and use, never on workers.
             on: the field it works on, by name, key or position; the whole example without.
+            on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
         Raises TypeError when ``fn`` takes no ``rng``, LookupError when the source is known not
         to have the field.
         """
-        return self._mapped(fn, on, random=True)
+        return self._mapped(fn, on, on_error, random=True)
 
     def batch(self, n: int, *, drop_last: bool = False, collate: Collate | None = None) -> Pipeline:
         """Stack examples into batches of ``n``.
@@ -209,12 +296,8 @@ class Pipeline:
             )
             live.close()
         epoch, position = cursor.upcoming()
-        plan = compiled(
-            self._source,
-            [s for s in self._stages if not isinstance(s, Shuffle)],
-            loader=isinstance(self._source, LoaderSource),
-            shuffled=any(isinstance(s, Shuffle) for s in self._stages),
-        )
+        self._check_ranks()
+        plan = compiled(self._source, self._stages, self._budget)
         workers = self._workers or Workers(machine.usable_cores(), "thread")
         run = Run(
             plan,
@@ -232,9 +315,19 @@ class Pipeline:
     def __len__(self) -> int:
         """Return the number of batches (or examples, without batches) of an epoch.
 
-        Raises TypeError when the source is a loader that has no length.
+        Raises TypeError where only the end tells: for streams, loaders without a length, filters
+        and skip budgets.
         """
+        if isinstance(self._source, IterableSource):
+            raise TypeError("a stream has no length before it ends")
+        if self._sifts():
+            raise TypeError(
+                "the number of batches is not known: examples may be filtered or skipped"
+            )
         count = len(self._source)
+        share = share_of(self._stages)
+        if share is not None:
+            count = share.count(count)
         for stage in self._stages:
             if isinstance(stage, Echo):
                 count = stage.uses(count)
@@ -277,11 +370,16 @@ class Pipeline:
         At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is
         built alike, it makes the next iteration continue right behind that batch.
 
-        Raises StateError in the middle of an epoch over a loader, whose batches cannot be made
+        Raises StateError in the middle of an epoch over a loader or a stream, which cannot be made
         again.
         """
         cursor = self._cursor
         position = cursor.where()
+        if position.yielded and isinstance(self._source, IterableSource):
+            raise StateError(
+                "an epoch over a stream has no state in its middle, for its examples cannot be "
+                "asked for again: save between epochs, or use a source with an index"
+            )
         if position.yielded and isinstance(self._source, LoaderSource):
             raise StateError(
                 "an epoch over a loader has no state in its middle, for its batches cannot be "
@@ -311,6 +409,7 @@ class Pipeline:
             drawn=self._given_seed is None,
             workers=self._workers,
             resolved=self._cursor.resolved,
+            budget=self._budget,
         )
 
     def __repr__(self) -> str:
@@ -322,171 +421,86 @@ class Pipeline:
     def _with(self, *stages: Any) -> Pipeline:
         twin = object.__new__(type(self))
         twin._source = self._source
+        twin._budget = self._budget
         twin._stages = (*self._stages, *stages)
         twin._workers = self._workers
         twin._given_seed = self._given_seed
         twin._reset(self._seed)
         return twin
 
-    def _mapped(self, fn: Any, on: Any, *, random: bool) -> Pipeline:
-        check_function(fn, random=random)
-        check_on(on)
-        if all(isinstance(s, Shuffle) or getattr(s, "on", None) is not None for s in self._stages):
+    def _has(self, kind: type) -> bool:
+        return any(isinstance(stage, kind) for stage in self._stages)
+
+    def _sifts(self) -> bool:
+        """Tell whether examples may be left out on the way."""
+        if isinstance(self._source, LoaderSource):
+            return False
+        budgets = [getattr(stage, "budget", None) for stage in self._stages]
+        return (
+            self._has(Filter)
+            or self._budget != RAISE
+            or any(budget is not None and budget != RAISE for budget in budgets)
+        )
+
+    def _check_ranks(self) -> None:
+        """Refuse what would have ranks take unequal numbers of steps; warn of what nobody shards.
+
+        Nobody can tell what a loader's sampler does.
+        """
+        share = share_of(self._stages)
+        if share is not None and share.world > 1 and not share.uneven and self._sifts():
+            raise ValueError(
+                ".shard() gives every rank equally many steps, but filters and skip budgets may "
+                "leave them unequal: leave examples out before sharding (from_dataset of a list "
+                "of the good ones), or take .shard(uneven=True) and torch's Join"
+            )
+        if share is None and not isinstance(self._source, LoaderSource):
+            warn_unsharded()
+
+    def _check_fields(self, on: str | int | None) -> None:
+        kept = (Shuffle, Shard, Filter)
+        if all(isinstance(s, kept) or getattr(s, "on", None) is not None for s in self._stages):
             check_fields(self._source, on)
+
+    def _mapped(self, fn: Any, on: Any, on_error: OnError | None, *, random: bool) -> Pipeline:
+        check_function(fn, random=random, stage="random_map" if random else "map")
+        check_on(on)
+        self._check_fields(on)
+        budget = _own_budget(on_error)
+        if budget is not None and (isinstance(self._source, LoaderSource) or self._has(Batch)):
+            raise ValueError("on_error= is for examples: a stage behind .batch() raises")
         position = sum(isinstance(s, Map) and s.random for s in self._stages)
-        return self._with(Map(fn, on, random, position))
+        return self._with(Map(fn, on, random, position, budget))
 
     def _outline(self) -> list[str]:
         """Return what must be alike for a state to fit."""
-        known = not isinstance(self._source, LoaderSource)
-        lines = [f"{type(self._source).__name__} of {len(self._source)}" if known else "loader"]
+        known = not isinstance(self._source, (LoaderSource, IterableSource))
+        kind = type(self._source).__name__
+        lines = [f"{kind} of {len(self._source)}" if known else kind]
+        if self._budget != RAISE:
+            lines[0] += ", skipping"
         for stage in self._stages:
             if isinstance(stage, Map):
                 field = "" if stage.on is None else f" on {stage.on!r}"
-                lines.append(("random_map" if stage.random else "map") + field)
+                skipping = ", skipping" if stage.budget not in (None, RAISE) else ""
+                lines.append(("random_map" if stage.random else "map") + field + skipping)
             elif isinstance(stage, Batch):
                 lines.append(f"batch({stage.n}, drop_last={stage.drop_last})")
             elif isinstance(stage, Echo):
                 size = stage.pool if stage.pool is not None else stage.pool_bytes
                 lines.append(f"echo({stage.factor}, pool={size})")
+            elif isinstance(stage, Filter):
+                field = "" if stage.on is None else f" on {stage.on!r}"
+                lines.append("filter" + field)
             elif isinstance(stage, Shuffle):
-                lines.append("shuffle")
+                lines.append(stage.name)
+            elif isinstance(stage, Shard):  # not whose: ranks of equal length share a state
+                lines.append(f"shard(world={stage.world}{', uneven' * stage.uneven})")
         return lines
 
 
-class PipelineIterator(Iterator[Any]):
-    """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
-
-    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it;
-    only what a foreign loader raises leaves it as it is, for the loader may go on.
-    """
-
-    def __init__(self, run: Run, cursor: _Cursor) -> None:
-        self._run = run
-        self._finish = weakref.finalize(self, cursor.ended, run)
-
-    def __iter__(self) -> PipelineIterator:
-        return self
-
-    def __next__(self) -> Any:
-        run = self._run
-        if run.closed:
-            raise StopIteration
-        try:
-            return run.next()
-        except StopIteration:
-            run.complete = True
-            self.close()
-            raise
-        except BaseException as error:
-            if error is not run.loader_error():
-                self.close()
-            raise
-
-    def __len__(self) -> int:
-        """Return the number of outputs that are left; TypeError where it is not known."""
-        if self._run.total is None:
-            raise TypeError("the number of batches is not known before the loader ends")
-        return self._run.total - self._run.yielded
-
-    def close(self) -> None:
-        """End this iteration: its threads and processes are gone when this returns."""
-        self._finish()
-
-    def __enter__(self) -> PipelineIterator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class _Cursor:
-    """Where a pipeline is. Shared with its iterators, which outlive it or not."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.position: Position | None = None  # in self.epoch, where to begin or where it ended
-        self.resolved: dict[int, Resolved] = {}
-        self._fresh_start = True  # whether the next iter() begins here rather than behind
-        self._run: Run | None = None
-        self._iterator: weakref.ref[PipelineIterator] | None = None
-
-    def live(self) -> PipelineIterator | None:
-        iterator = self._iterator() if self._iterator is not None else None
-        return None if iterator is None or self._run is None or self._run.closed else iterator
-
-    def upcoming(self) -> tuple[int, Position]:
-        """Return the epoch that ``iter()`` starts, and where in it."""
-        if self._fresh_start:
-            return self.epoch, self.position or Position()
-        return self.epoch + 1, Position()
-
-    @property
-    def loaded(self) -> bool:
-        """Whether the next ``iter()`` goes on in the middle of an epoch."""
-        return self._fresh_start and self.position is not None
-
-    def started(self, epoch: int, run: Run, iterator: PipelineIterator) -> None:
-        self.epoch, self.position, self._fresh_start = epoch, None, False
-        self._run = run
-        self._iterator = weakref.ref(iterator)
-
-    def ended(self, run: Run) -> None:
-        """Close a run and keep where it was."""
-        if run.closed:
-            return
-        if self._run is run:  # first of all, should Ctrl-C come in between
-            if run.complete:
-                self.epoch, self.position, self._fresh_start = self.epoch + 1, None, True
-            else:
-                self.position = run.position()
-        if is_worker():  # the collector found an abandoned iterator in there
-            threading.Thread(target=run.close, name="stoker-closing", daemon=True).start()
-        else:
-            run.close()
-
-    def go_to(self, epoch: int, position: Position | None) -> None:
-        live = self.live()
-        if live is not None:
-            live.close()
-        self.epoch, self.position, self._fresh_start = epoch, position, True
-
-    def where(self) -> Position:
-        """Return the position of the last output that was yielded."""
-        if self._run is not None and not self._run.closed:
-            return self._run.position()
-        return self.position or Position()
-
-    def stats(self, stages: Sequence[Any]) -> Stats:
-        if self._run is None:
-            return Stats(
-                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0,
-                _pools(stages, self.resolved, {}),
-            )  # fmt: skip
-        return self._run.stats(_pools(stages, self.resolved, self._run.held()))
-
-
-def _pools(
-    stages: Sequence[Any], resolved: dict[int, Resolved], held: dict[int, int]
-) -> tuple[PoolStats, ...]:
-    pools = []
-    for stage in stages:
-        if isinstance(stage, Echo):
-            known = resolved.get(stage.position, Resolved(stage.pool or 0))
-            pools.append(
-                PoolStats(
-                    stage.name,
-                    held.get(stage.position, 0),
-                    known.size,
-                    known.size * known.item_bytes,
-                )
-            )
-    return tuple(pools)
+def _own_budget(on_error: OnError | None) -> Budget | None:
+    return None if on_error is None else budget_of(on_error)
 
 
 def _pool_size(pool: Any) -> tuple[int | None, int | None]:
@@ -504,25 +518,103 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
     return int(pool), None
 
 
-def from_folder(path: str | os.PathLike[str], *, seed: int | None = None) -> Pipeline:
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
 
-    Labels number the sorted class folders; ``pipeline.classes`` has their names.
+    Labels number the sorted class folders; ``pipeline.classes`` has their names. The folder is
+    listed once, now.
+
+    Args:
+        path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
+            ``pip install 'stoker[remote]'``).
+        seed, on_error: as in ``from_dataset``.
+        requests: for URLs, how many files are read at a time, at most.
+        retry_s: for URLs, how long a file is asked for again after a passing failure, in seconds.
+        storage_options: for URLs, what fsspec's file system is made with.
 
     Raises FileNotFoundError or ValueError, saying what was looked for, when there is nothing
-    to read.
+    to read; RemoteError when a server fails for good.
     """
-    return Pipeline(FolderSource(path), seed)
+    if "://" in os.fspath(path):
+        from stoker.stages.remote import RemoteFolderSource
+
+        source: Any = RemoteFolderSource(
+            str(path), requests=requests, retry_s=retry_s, storage_options=storage_options
+        )
+    else:
+        source = FolderSource(path)
+    return Pipeline(source, seed, on_error)
 
 
-def from_dataset(dataset: Any, *, seed: int | None = None) -> Pipeline:
+def from_files(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Read files: examples ``(path=str, data=bytes)``.
+
+    Args:
+        files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
+            ``"s3://bucket/*.jpg"``, which is listed once, now.
+        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+
+    Raises FileNotFoundError when nothing fits the pattern, RemoteError when a server fails for
+    good.
+    """
+    from stoker.stages.remote import FilesSource
+
+    source = FilesSource(files, requests=requests, retry_s=retry_s, storage_options=storage_options)
+    return Pipeline(source, seed, on_error)
+
+
+def from_dataset(dataset: Any, *, seed: int | None = None, on_error: OnError = "raise") -> Pipeline:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
     ``__getitems__(indices)`` is used where it exists. torch and Hugging Face datasets fit.
     Threads call the dataset concurrently, and randomness inside it is then not reproducible
-    (use ``random_map``, or process workers). Raises TypeError when a method is missing.
+    (use ``random_map``, or process workers).
+
+    Args:
+        dataset: the object.
+        seed: of shuffling, echoing and random maps; drawn if there is none.
+        on_error: ``"raise"``, or how many examples may be skipped in an epoch because a stage
+            before ``batch`` failed on them: a count (``100``) or a fraction (``0.01``). Each is
+            logged (logger ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent
+            with the list. Stages may have a budget of their own.
+
+    Raises TypeError when a method is missing.
     """
-    return Pipeline(DatasetSource(dataset), seed)
+    return Pipeline(DatasetSource(dataset), seed, on_error)
+
+
+def from_iterable(
+    examples: Any, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline:
+    """Read a stream: a re-iterable object of examples, or a function that returns an iterator.
+
+    One pass is one epoch. It is iterated in this process, by one thread at a time, ahead of the
+    consumer. Its examples cannot be asked for again, so an epoch has no state in its middle, and
+    shuffling goes through a buffer. What it raises ends it and cannot be skipped.
+
+    Args:
+        examples: the stream; every rank must see the same one in the same order.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises TypeError for an iterator, which would be used up after one epoch.
+    """
+    return Pipeline(IterableSource(examples), seed, on_error)
 
 
 def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline:

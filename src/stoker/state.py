@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from stoker import packing
 from stoker.echoing.pool import pack, unpack
 from stoker.engine.run import Position, Resolved
+from stoker.engine.sieve import Record
 from stoker.errors import StateError
 
 FORMAT = 1
@@ -41,6 +43,10 @@ def saved(
         "uses": position.uses,
         "pool_sizes": {str(at): r.size for at, r in resolved.items()},
         "pools": [pack(snapshot) for snapshot in position.snapshots],
+        "pool_items": position.items,
+        "left_out": [_packed(record) for record in position.records],
+        "spent": position.spent,
+        "filtered": position.filtered,
     }
     return {**state, "checksum": _checksum(state)}
 
@@ -68,14 +74,22 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
             )
         position = None
         if state["yielded"]:
-            position = Position(state["yielded"], state["uses"], [unpack(p) for p in pools])
+            position = Position(
+                state["yielded"],
+                state["uses"],
+                [unpack(p) for p in pools],
+                list(state["pool_items"]),
+                [_unpacked(r) for r in state["left_out"]],
+                dict(state["spent"]),
+                state["filtered"],
+            )
         loaded = Loaded(
             int(state["seed"]),
             int(state["epoch"]),
             position,
             {int(at): Resolved(size) for at, size in state["pool_sizes"].items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
     if _minor(state["numpy"]) != _minor(np.__version__):
         warnings.warn(
@@ -84,6 +98,21 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
             stacklevel=3,
         )
     return loaded
+
+
+def _packed(record: Record) -> dict[str, Any]:
+    return {
+        "number": record.number,
+        "survivors": record.survivors,
+        "seen": record.seen,
+        "total": record.total,
+        "drops": packing.packed(np.array(record.drops, np.int64), record.number),
+    }
+
+
+def _unpacked(state: dict[str, Any]) -> Record:
+    drops = packing.unpacked(state["drops"], state["number"]).tolist()
+    return Record(state["number"], state["survivors"], state["seen"], drops, state["total"])
 
 
 def _checksum(state: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.errors import Skip
 from stoker.machine import format_bytes
 
 _BAR = 24
@@ -76,6 +77,12 @@ class Stats:
     """Bytes of a full window and of recycled batch arrays, by the last batch."""
     pools: tuple[PoolStats, ...]
     """The pools, in the order that data meets them."""
+    filtered_examples: int = 0
+    """Examples that filters left out so far, of those that were read."""
+    skipped_examples: int = 0
+    """Examples that were skipped so far because a stage failed on them."""
+    skips: tuple[Skip, ...] = ()
+    """Those skipped since the epoch began or was resumed (of very many, the first thousand)."""
 
     @property
     def realised_factor(self) -> float:
@@ -127,6 +134,11 @@ class Stats:
             f"  workers taking part: {self.workers}; window {self.window_ready} of "
             f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
         )
+        if self.filtered_examples or self.skipped_examples:
+            lines.append(
+                f"  left out: {self.filtered_examples:,} by filters, {self.skipped_examples:,} "
+                "that failed"
+            )
         if self.copy_distance:
             lines.append(
                 f"  copies {self.copy_distance:.1f} steps apart, "

@@ -192,7 +192,8 @@ def test_draining_takes_most_remaining_uses_first_and_oldest_use_on_ties(case: C
         if not step.draining:
             continue
         if base is None:  # uses before the last snapshot are all alike to the pool
-            interval = max(64, 2 * case.size // case.group)
+            rows = min(case.size, case.items)
+            interval = max(64, (2 if case.group == 1 else 8) * rows // case.group)
             base = number // interval * interval
         drawn = step.draw.ordinals.tolist()
         if len(set(drawn)) < len(drawn):

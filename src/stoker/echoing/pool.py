@@ -19,8 +19,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker import packing
 from stoker.echoing.factor import counts, counts_of, uses_of_first
 from stoker.randomness import Rekeyed
 
@@ -396,36 +395,26 @@ def _number_repeats(
 
 def pack(snapshot: Snapshot) -> dict[str, int | str]:
     """Write a snapshot as JSON: about half a byte to a byte for each item."""
-    gaps = np.diff(snapshot.ordinals, prepend=-1) - 1
-    far = gaps >= 255
     parts = (
-        np.where(far, 255, gaps).astype(np.uint8).tobytes(),
-        gaps[far].astype("<u8").tobytes(),
-        np.minimum(snapshot.remaining, 255).astype(np.uint8).tobytes(),
-        snapshot.remaining[snapshot.remaining >= 255].astype("<u8").tobytes(),
-        np.packbits(snapshot.recent).tobytes(),
+        packing.packed(snapshot.ordinals, 0),
+        packing.packed_small(snapshot.remaining),
+        packing.packed_bytes(np.packbits(snapshot.recent)),
     )
-    packed = [base64.b85encode(zlib.compress(part, 9)).decode() for part in parts]
     return {
         "step": snapshot.step,
         "admitted": snapshot.admitted,
         "held": len(snapshot.ordinals),
-        "packed": " ".join(packed),
+        "packed": " ".join(parts),
     }
 
 
 def unpack(state: dict[str, int | str]) -> Snapshot:
     """Read what ``pack`` wrote. Raises ValueError or KeyError when it is damaged."""
-    near, far, counts8, counts64, recent = (
-        zlib.decompress(base64.b85decode(part)) for part in str(state["packed"]).split(" ")
-    )
+    ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
     held = int(state["held"])
-    gaps = np.frombuffer(near, np.uint8).astype(np.int64)
-    gaps[gaps == 255] = np.frombuffer(far, "<u8").astype(np.int64)
-    remaining = np.frombuffer(counts8, np.uint8).astype(np.int64)
-    remaining[remaining == 255] = np.frombuffer(counts64, "<u8").astype(np.int64)
-    flags = np.unpackbits(np.frombuffer(recent, np.uint8), count=held).astype(bool)
-    if not len(gaps) == len(remaining) == held:
+    ordinals = packing.unpacked(ordinals_text, 0)
+    remaining = packing.unpacked_small(remaining_text)
+    flags = np.unpackbits(packing.unpacked_bytes(recent), count=held).astype(bool)
+    if not len(ordinals) == len(remaining) == held:
         raise ValueError("the packed pool is damaged")
-    ordinals = np.cumsum(gaps + 1) - 1
     return Snapshot(int(state["step"]), int(state["admitted"]), ordinals, remaining, flags)

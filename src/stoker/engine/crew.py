@@ -163,6 +163,7 @@ class Crew:
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
+        self._chore_waits = False
         self._trial: _Trial | None = None
         if remotes is not None:
             self.active = threads
@@ -173,6 +174,10 @@ class Crew:
         self._undecided = remotes is None and threads > 0 and not self.active
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
+
+    def work_ahead(self) -> None:
+        """Have all threads take part from the beginning, untried."""
+        self.active, self._undecided = self.limit, False
 
     def begin(self) -> None:
         """Start the threads that take part from the beginning."""
@@ -218,6 +223,12 @@ class Crew:
             with self.lock:
                 self._chore_due = True
                 self._work.notify()
+
+    def plan_after(self, job: Job) -> bool:
+        """Have a worker plan ahead when a job is done; return True if it is done already."""
+        with self.lock:
+            self._chore_waits = not job.done
+            return job.done
 
     def wait(self, job: Job) -> None:
         """Return when a job is done; raise what broke a worker, if one broke."""
@@ -349,6 +360,9 @@ class Crew:
 
     def _settle(self, job: Job) -> None:
         job.done = True
+        if self._chore_waits:
+            self._chore_waits, self._chore_due = False, True
+            self._work.notify()
         if job.waiting is not None:
             for waiter in job.waiting:
                 waiter.pending -= 1

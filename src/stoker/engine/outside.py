@@ -13,7 +13,18 @@ from stoker import machine, structure
 from stoker.buffers import Recycler
 from stoker.engine.crew import Crew
 from stoker.engine.plan import Failure
-from stoker.engine.streams import Item, Ready, SegmentStream, Tally, Use, done_item, like
+from stoker.engine.sieve import Sieve
+from stoker.engine.streams import (
+    Item,
+    NotYet,
+    Ready,
+    SegmentStream,
+    Stream,
+    Tally,
+    Use,
+    done_item,
+    like,
+)
 from stoker.errors import StageError
 from stoker.stages.device import Mover
 
@@ -21,29 +32,26 @@ from stoker.stages.device import Mover
 class Direct:
     """Feeds a segment with each item of a stream once."""
 
-    def __init__(self, stream: LoaderStream | DeviceStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: Stream) -> None:
+        self.upstream = stream
         self.total = stream.total
-        self.blocking = True
+        self.blocking = stream.blocking
 
     @property
     def fresh(self) -> int:
         """Fresh examples behind what was taken."""
-        return self._stream.fresh
+        return self.upstream.fresh
 
     def take(self, count: int) -> list[Use]:
         """Return the next items."""
-        uses = []
-        for _ in range(count):
-            item = self._stream.pull()
-            if item is None:
-                break
-            uses.append(_only_use(item))
-        return uses
+        return [_only_use(item) for item in self.upstream.pull_many(count)]
 
     def again_for(self, start: int, count: int) -> list[Use]:
         """Return items once more."""
-        return [_only_use(self._stream.again(start + i)) for i in range(count)]
+        stop = start + count
+        if isinstance(self.upstream, Sieve) and self.upstream.end is not None:
+            stop = min(stop, self.upstream.end)
+        return [_only_use(self.upstream.again(number)) for number in range(start, stop)]
 
 
 def _only_use(item: Item) -> Use:
@@ -183,7 +191,12 @@ class DeviceStream:
 
     def _begin(self, *, wait: bool) -> bool:
         """Start to move the next batch; without ``wait`` only if the host has it ready."""
-        if self._next is None:
+        if self._next is None and isinstance(self._upstream, SegmentStream):
+            try:
+                self._next = self._upstream.pull(patient=wait)
+            except NotYet:
+                return False
+        elif self._next is None:
             self._next = self._upstream.pull()
         item = self._next
         if item is None or not (wait or item.job.done):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 
 from stoker import randomness, structure
 from stoker.errors import StageError
-from stoker.randomness import Order, Rekeyed
+from stoker.orders import Order, Share
+from stoker.randomness import Rekeyed
 from stoker.stages.batch import Batch
 from stoker.stages.device import To
 from stoker.stages.echo import Echo
+from stoker.stages.filter import Filter
 from stoker.stages.map import Map
-from stoker.stages.source import ArraySource
+from stoker.stages.shard import Shard
+from stoker.stages.shuffle import Shuffle
+from stoker.stages.skip import RAISE, Budget
+from stoker.stages.source import ArraySource, LoaderSource
+from stoker.stages.stream import IterableSource
 
 
 @dataclass
@@ -26,7 +32,7 @@ class Segment:
 
     Attributes:
         source: the source, in the first segment of an addressed pipeline.
-        maps: the maps on the way in (on batches, where those come in).
+        maps: the maps and filters on the way in (on batches, where those come in).
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind it.
         batches_in: whether what comes in are batches already.
@@ -34,7 +40,7 @@ class Segment:
     """
 
     source: Any = None
-    maps: list[Map] = field(default_factory=list)
+    maps: list[Map | Filter] = field(default_factory=list)
     batch: Batch | None = None
     batch_maps: list[Map] = field(default_factory=list)
     batches_in: bool = False
@@ -66,31 +72,58 @@ class Segment:
         return names + [m.name for m in self.batch_maps]
 
 
+@dataclass(frozen=True)
+class Sift:
+    """Stands behind a segment some of whose outputs do not survive.
+
+    Attributes:
+        own: the skip budgets of those stages that have one of their own, by name.
+        shared: that of all others together.
+    """
+
+    own: Mapping[str, Budget]
+    shared: Budget
+
+    def budget(self, stage: str) -> Budget:
+        """Return the budget that a stage's failures count against."""
+        return self.own.get(stage, self.shared)
+
+
 @dataclass
 class Plan:
     """A pipeline's stages, sorted for running.
 
     Attributes:
-        source: a ``Source`` or a ``LoaderSource``.
+        source: a ``Source``, an ``IterableSource`` or a ``LoaderSource``.
         shuffled: whether the order is drawn anew every epoch.
-        parts: segments, echoes and a device in the order that data meets them. A segment
-            stands first (unless a loader does), last, and between any two of the others.
+        share: which part of the epoch is this rank's, None for all of it.
+        parts: segments, echoes, sifts and a device in the order that data meets them. A segment
+            stands first (unless a loader does), last, and between any two of the others, but
+            that an echo may follow a sift.
         group: the number of examples in a batch, 1 where examples are never batched.
+        buffer: how many examples of a stream are shuffled among each other, 1 for none.
     """
 
     source: Any
     shuffled: bool
-    parts: list[Segment | Echo | To]
+    share: Share | None
+    parts: list[Segment | Sift | Echo | To]
     group: int
+    buffer: int
 
 
-def compiled(source: Any, stages: Sequence[Any], *, loader: bool, shuffled: bool) -> Plan:
-    """Sort stages into segments."""
+def compiled(source: Any, stages: Sequence[Any], budget: Budget) -> Plan:
+    """Sort stages into segments; ``budget`` is the pipeline's own for skipping examples."""
+    loader = isinstance(source, LoaderSource)
     batch = next((s for s in stages if isinstance(s, Batch)), None)
-    parts: list[Segment | Echo | To] = []
-    segment: Segment | None = None if loader else Segment(source)
+    shuffled = any(isinstance(s, Shuffle) for s in stages)
+    parts: list[Segment | Sift | Echo | To] = []
+    addressed = None if isinstance(source, IterableSource) else source
+    segment: Segment | None = None if loader else Segment(addressed)
     batches = loader
     for stage in stages:
+        if isinstance(stage, (Shuffle, Shard)):
+            continue
         if isinstance(stage, (Echo, To)):
             if segment is not None:
                 parts.append(segment)
@@ -110,7 +143,36 @@ def compiled(source: Any, stages: Sequence[Any], *, loader: bool, shuffled: bool
                 segment.maps.append(stage)
     if segment is not None or isinstance(parts[-1] if parts else None, Echo):
         parts.append(segment or Segment(batches_in=batches))
-    return Plan(source, shuffled, parts, batch.n if batch else 1)
+    parts = [piece for part in parts for piece in _sifted(part, budget)]
+    if parts and isinstance(parts[-1], Sift):
+        parts.append(Segment())
+    buffer = next((s.buffer for s in stages if isinstance(s, Shuffle)), 1)
+    group = batch.n if batch else 1
+    return Plan(source, shuffled, share_of(stages), parts, group, buffer)
+
+
+def _sifted(part: Segment | Sift | Echo | To, shared: Budget) -> list[Any]:
+    """Split a segment behind its maps, if some of what comes out of them may not survive."""
+    if not isinstance(part, Segment) or part.batches_in:
+        return [part]
+    own = {m.name: m.budget for m in part.maps if m.budget is not None}
+    filters = any(isinstance(m, Filter) for m in part.maps)
+    skips = shared != RAISE and (part.source is not None or bool(part.maps))
+    if not (filters or skips or any(budget != RAISE for budget in own.values())):
+        return [part]
+    pieces: list[Any] = [Segment(part.source, part.maps), Sift(own, shared)]
+    if part.batch is not None:
+        pieces.append(Segment(batch=part.batch, batch_maps=part.batch_maps))
+    return pieces
+
+
+def share_of(stages: Sequence[Any]) -> Share | None:
+    """Return which part of the epoch ``.shard()`` leaves to this rank; None without it."""
+    for at, stage in enumerate(stages):
+        if isinstance(stage, Shard):
+            anew = any(isinstance(s, Shuffle) for s in stages[:at])
+            return Share(stage.rank, stage.world, stage.uneven, anew)
+    return None
 
 
 class Failure:
@@ -118,6 +180,13 @@ class Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class Rejected(Exception):
+    """The error of a failure that is none: a filter left the example out."""
+
+
+REJECTED = Failure(Rejected())
 
 
 class Work:
@@ -128,17 +197,19 @@ class Work:
         seed, epoch: they key the random maps.
         source: the pipeline's source: with ``order`` it names an example that failed.
         order: the epoch's order, or None where there is no addressed source.
+        rank: this process among those that share an epoch: their draws differ.
     """
 
     def __init__(
-        self, segment: Segment, seed: int, epoch: int, source: Any, order: Order | None
+        self, segment: Segment, seed: int, epoch: int, source: Any, order: Order | None, rank: int
     ) -> None:
         self.segment = segment
+        self.reader: Any = None  # of a source that reads ahead
         self._source = source
         self._order = order
         self._random = Rekeyed()
-        self._maps = [self._ready(m, seed, epoch) for m in segment.maps]
-        self._batch_maps = [self._ready(m, seed, epoch) for m in segment.batch_maps]
+        self._maps = [self._ready(m, seed, epoch, rank) for m in segment.maps]
+        self._batch_maps = [self._ready(m, seed, epoch, rank) for m in segment.batch_maps]
         self._first = 1 if segment.source is not None else 0
         self.batch_at = self._first + len(self._maps)  # where the batch stage's time is counted
         self._after = self.batch_at + (segment.batch is not None)
@@ -158,10 +229,14 @@ class Work:
         return Failure(StageError(self.segment.batch.name, error, batch=number))
 
     @staticmethod
-    def _ready(stage: Map, seed: int, epoch: int) -> tuple[Map, Any, NDArray[np.uint64] | None]:
+    def _ready(
+        stage: Map | Filter, seed: int, epoch: int, rank: int
+    ) -> tuple[Map | Filter, Any, NDArray[np.uint64] | None]:
+        if isinstance(stage, Filter):
+            return stage, stage.compiled(REJECTED), None
         key = None
         if stage.random:
-            key = randomness.key(seed, epoch, randomness.MAP + stage.position)
+            key = randomness.key(seed, epoch, randomness.MAP + stage.position, rank)
         return stage, stage.compiled(), key
 
     def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
@@ -169,8 +244,9 @@ class Work:
         start = time.perf_counter_ns()
         source = self.segment.source
         values: list[Any]
+        reader = self.reader or source
         try:
-            values = source.fetch(indices)
+            values = reader.fetch(indices)
         except Exception as error:
             if len(indices) == 1:
                 values = [Failure(self._error(source.name, error, index=int(indices[0])))]
@@ -217,8 +293,10 @@ class Work:
         return batch
 
     def _located(self, stage: str, error: Exception, ordinal: int) -> StageError:
-        if self.segment.batches_in or self._order is None:
+        if self.segment.batches_in:
             return StageError(stage, error, batch=ordinal)
+        if self._order is None:
+            return StageError(stage, error, number=ordinal)
         return self._error(stage, error, index=self._order.index(ordinal))
 
     def _error(self, stage: str, error: Exception, index: int) -> StageError:

@@ -8,9 +8,8 @@ from functools import cached_property
 
 from stoker import structure
 from stoker.echoing.pool import Draw, Pool, Snapshot
-from stoker.engine.outside import DeviceStream, LoaderStream
 from stoker.engine.plan import Failure
-from stoker.engine.streams import Item, SegmentStream, Tally, Use
+from stoker.engine.streams import Item, Stream, Tally, Use
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
 
@@ -29,7 +28,7 @@ class PooledFeed:
         self,
         echo: Echo,
         make_pool: Callable[[PooledFeed], Pool],
-        upstream: SegmentStream | LoaderStream | DeviceStream,
+        upstream: Stream,
         tally: Tally,
     ) -> None:
         self.echo = echo
@@ -129,10 +128,13 @@ class PooledFeed:
                 del self._items[number]
             self._drawn.append((item, fold_use(item.word, use)))
 
-    def replay(self, snapshot: Snapshot, uses: int, needed: set[int]) -> set[int]:
+    def replay(
+        self, snapshot: Snapshot, uses: int, needed: set[int], items: int | None
+    ) -> set[int]:
         """Bring the schedule from a snapshot to where ``uses`` uses were taken.
 
-        ``needed`` are the numbers of uses that ``again_for`` will be asked for. Returns the
+        ``needed`` are the numbers of uses that ``again_for`` will be asked for; ``items`` is how
+        many fresh items the epoch has, if only the run before had found that out. Returns the
         numbers of the upstream items that are still to be used.
         """
         pool = self.pool
@@ -141,7 +143,14 @@ class PooledFeed:
         held = set()
         while pool.step * pool.group < uses:
             at = pool.step
-            draw = pool.advance()
+            wanted = pool.wanted()
+            got = wanted if items is None else min(wanted, items - pool.admitted)
+            pool.admit(got)
+            if got < wanted:
+                pool.end()
+            if pool.exhausted:
+                break
+            draw = pool.draw()
             if at in steps:
                 drawn = zip(draw.ordinals.tolist(), draw.uses.tolist(), strict=True)
                 self._recalled[at] = list(drawn)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stoker import randomness, structure
 from stoker.buffers import Recycler
-from stoker.engine.plan import Failure, Work
+from stoker.engine.plan import Failure, Rejected, Work
 from stoker.errors import StageError, WorkerDied
 from stoker.stages.batch import Builder, collated
 from stoker.stages.source import DatasetSource
@@ -105,7 +105,7 @@ class Remote:
         return WorkerDied(f"worker process {self._process.pid} {how}{hint}")
 
 
-def start(count: int, works: list[Work], seed: int, epoch: int) -> list[Remote]:
+def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> list[Remote]:
     """Start worker processes by the start method that ``multiprocessing`` is set to.
 
     Raises what pickling raises where the start method pickles and something cannot be.
@@ -129,7 +129,7 @@ def start(count: int, works: list[Work], seed: int, epoch: int) -> list[Remote]:
                     there and there.handle,
                     back and back.handle,
                     works,
-                    randomness.key(seed, epoch, randomness.LEGACY),
+                    randomness.key(seed, epoch, randomness.LEGACY, rank),
                     os.getpid(),
                     main,
                 ),
@@ -326,7 +326,7 @@ class _Hand:
         values = self._examples(work, ns, indices, values, ordinals, words)
         batch = work.segment.batch
         for i, value in enumerate(values):
-            if isinstance(value, Failure):
+            if isinstance(value, Failure) and not isinstance(value.error, Rejected):
                 values[i] = Failure(_plain(value.error))
                 if batch is not None:
                     return values[i]
@@ -357,6 +357,9 @@ class _Hand:
         words: list[int] | None,
     ) -> list[Any]:
         source = work.segment.source
+        if indices is None and not work.segment.maps:
+            assert values is not None
+            return values
         if source is not None and not isinstance(source, DatasetSource) and not work.segment.maps:
             assert indices is not None
             return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
@@ -405,5 +408,12 @@ def _plain(error: BaseException) -> BaseException:
     cause.__cause__ = cause.__context__ = None
     cause.add_note(note)
     if isinstance(error, StageError):
-        return StageError(error.stage, cause, index=error.index, path=error.path, batch=error.batch)
+        return StageError(
+            error.stage,
+            cause,
+            index=error.index,
+            path=error.path,
+            batch=error.batch,
+            number=error.number,
+        )
     return cause

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,17 @@ from stoker.buffers import Recycler
 from stoker.echoing.pool import Pool, Snapshot
 from stoker.engine import processes
 from stoker.engine.crew import Crew, Tempo
+from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
-from stoker.engine.plan import Failure, Plan, Segment, Work
+from stoker.engine.plan import Failure, Plan, Segment, Sift, Work
 from stoker.engine.pooled import PooledFeed
-from stoker.engine.streams import SegmentStream, Tally
-from stoker.randomness import Order
+from stoker.engine.sieve import Ledger, Record, Sieve
+from stoker.engine.streams import Feed, Planning, SegmentStream, Tally
+from stoker.orders import order_of
 from stoker.stages.device import Mover, To
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
-from stoker.stages.source import LoaderSource
+from stoker.stages.source import LoaderSource, ReadAhead
+from stoker.stages.stream import IterableSource
 from stoker.stats import PoolStats, StageStats, Stats
 
 _PRUNE_BATCHES = 64
@@ -50,11 +53,23 @@ class Workers:
 
 @dataclass
 class Position:
-    """Where an epoch is: enough to go on from there."""
+    """Where an epoch is: enough to go on from there.
+
+    Attributes:
+        yielded, uses: outputs and examples that were handed out.
+        snapshots: one of each pool, in the order that data meets them.
+        items: how many fresh items each pool had in the epoch, where its end has told.
+        records: of each sift, which examples it left out.
+        spent: how much of each skip budget is spent; ``filtered``: what filters left out.
+    """
 
     yielded: int = 0
     uses: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
+    items: list[int | None] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    spent: dict[str, int] = field(default_factory=dict)
+    filtered: int = 0
 
 
 class Run:
@@ -96,8 +111,11 @@ class Run:
         self.segments: list[SegmentStream] = []
         self._resolved = resolved
         self._seed, self._epoch = seed, epoch
-        self._planning = threading.RLock()
+        self._planning = Planning()
+        self._ledger = Ledger(position.spent, position.filtered)
         self._loader: LoaderStream | None = None
+        self._iterated: IteratedStream | None = None
+        self._reader: Any = None
         self._device: DeviceStream | None = None
         self._crews: list[Crew] = []
         began = time.perf_counter_ns()
@@ -156,8 +174,18 @@ class Run:
 
     def position(self) -> Position:
         """Return where the last output that was handed out stands."""
-        with self._planning:
-            return Position(self.yielded, self.uses, self._snapshots(self.yielded))
+        with self._planning.lock:
+            snapshots, records = self._needed(self.yielded)
+            pools = [feed.pool for feed in self.feeds] if snapshots else []
+            return Position(
+                self.yielded,
+                self.uses,
+                snapshots,
+                [pool.admitted if pool.ended else None for pool in pools],
+                records,
+                dict(self._ledger.spent),
+                self._ledger.filtered,
+            )
 
     def close(self) -> None:
         """End every thread and process of this run, and let go of a loader's iterator."""
@@ -167,9 +195,13 @@ class Run:
         self.ended_ns = time.perf_counter_ns()
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
             rest.callback(self.recycler.clear)
-            for part in (*self.feeds, *self.segments, self._device, self._loader):
+            sieves = [s.feed.upstream for s in self.segments if s.feed and _is_sieve(s.feed)]
+            outside = (self._device, self._loader, self._iterated)
+            for part in (*self.feeds, *sieves, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
+            if self._reader is not None:
+                rest.callback(self._reader.close)
             for crew in self._crews:
                 rest.callback(crew.close)
 
@@ -209,6 +241,9 @@ class Run:
             window_size=size,
             window_bytes=self._window_bytes() + self.recycler.held_bytes(),
             pools=pools,
+            filtered_examples=self._ledger.filtered,
+            skipped_examples=self._ledger.skipped,
+            skips=tuple(self._ledger.skips),
         )
 
     def _window_bytes(self) -> int:
@@ -227,7 +262,7 @@ class Run:
             batch = stream.segment.batch
             if batch is not None and batch.drop_last:
                 inputs = stream.inputs
-                return 0 if inputs is None else inputs % batch.n
+                return stream.dropped_inputs if inputs is None else inputs % batch.n
         return 0
 
     # -- building
@@ -238,21 +273,33 @@ class Run:
         order = None
         examples = 0
         loader = isinstance(plan.source, LoaderSource)
-        if not loader:
-            examples = len(plan.source)
-            shuffle = randomness.key(seed, epoch, randomness.SHUFFLE) if plan.shuffled else None
-            order = Order(examples, shuffle)
+        iterable = isinstance(plan.source, IterableSource)
+        rank = plan.share.rank if plan.share else 0
+        if not loader and not iterable:
+            length = len(plan.source)
+            order = order_of(length, seed, epoch, shuffled=plan.shuffled, share=plan.share)
+            examples = len(order)
+            self._ledger.examples = examples
+            if isinstance(plan.source, ReadAhead):
+                self._reader = plan.source.reader()
         device = next((i for i, part in enumerate(parts) if isinstance(part, To)), len(parts))
         works = {
-            i: Work(part, seed, epoch, plan.source, order)
+            i: Work(part, seed, epoch, plan.source, order, rank)
             for i, part in enumerate(parts)
             if isinstance(part, Segment)
         }
         host = [works[i] for i in sorted(works) if i < device]
-        crew = self._hire(host, tempo, workers, loader)
+        for work in host:
+            if work.segment.source is not None:
+                work.reader = self._reader
+        crew = self._hire(host, tempo, workers, loader, rank)
+        if iterable and crew.limit:
+            crew.work_ahead()  # nobody knows what reading costs, so it goes on beside the consumer
         tail = Crew(0, max(1, len(works) - len(host)), Tempo())
         self._crews = [crew, tail]
         crew.begin()
+        if iterable:
+            self.tally.add([plan.source.name], [0], 0)
         for work in works.values():
             self.tally.add(work.segment.names, [0] * len(work.segment.names), 0)
         stream: Any = None
@@ -264,6 +311,11 @@ class Run:
                 self.tally,
                 self.recycler if any(isinstance(part, Echo) for part in parts) else None,
             )
+        if iterable:
+            key = randomness.key(seed, epoch, randomness.SHUFFLE, rank)
+            stream = self._iterated = IteratedStream(
+                plan.source, plan.share, plan.buffer, key, self.tally
+            )
         feed: Any = None
         self._crew_of_last = crew
         depth = 0
@@ -271,6 +323,8 @@ class Run:
             if isinstance(part, Echo):
                 feed = PooledFeed(part, self._make_pool, stream, self.tally)
                 self.feeds.append(feed)
+            elif isinstance(part, Sift):
+                stream = Sieve(part, stream, crew, self._ledger, self._planning)
             elif isinstance(part, To):
                 stream = self._device = DeviceStream(stream, Mover(part.device), crew)
                 depth = 0
@@ -293,8 +347,9 @@ class Run:
                     group=plan.group,
                     recycler=self.recycler,
                     tally=self.tally,
-                    into_pool=i + 1 < len(parts) and isinstance(parts[i + 1], Echo),
-                    planning=self._planning if here is crew else threading.RLock(),
+                    into_pool=_is_echo([p for p in parts[i + 1 :] if not isinstance(p, Sift)]),
+                    planning=self._planning if here is crew else Planning(),
+                    read_ahead=2 * plan.source.requests if works[i].reader else 0,
                 )
                 if here is crew:
                     crew.plan_with(stream.plan_ahead)  # the last one's: it plans for all
@@ -304,12 +359,14 @@ class Run:
                 depth += 1
         return stream
 
-    def _hire(self, host: list[Work], tempo: Tempo, workers: Workers, loader: bool) -> Crew:
+    def _hire(
+        self, host: list[Work], tempo: Tempo, workers: Workers, loader: bool, rank: int
+    ) -> Crew:
         depths = max(1, len(host))
         if loader or workers.count == 0:
             return Crew(0, depths, tempo)
         if workers.kind == "process":
-            remotes = processes.start(workers.count, host, self._seed, self._epoch)
+            remotes = processes.start(workers.count, host, self._seed, self._epoch, rank)
             return Crew(workers.count, depths, tempo, remotes)
         return Crew(workers.count, depths, tempo)
 
@@ -334,6 +391,8 @@ class Run:
     def _batches_into(self, feed: PooledFeed) -> bool:
         at = self.plan.parts.index(feed.echo)
         before = self.plan.parts[at - 1] if at else None
+        if isinstance(before, Sift):
+            return False
         if isinstance(before, Segment):
             return before.batch is not None or before.batches_in
         return True
@@ -370,40 +429,71 @@ class Run:
         inputs = outputs * stream.inputs_each
         return inputs if stream.feed.total is None else min(inputs, stream.feed.total)
 
-    def _snapshots(self, yielded: int) -> list[Snapshot]:
-        """Return, for each pool in order, the snapshot that a resume at ``yielded`` needs."""
-        found: list[Snapshot] = []
+    def _needed(self, yielded: int) -> tuple[list[Snapshot], list[Record]]:
+        """Return what a resume at ``yielded`` needs of each pool and each sift, in order."""
+        snapshots: list[Snapshot] = []
+        records: list[Record] = []
         oldest = yielded  # the oldest output of the stream at hand that is asked for again
         for stream in reversed(self.segments):
             feed = stream.feed
-            if not isinstance(feed, PooledFeed):
-                continue
-            if not feed.started:
-                return []
-            snapshot = feed.pool.snapshot(self._uses_taken(oldest, stream) // feed.pool.group)
-            found.append(snapshot)
-            oldest = int(snapshot.ordinals[0]) if len(snapshot.ordinals) else snapshot.admitted
-        return found[::-1]
+            if feed is None:
+                break
+            if isinstance(feed, PooledFeed):
+                if not feed.started:
+                    return [], []
+                snapshot = feed.pool.snapshot(self._uses_taken(oldest, stream) // feed.pool.group)
+                snapshots.append(snapshot)
+                oldest = int(snapshot.ordinals[0]) if len(snapshot.ordinals) else snapshot.admitted
+            else:
+                oldest *= stream.inputs_each
+            if _is_sieve(feed):
+                record = feed.upstream.needed(oldest)
+                records.append(record)
+                oldest = record.number
+        return snapshots[::-1], records[::-1]
 
     def _forget(self) -> None:
-        with self._planning:
-            for feed, snapshot in zip(self.feeds, self._snapshots(self.yielded), strict=False):
+        with self._planning.lock:
+            snapshots, records = self._needed(self.yielded)
+            for feed, snapshot in zip(self.feeds, snapshots, strict=False):
                 feed.pool.forget_before(snapshot.step)
+            sieves = [s.feed.upstream for s in self.segments if s.feed and _is_sieve(s.feed)]
+            for sieve, record in zip(sieves, records, strict=False):
+                sieve.forget_before(record.survivors)
 
     def _resume(self, position: Position) -> None:
-        if self._loader is not None:
-            raise AssertionError("a loader has no position to go to")
-        snapshots = dict(zip(map(id, self.feeds), position.snapshots, strict=True))
+        if self._loader is not None or self._iterated is not None:
+            raise AssertionError("a loader or a stream has no position to go to")
+        snapshots = list(position.snapshots)
+        items = list(position.items)
+        records = list(position.records)
         outputs = position.yielded
         needed: set[int] = set()
         for stream in reversed(self.segments):
             stream.start_at(outputs)
-            if isinstance(stream.feed, PooledFeed):
-                each = stream.inputs_each
-                wanted = {n * each + i for n in needed for i in range(each)}
+            feed = stream.feed
+            if feed is None:
+                break
+            each = stream.inputs_each
+            needed = {n * each + i for n in needed for i in range(each)}
+            record = records.pop() if _is_sieve(feed) else None
+            if isinstance(feed, PooledFeed):
                 taken = self._uses_taken(outputs, stream)
-                needed = stream.feed.replay(snapshots[id(stream.feed)], taken, wanted)
-                outputs = stream.feed.pool.admitted
-        for feed in self.feeds:
-            feed.refill()
+                needed = feed.replay(snapshots.pop(), taken, needed, items.pop())
+                outputs = feed.pool.admitted
+            else:
+                outputs *= each
+            if record is not None:
+                needed = {record.number_of(n) for n in needed}
+                outputs = feed.upstream.start_at(record, outputs)
+        for pooled in self.feeds:
+            pooled.refill()
         self.fresh = self._stream.fresh
+
+
+def _is_sieve(feed: Feed) -> bool:
+    return isinstance(feed.upstream, Sieve)
+
+
+def _is_echo(parts: Sequence[Any]) -> bool:
+    return bool(parts) and isinstance(parts[0], Echo)

@@ -26,7 +26,7 @@ from stoker.engine.crew import (
     Pace,
 )
 from stoker.engine.plan import Failure, Work
-from stoker.randomness import Order
+from stoker.orders import Order
 from stoker.stages.batch import Builder, Columns
 
 
@@ -87,11 +87,63 @@ class Tally:
             self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
 
 
+class NotYet(Exception):
+    """What comes next depends on a value that is not there, and who plans must not wait."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+
+class Planning:
+    """Held by whoever decides what comes next, one thread at a time.
+
+    Attributes:
+        lock: what is held.
+        patient: whether who holds it may wait for values: the consumer may, a worker might wait
+            for itself.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.patient = True
+
+
+class Stream(Protocol):
+    """A stream of items, in order."""
+
+    total: int | None
+    blocking: bool
+
+    @property
+    def fresh(self) -> int: ...
+
+    def pull(self) -> Item | None:
+        """Return the next item, None at the end."""
+        ...
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` items, fewer only at the end."""
+        ...
+
+    def peek(self) -> Item | None:
+        """Return the next item without taking it."""
+        ...
+
+    def again(self, number: int) -> Item:
+        """Make an item once more."""
+        ...
+
+    def usable_bytes(self) -> int:
+        """Return the memory that is free where the items are."""
+        ...
+
+
 class Feed(Protocol):
     """Where a segment gets its inputs from, unless they are fresh from the source."""
 
     total: int | None
     blocking: bool
+    upstream: Any
 
     @property
     def fresh(self) -> int: ...
@@ -117,6 +169,7 @@ class SegmentStream:
         group: the number of examples in a batch.
         into_pool: whether a pool keeps what comes out.
         planning: held by whoever decides what comes next, in this run.
+        read_ahead: how many examples a source wants to be told of before they are fetched.
     """
 
     blocking = False
@@ -135,9 +188,11 @@ class SegmentStream:
         recycler: Recycler,
         tally: Tally,
         into_pool: bool,
-        planning: threading.RLock,
+        planning: Planning,
+        read_ahead: int = 0,
     ) -> None:
         self._planning = planning
+        self._read_ahead = read_ahead
         self.work = work
         self.segment = work.segment
         self.feed = feed
@@ -172,6 +227,7 @@ class SegmentStream:
         self._window: deque[Item] = deque()
         self._ended = False
         self._pulled = False
+        self.dropped_inputs = 0  # where only the end tells
 
     @property
     def fresh(self) -> int:
@@ -192,15 +248,17 @@ class SegmentStream:
         """Whether the consumer copies uses itself, because a job would cost more than the copy."""
         return self._passes and (self.crew.inline or self.pace.batch_ns() < INLINE_BATCH_NS)
 
-    def pull(self) -> Item | None:
+    def pull(self, *, patient: bool = True) -> Item | None:
         """Return the next output, and see to it that the window is filled up.
 
-        Called by the consumer, who plans only where it has to: workers plan ahead.
+        Called by the consumer, who plans only where it has to: workers plan ahead. Raises NotYet
+        if it is not ``patient`` and would have to be.
         """
         if self._window:  # nobody else takes from it
             item: Item | None = self._window.popleft()
         else:
-            with self._planning:
+            with self._planning.lock:
+                self._planning.patient = patient
                 item = self._first()
         if item is not None and self._pulled:
             self.crew.plan()
@@ -222,14 +280,17 @@ class SegmentStream:
         """
         if self.crew.closed or self._passes_here:  # what feeds that is filled up with each use
             return False
-        if not self._planning.acquire(blocking=False):
+        if not self._planning.lock.acquire(blocking=False):
             return False
         try:
+            self._planning.patient = False
             if len(self._window) >= self.ahead() or not self._submit_next():
                 return False
             return len(self._window) < self.ahead()
+        except NotYet as error:
+            return self.crew.plan_after(error.job)
         finally:
-            self._planning.release()
+            self._planning.lock.release()
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.
@@ -247,8 +308,14 @@ class SegmentStream:
                 yield window.popleft()
             count -= taken
         ahead = self.ahead()
-        while len(window) < ahead and self._submit_next():
+        patient, self._planning.patient = self._planning.patient, False
+        try:
+            while len(window) < ahead and self._submit_next():
+                pass
+        except NotYet:
             pass
+        finally:
+            self._planning.patient = patient
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 
@@ -304,7 +371,7 @@ class SegmentStream:
         if self._gathers:
             return GATHER_AHEAD
         chunk = self.pace.chunk(self.crew.target_ns)
-        examples = max(2 * self._group, 8 * self.crew.active * chunk)
+        examples = max(2 * self._group, 8 * self.crew.active * chunk, self._read_ahead)
         return -(-examples // self._group) if self._batches else examples
 
     def clear(self) -> None:
@@ -339,8 +406,10 @@ class SegmentStream:
         uses = None
         if self.feed is not None:
             uses = self.feed.take(count * self.inputs_each)
-            if not uses:
+            batch = self.segment.batch
+            if not uses or (batch and batch.drop_last and len(uses) < batch.n):
                 self._ended = True
+                self.dropped_inputs = len(uses)
                 return False
         self._next += count
         self._window.extend(self._submit(number, count, uses))
@@ -358,6 +427,8 @@ class SegmentStream:
             job.indices = self._order.span(start, start + rows)
             job.ordinals = range(start, start + rows)
             job.fresh = start + rows
+            if self.work.reader is not None:
+                self.work.reader.expect(job.indices)
         else:
             job = Job(self, number, len(uses))
             job.items = [item for item, _ in uses]
@@ -470,8 +541,10 @@ class SegmentStream:
 
     def _run_remotely(self, job: Job, start: int, stop: int, remote: Any, ns: list[int]) -> None:
         values = None if job.items is None else self._taken(job.items[start:stop], own=True)
+        if self.work.reader is not None:  # reads go on in this process alone
+            values = self.work.fetch(job.indices[start:stop], ns)
         words = job.words[start:stop] if job.words is not None else None
-        indices = None if job.indices is None else job.indices[start:stop]
+        indices = None if job.indices is None or values else job.indices[start:stop]
         whole = stop - start == job.rows
         with remote.run(
             self.depth, indices, values, job.ordinals[start:stop], words, job.number, whole
@@ -488,7 +561,9 @@ class SegmentStream:
             elif type(answer) is Failure and self.segment.batch is None:
                 job.values[start:stop] = [answer] * (stop - start)
             elif self.segment.batch is None:
-                job.values[start:stop] = [structure.copied(value) for value in answer]
+                job.values[start:stop] = [
+                    value if type(value) is Failure else structure.copied(value) for value in answer
+                ]
             elif type(answer) is Failure:
                 self._fail(job, start, answer)
             else:  # a whole batch, its maps done

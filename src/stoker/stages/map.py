@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.stages.skip import Budget
 from stoker.structure import Field
 
 
@@ -19,12 +20,14 @@ class Map:
         on: the field it works on, or None for the whole example or batch.
         random: whether it is handed a generator.
         position: how many random maps stand before it in the chain: part of its address.
+        budget: its own skip budget, or None for the pipeline's.
     """
 
     fn: Callable[..., Any]
     on: str | int | None
     random: bool
     position: int = 0
+    budget: Budget | None = None
 
     @property
     def name(self) -> str:
@@ -52,12 +55,11 @@ class _OnField:
         return field.replace(example, self._fn(field.get(example), *rng))
 
 
-def check_function(fn: Any, *, random: bool) -> None:
+def check_function(fn: Any, *, random: bool, stage: str) -> None:
     """Refuse what cannot be called as the stage will call it.
 
     Raises TypeError with what to do, at the place where the chain is written.
     """
-    stage = "random_map" if random else "map"
     if not callable(fn):
         raise TypeError(f".{stage}() needs a function, not {type(fn).__name__}")
     try:
@@ -74,8 +76,8 @@ def check_function(fn: Any, *, random: bool) -> None:
                 "a second parameter, rng, or use .map() if it draws nothing"
             ) from None
         raise TypeError(
-            f".map() calls fn(x), which {name}{signature} does not take: give it one parameter, "
-            "or use .random_map() for fn(x, rng)"
+            f".{stage}() calls fn(x), which {name}{signature} does not take: give it one "
+            "parameter, or use .random_map() for fn(x, rng)"
         ) from None
 
 

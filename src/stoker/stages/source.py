@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,33 @@ class Source(Protocol):
 
     def path(self, index: int) -> str | None:
         """Return the file an example comes from, where there is one."""
+        ...
+
+
+@runtime_checkable
+class ReadAhead(Protocol):
+    """A source that is told what will be fetched, to have many reads under way."""
+
+    requests: int
+
+    def reader(self) -> Reader:
+        """Open it for one epoch."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads the examples of one epoch."""
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Begin to read what will be fetched; returns at once."""
+        ...
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the examples at these indices. An error concerns the first of them alone."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is under way."""
         ...
 
 

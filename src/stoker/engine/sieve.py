@@ -1,0 +1,236 @@
+"""Survivors: what filters let through and skip budgets do not leave out, numbered anew.
+
+Numbers upstream count what went in, numbers downstream what came out. Which is which is known
+only once the values are there, so deciding what comes next may have to wait for them: who must
+not wait gets ``NotYet``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker import machine
+from stoker.engine.crew import Crew, Job
+from stoker.engine.plan import Failure, Rejected, Sift
+from stoker.engine.streams import Item, NotYet, Planning, SegmentStream
+from stoker.errors import BudgetSpent, Skip, StageError
+from stoker.stages.skip import RAISE
+
+_log = logging.getLogger("stoker")
+_LISTED = 1_000  # skips that are kept in words
+
+
+@dataclass
+class Record:
+    """Which numbers were left out, from some number on: enough to number both ways.
+
+    Attributes:
+        number, survivors: where the record begins: a number upstream, and one downstream.
+        seen: the number upstream up to which all is decided.
+        drops: those left out, ascending.
+        total: how many survive in the epoch, once that is known.
+    """
+
+    number: int = 0
+    survivors: int = 0
+    seen: int = 0
+    drops: list[int] = field(default_factory=list)
+    total: int | None = None
+
+    def number_of(self, survivor: int) -> int:
+        """Return the number upstream of a survivor that is decided, or of the next one."""
+        if self.total is not None and survivor >= self.total:
+            return self.seen
+        away = survivor - self.survivors
+        drops, base = self.drops, self.number
+        dropped = bisect.bisect_right(range(len(drops)), away, key=lambda j: drops[j] - base - j)
+        return base + away + dropped
+
+    def since(self, survivor: int) -> Record:
+        """Return the record from a survivor on."""
+        number = self.number_of(survivor)
+        drops = self.drops[bisect.bisect_left(self.drops, number) :]
+        return Record(number, survivor, self.seen, drops, self.total)
+
+
+class Ledger:
+    """What was skipped in an epoch, against the budgets.
+
+    Attributes:
+        examples: the number of examples in the epoch, None where nobody knows.
+
+    Args:
+        spent: what was skipped before a resume, by stage (``""``: the pipeline's own budget).
+        filtered: what filters had left out by then.
+    """
+
+    def __init__(self, spent: dict[str, int], filtered: int) -> None:
+        self.examples: int | None = None
+        self.spent = dict(spent)
+        self.skips: list[Skip] = []
+        self.skipped = sum(spent.values())
+        self.filtered = filtered
+
+    def skip(self, sift: Sift, error: StageError, seen: int) -> BudgetSpent | None:
+        """Enter one skip; return what to raise if the budget does not allow it."""
+        budget = sift.budget(error.stage)
+        account = error.stage if error.stage in sift.own else ""
+        count = self.spent.get(account, 0) + 1
+        skip = Skip(error.stage, error.index, error.path, _cause(error))
+        if not budget.allows(count, self.examples, seen):
+            skips = [*self.skips, skip]
+            return BudgetSpent(str(budget), account or None, skips, self.skipped + 1)
+        self.spent[account] = count
+        self.skipped += 1
+        if len(self.skips) < _LISTED:
+            self.skips.append(skip)
+        _log.warning("skipped: %s", skip)
+        return None
+
+
+def _cause(error: StageError) -> str:
+    return f"{type(error.__cause__).__name__}: {error.__cause__}"
+
+
+class Sieve:
+    """A stream of the items that survive, in order.
+
+    Args:
+        sift: which budgets apply.
+        upstream: where the items come from.
+        ledger: where skips are entered.
+        planning: says whether who plans may wait.
+    """
+
+    blocking = False
+    total = None
+
+    def __init__(
+        self, sift: Sift, upstream: SegmentStream, crew: Crew, ledger: Ledger, planning: Planning
+    ) -> None:
+        self._sift = sift
+        self._upstream = upstream
+        self._crew = crew
+        self._ledger = ledger
+        self._planning = planning
+        self._arriving: deque[Item] = deque()
+        self._kept: deque[Item] = deque()
+        self._known = Record()  # decided before a resume
+        self._ended = False
+        self._fresh = 0
+        self.record = Record()
+
+    usable_bytes = staticmethod(machine.usable_memory_bytes)
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
+        return self._fresh
+
+    def pull(self) -> Item | None:
+        """Return the next survivor."""
+        return next(self.pull_many(1), None)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` survivors, fewer only at the end; none at all if NotYet."""
+        self._have(count)
+        for _ in range(min(count, len(self._kept))):
+            item = self._kept.popleft()
+            self._fresh = item.fresh
+            yield item
+
+    def peek(self) -> Item | None:
+        """Return the next survivor without taking it."""
+        self._have(1)
+        return self._kept[0] if self._kept else None
+
+    def again(self, number: int) -> Item:
+        """Make a survivor once more. That it survives was decided: now it may only fail."""
+        return self._upstream.again(self.record.number_of(number))
+
+    @property
+    def end(self) -> int | None:
+        """How many survive in the epoch, once that is known."""
+        return self.record.total if self.record.total is not None else self._known.total
+
+    def start_at(self, record: Record, survivor: int) -> int:
+        """Go on with a survivor, by what was decided before; return its number upstream."""
+        self._known = record
+        number = record.number_of(survivor)
+        # Numbers below stay known: items in a pool are made again by them.
+        self.record = Record(
+            record.number, record.survivors, number,
+            record.drops[: bisect.bisect_left(record.drops, number)], None,
+        )  # fmt: skip
+        return number
+
+    def needed(self, survivor: int) -> Record:
+        """Return all that is decided from a survivor on, also what was before a resume."""
+        record, known = self.record.since(survivor), self._known
+        if known.seen >= record.seen:
+            record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
+            record.seen, record.total = known.seen, known.total
+        return record
+
+    def forget_before(self, survivor: int) -> None:
+        """Drop what only survivors before this one would need."""
+        self.record = self.record.since(survivor)
+
+    def clear(self) -> None:
+        """Let go of what nobody will take any more."""
+        self._arriving.clear()
+        self._kept.clear()
+
+    def _have(self, count: int) -> None:
+        """See to it that ``count`` survivors wait, or all that are left."""
+        while len(self._kept) < count and not self._ended:
+            if not self._arriving:
+                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
+                if not self._arriving:
+                    self._ended = True
+                    record = self.record
+                    record.total = (
+                        record.survivors + record.seen - record.number - len(record.drops)
+                    )
+                    return
+            job: Job = self._arriving[0].job
+            if not job.done:
+                if not self._planning.patient:
+                    raise NotYet(job)
+                self._crew.wait(job)
+            self._decide(self._arriving.popleft())
+
+    def _decide(self, item: Item) -> None:
+        record, known = self.record, self._known
+        number = record.seen
+        record.seen += 1
+        value = item.job.values[item.row]
+        if number < known.seen:
+            at = bisect.bisect_left(known.drops, number)
+            drop = at < len(known.drops) and known.drops[at] == number
+        elif type(value) is not Failure:
+            drop = False
+        elif isinstance(value.error, Rejected):
+            drop = True
+            self._ledger.filtered += 1
+        else:
+            drop = self._skipped(item, value.error)
+        if drop:
+            record.drops.append(number)
+            item.job.values[item.row] = None
+        else:
+            self._kept.append(item)
+
+    def _skipped(self, item: Item, error: Any) -> bool:
+        if not isinstance(error, StageError) or self._sift.budget(error.stage) == RAISE:
+            return False
+        spent = self._ledger.skip(self._sift, error, item.fresh)
+        if spent is not None:
+            spent.__cause__ = error
+            item.job.values[item.row] = Failure(spent)
+        return spent is None

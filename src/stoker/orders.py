@@ -1,0 +1,217 @@
+"""The order of one epoch, and which part of it is a rank's.
+
+Ordinals count what this process reads in an epoch, from 0; an order maps them to indices of the
+source. Nothing here takes memory that grows with the epoch above ``TRUE_PERMUTATION_LIMIT``.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import randomness
+
+TRUE_PERMUTATION_LIMIT = 1 << 20
+"""Up to this many examples an epoch is shuffled by a true permutation."""
+
+FEISTEL_BLOCK = 1 << 16
+
+
+class Order(Protocol):
+    """Maps ordinals to indices. Pickles; safe to use from any thread."""
+
+    def __len__(self) -> int: ...
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the indices of ordinals ``start .. stop - 1``, ``int64``; possibly a view."""
+        ...
+
+    def index(self, ordinal: int) -> int:
+        """Return the index of one ordinal."""
+        ...
+
+
+class Permuted:
+    """An order by a permutation, or as the source has it; or every ``stride``-th place of that.
+
+    Args:
+        length: how many indices there are.
+        key: keys the permutation; None for none.
+        first, stride: the places: ``first``, ``first + stride``, ...
+        count: how many of them; by default all.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        key: NDArray[np.uint64] | None,
+        first: int = 0,
+        stride: int = 1,
+        count: int | None = None,
+    ) -> None:
+        self._made_of = length, key, first, stride, count
+        self._first, self._stride = first, stride
+        self._count = max(0, -(-(length - first) // stride)) if count is None else count
+        self._permutation: NDArray[np.int64] | None = None
+        self._feistel: _Feistel | None = None
+        self._block: NDArray[np.int64] | None = None
+        self._block_number = -1
+        self._lock = threading.Lock()
+        if key is None:
+            return
+        if length <= TRUE_PERMUTATION_LIMIT:
+            generator = np.random.Generator(np.random.Philox(key=key))
+            self._permutation = generator.permutation(length)
+        else:
+            self._feistel = _Feistel(length, key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Permuted, self._made_of
+
+    def __len__(self) -> int:
+        return self._count
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        first, stride = self._first, self._stride
+        low, high = first + start * stride, first + (stop - 1) * stride + 1
+        if self._permutation is not None:
+            return self._permutation[low : max(low, high) : stride]
+        if self._feistel is None:
+            return np.arange(low, high, stride)
+        numbers = range(start // FEISTEL_BLOCK, (stop - 1) // FEISTEL_BLOCK + 1)
+        parts = []
+        for number in numbers:
+            base = number * FEISTEL_BLOCK
+            block = self._block_of(number)
+            parts.append(block[max(start - base, 0) : stop - base])
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+
+    def index(self, ordinal: int) -> int:
+        place = self._first + ordinal * self._stride
+        if self._permutation is not None:
+            return int(self._permutation[place])
+        if self._feistel is None:
+            return place
+        return int(self._feistel(np.array([place]))[0])
+
+    def _block_of(self, number: int) -> NDArray[np.int64]:
+        assert self._feistel is not None
+        with self._lock:
+            if self._block_number != number or self._block is None:
+                base = number * FEISTEL_BLOCK
+                numbers = np.arange(base, min(base + FEISTEL_BLOCK, self._count))
+                self._block = self._feistel(self._first + numbers * self._stride)
+                self._block_number = number
+            return self._block
+
+
+class FixedPart:
+    """A rank's own part, the same in every epoch but for what is left over, in some order.
+
+    The part of rank ``r`` is ``r``, ``r + world``, ...; ``left_out`` is the place in it of the one
+    example that this epoch leaves out, or None.
+    """
+
+    def __init__(
+        self, within: Permuted, rank: int, world: int, left_out: int | None = None
+    ) -> None:
+        self._within = within
+        self._rank, self._world = rank, world
+        self._left_out = left_out
+
+    def __len__(self) -> int:
+        return len(self._within)
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        places = self._within.span(start, stop)
+        if self._left_out is not None:
+            places = places + (places >= self._left_out)
+        return places * self._world + self._rank
+
+    def index(self, ordinal: int) -> int:
+        return int(self.span(ordinal, ordinal + 1)[0])
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of an epoch is this process's.
+
+    Attributes:
+        rank, world: this process among so many.
+        uneven: whether all examples are kept, so that parts may differ by one in length.
+        anew: whether parts are drawn anew every epoch, rather than fixed.
+    """
+
+    rank: int
+    world: int
+    uneven: bool
+    anew: bool
+
+    def count(self, length: int) -> int:
+        """Return how many of so many examples are this rank's in an epoch."""
+        if self.uneven:
+            return max(0, -(-(length - self.rank) // self.world))
+        return length // self.world
+
+
+def order_of(
+    length: int, seed: int, epoch: int, *, shuffled: bool, share: Share | None
+) -> Permuted | FixedPart:
+    """Return the order of one epoch, or of this rank's part of it."""
+
+    def key(rank: int) -> NDArray[np.uint64] | None:
+        return randomness.key(seed, epoch, randomness.SHUFFLE, rank) if shuffled else None
+
+    if share is None:
+        return Permuted(length, key(0))
+    rank, world, count = share.rank, share.world, share.count(length)
+    if share.anew:
+        return Permuted(length, key(0), rank, world, count)
+    all_of_it = max(0, -(-(length - rank) // world))
+    left_out = epoch % all_of_it if all_of_it > count else None
+    return FixedPart(Permuted(count, key(rank)), rank, world, left_out)
+
+
+class _Feistel:
+    """A keyed permutation of ``range(n)`` in O(1) memory.
+
+    A mixed-radix Feistel network over ``a * b >= n`` cells, walked until it lands below n.
+    With a and b near the square root, less than one cell in a hundred is walked twice.
+    """
+
+    ROUNDS = 8
+
+    def __init__(self, n: int, key: NDArray[np.uint64]) -> None:
+        self._n = n
+        self._a = int(np.ceil(np.sqrt(n)))
+        self._b = -(-n // self._a)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        self._round_keys = generator.integers(0, 1 << 64, self.ROUNDS, dtype=np.uint64)
+
+    def __call__(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        out = self._once(ordinals.astype(np.uint64))
+        outside = np.flatnonzero(out >= self._n)
+        while outside.size:
+            out[outside] = self._once(out[outside])
+            outside = outside[out[outside] >= self._n]
+        return out.astype(np.int64)
+
+    def _once(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        a, b = np.uint64(self._a), np.uint64(self._b)
+        left, right = x // b, x % b
+        for i in range(0, self.ROUNDS, 2):
+            left = (left + _mix(right, self._round_keys[i])) % a
+            right = (right + _mix(left, self._round_keys[i + 1])) % b
+        return left * b + right
+
+
+def _mix(x: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """Finalise as splitmix64 does; the top bits, so that sums below stay clear of overflow."""
+    x = x ^ key
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) >> np.uint64(16)

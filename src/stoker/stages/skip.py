@@ -1,0 +1,64 @@
+"""Skip budgets: how many bad examples a run may leave out before it stops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+LEAST_SEEN = 1_000
+"""Where nobody knows how long an epoch is, a fraction is taken of so many examples at least."""
+
+OnError = str | int | float
+"""``"raise"``, or how many examples of an epoch may be skipped: a count, or a fraction."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many examples may be skipped in an epoch: a count, or a fraction of its examples.
+
+    A budget of no examples raises at the first failure, as if there were none.
+    """
+
+    count: int | None = None
+    fraction: float = 0.0
+
+    def allows(self, skipped: int, examples: int | None, seen: int) -> bool:
+        """Tell whether so many may be skipped, of an epoch of ``examples`` of which ``seen`` came.
+
+        ``examples`` is None where nobody knows.
+        """
+        if self.count is not None:
+            return skipped <= self.count
+        of = examples if examples is not None else max(seen, LEAST_SEEN)
+        return skipped <= self.fraction * of
+
+    def __str__(self) -> str:
+        if self.count is not None:
+            return f"{self.count:,}"
+        return f"{self.fraction:.3g} of the examples"
+
+
+RAISE = Budget(0)
+
+
+def budget_of(on_error: Any) -> Budget:
+    """Read ``on_error=``. Raises TypeError or ValueError for anything else than it takes."""
+    if isinstance(on_error, str):
+        if on_error == "raise":
+            return RAISE
+        raise ValueError(f"on_error= takes 'raise', a count or a fraction, not {on_error!r}")
+    if isinstance(on_error, bool) or not isinstance(on_error, (int, float, np.number)):
+        raise TypeError(
+            f"on_error= takes 'raise', or how many examples may be skipped in an epoch: a count "
+            f"such as 100, or a fraction such as 0.01; not {on_error!r}"
+        )
+    if isinstance(on_error, (int, np.integer)):
+        if on_error < 0:
+            raise ValueError(f"on_error= cannot skip {on_error} examples")
+        return Budget(int(on_error))
+    if not math.isfinite(on_error) or not 0 <= on_error <= 1:
+        raise ValueError(f"on_error={on_error!r}: a fraction lies between 0.0 and 1.0")
+    return Budget(None, float(on_error))

@@ -209,7 +209,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This DataLoader will create")
     rounds = 1 if arguments.quick else arguments.rounds
     with report(__file__, arguments) as found:
-        examples, seconds = (128, 1e-4) if arguments.quick else (1_000, 1e-3)
+        examples, seconds = (128, 1e-4) if arguments.quick else (6_400, 1e-3)
         spinning = Spinning(examples, iterations_for(seconds))
         processes = {
             f"stoker, {n} processes": stoker.from_dataset(spinning)
@@ -219,7 +219,7 @@ def main() -> None:
         }
         compare(found, "1 ms of Python", spinning, processes, 32, rounds)
         files = jpegs(arguments.jpegs, 160 if arguments.quick else 500)
-        files *= 1 if arguments.quick else -(-1000 // len(files))
+        files *= 1 if arguments.quick else -(-3000 // len(files))
         crops = stoker.from_dataset(Files(files)).shuffle().random_map(crop, on=0)
         kinds = {
             "stoker, 2 threads": crops.workers(2),

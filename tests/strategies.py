@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -22,6 +22,9 @@ FULL = settings.get_current_profile_name() == "full"
 POINTS = ("before", "after", "batch", "device")
 """Where an echo may stand: before or after the random map, behind the batch, behind ``.to``."""
 
+SIEVES = ("first", "middle", "last")
+"""Where a filter may stand: behind the source, behind the first echo, right before the batch."""
+
 
 def few(short: int) -> settings:
     """Limit the examples of a costly property; ten times as many in the full profile."""
@@ -36,7 +39,13 @@ factors = st.one_of(
 
 @dataclass(frozen=True)
 class Spec:
-    """A pipeline to be built, echoed at some points."""
+    """A pipeline to be built, echoed at some points, and filtered at some.
+
+    Attributes:
+        filters: where, and which ids are left out: those that leave ``rest`` when divided by
+            ``modulus``.
+        shard: rank, world, whether uneven, and whether parts are drawn anew every epoch.
+    """
 
     examples: int
     batch: int
@@ -47,10 +56,13 @@ class Spec:
     to: bool = False
     echoes: tuple[tuple[str, Fraction, int | str | None], ...] = ()
     batch_map: bool = False
+    filters: tuple[tuple[str, int, int], ...] = ()
+    on_error: int | float | str = "raise"
+    shard: tuple[int, int, bool, bool] | None = None
 
     @property
     def uses(self) -> int:
-        """Return the examples that reach the batch, before ``drop_last``."""
+        """Return the examples that reach the batch, before ``drop_last``, if none is left out."""
         count = self.examples
         for point, factor, _ in self.echoes:
             if point in ("before", "after"):
@@ -77,6 +89,8 @@ def specs(
     sources: tuple[str, ...] = ("dataset", "many", "arrays", "tuples"),
     points: tuple[str, ...] = POINTS,
     byte_pools: bool = False,
+    max_filters: int = 0,
+    min_filters: int = 0,
 ) -> Spec:
     batch = draw(st.integers(1, 8))
     # Empty, one example, fewer than a batch, a batch exactly, and more.
@@ -100,6 +114,14 @@ def specs(
             # At most some 150 bytes an example and 8 examples a batch: a batch always fits.
             pool = f"{draw(st.integers(10, 40))}KB"
         echoes.append((point, factor, pool))
+    filters = []
+    if max_filters:
+        places = st.lists(
+            st.sampled_from(SIEVES), min_size=min_filters, max_size=max_filters, unique=True
+        )
+        for place in sorted(draw(places), key=SIEVES.index):
+            modulus = draw(st.sampled_from([1, 2, 2, 3, 3, 5, 7, 100]))
+            filters.append((place, modulus, draw(st.integers(0, modulus - 1))))
     return Spec(
         examples=examples,
         batch=batch,
@@ -110,6 +132,7 @@ def specs(
         to="device" in chosen or draw(st.booleans()),
         echoes=tuple(echoes),
         batch_map=draw(st.booleans()),
+        filters=tuple(filters),
     )
 
 
@@ -143,6 +166,29 @@ class TupleExamples(Examples):
         return example["id"], example["x"]
 
 
+class Faulty(Examples):
+    """Fails on some examples, for as long as they are in ``bad``."""
+
+    def __init__(self, length: int, bad: Iterable[int] = ()) -> None:
+        super().__init__(length)
+        self.bad = set(bad)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in self.bad:
+            raise OSError(f"{index} cannot be read")
+        return super().__getitem__(index)
+
+
+class Keep:
+    """Leaves out the ids that leave a rest."""
+
+    def __init__(self, modulus: int, rest: int) -> None:
+        self.modulus, self.rest = modulus, rest
+
+    def __call__(self, number: Any) -> bool:
+        return bool(number % self.modulus != self.rest)
+
+
 def halve(x: Any) -> Any:
     """Do something deterministic."""
     return x / 2
@@ -166,18 +212,23 @@ def field_of(example: Any) -> Any:
     return "x" if isinstance(example, dict) else 1
 
 
-def source_of(spec: Spec) -> stoker.Pipeline:
-    """Return the source alone."""
+def source_of(spec: Spec, data: Any = None) -> stoker.Pipeline:
+    """Return the source alone; of a dataset of one's own, if there is one."""
+    if data is not None:
+        return stoker.from_dataset(data, seed=spec.seed, on_error=spec.on_error)
     if spec.source == "arrays":
         ids = np.arange(spec.examples)
         rows = np.repeat(ids[:, None], 3, 1).astype(np.float64)
         return stoker.from_arrays(ids, rows, seed=spec.seed)
     kinds = {"dataset": Examples, "many": ManyExamples, "tuples": TupleExamples}
-    return stoker.from_dataset(kinds[spec.source](spec.examples), seed=spec.seed)
+    data = kinds[spec.source](spec.examples)
+    return stoker.from_dataset(data, seed=spec.seed, on_error=spec.on_error)
 
 
-def built(spec: Spec, workers: int | None = None, kind: str = "thread") -> stoker.Pipeline:
-    """Build a pipeline."""
+def built(
+    spec: Spec, workers: int | None = None, kind: str = "thread", data: Any = None
+) -> stoker.Pipeline:
+    """Build a pipeline, over a dataset of one's own if there is one."""
     echoes = {point: (factor, pool) for point, factor, pool in spec.echoes}
 
     def echoed(pipeline: stoker.Pipeline, point: str) -> stoker.Pipeline:
@@ -186,12 +237,25 @@ def built(spec: Spec, workers: int | None = None, kind: str = "thread") -> stoke
         factor, pool = echoes[point]
         return pipeline.echo(factor, pool=pool)  # type: ignore[arg-type]
 
+    def filtered(pipeline: stoker.Pipeline, place: str) -> stoker.Pipeline:
+        for at, modulus, rest in spec.filters:
+            if at == place:
+                pipeline = pipeline.filter(Keep(modulus, rest), on=0 if on == 1 else "id")
+        return pipeline
+
     on = 1 if spec.source in ("arrays", "tuples") else "x"
-    pipeline = source_of(spec)
+    pipeline = source_of(spec, data)
+    rank, world, uneven, anew = spec.shard or (0, 1, False, False)
+    if spec.shard and not anew:
+        pipeline = pipeline.shard(rank=rank, world=world, uneven=uneven)
     if spec.shuffle:
         pipeline = pipeline.shuffle()
-    pipeline = echoed(pipeline.map(halve, on=on), "before").random_map(jitter, on=on)
-    pipeline = echoed(pipeline, "after").batch(spec.batch, drop_last=spec.drop_last)
+    if spec.shard and anew:
+        pipeline = pipeline.shard(rank=rank, world=world, uneven=uneven)
+    pipeline = echoed(filtered(pipeline, "first").map(halve, on=on), "before")
+    pipeline = filtered(pipeline, "middle").random_map(jitter, on=on)
+    pipeline = filtered(echoed(pipeline, "after"), "last")
+    pipeline = pipeline.batch(spec.batch, drop_last=spec.drop_last)
     if spec.batch_map:
         pipeline = pipeline.random_map(scale_batch)
     pipeline = echoed(pipeline, "batch")

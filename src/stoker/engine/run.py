@@ -12,7 +12,6 @@ from typing import Any
 from stoker import machine, randomness, structure
 from stoker.buffers import Recycler
 from stoker.echoing.pool import Pool, Snapshot
-from stoker.engine import processes
 from stoker.engine.crew import Crew, Tempo
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
@@ -366,6 +365,8 @@ class Run:
         if loader or workers.count == 0:
             return Crew(0, depths, tempo)
         if workers.kind == "process":
+            from stoker.engine import processes  # multiprocessing takes its time to import
+
             remotes = processes.start(workers.count, host, self._seed, self._epoch, rank)
             return Crew(workers.count, depths, tempo, remotes)
         return Crew(workers.count, depths, tempo)

@@ -34,7 +34,7 @@ Results::
 Caveats: a sample is as many epochs as fit in 0.3 s, one at least; processes and threads that a
 peer keeps between epochs are started before (``start_s`` in the rows). The check before the
 first round sees that every row comes once in an epoch. DALI, Grain and SPDL gather
-whole batches with NumPy. FFCV is not among the peers yet.
+whole batches with NumPy.
 """
 
 from __future__ import annotations

@@ -100,15 +100,17 @@ class Cursor:
         """Close a run and keep where it was."""
         if run.closed:
             return
-        if self._run is run:  # first of all, should Ctrl-C come in between
-            if run.complete:
-                self.epoch, self.position, self._fresh_start = self.epoch + 1, None, True
+        try:
+            if self._run is run:
+                if run.complete:
+                    self.epoch, self.position, self._fresh_start = self.epoch + 1, None, True
+                else:
+                    self.position = run.position()
+        finally:  # should Ctrl-C come in between
+            if is_worker():  # the collector found an abandoned iterator in there
+                threading.Thread(target=run.close, name="stoker-closing", daemon=True).start()
             else:
-                self.position = run.position()
-        if is_worker():  # the collector found an abandoned iterator in there
-            threading.Thread(target=run.close, name="stoker-closing", daemon=True).start()
-        else:
-            run.close()
+                run.close()
 
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self.live()

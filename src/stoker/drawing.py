@@ -31,7 +31,7 @@ def chain(
     loader = isinstance(source, LoaderSource)
     lines = [f"{source.name}  {_extent(source)}"]
     if budget != RAISE:
-        lines[0] += f"; skips at most {budget} that fail"
+        lines[0] += f"; skips what fails, at most {budget}"
     for number, stage in enumerate(stages):
         note = ""
         if isinstance(stage, Echo):
@@ -41,7 +41,7 @@ def chain(
             note = "  parts of equal length" if not stage.uneven else "  all examples"
         own = getattr(stage, "budget", None)
         if own is not None:
-            note += "  raises" if own == RAISE else f"  skips at most {own} that fail"
+            note += "  raises" if own == RAISE else f"  skips what fails, at most {own}"
         lines.append(f"  .{stage.name}{note}")
     if not loader:
         how = "as many threads as there are usable cores"

@@ -100,13 +100,13 @@ class Skip:
 class BudgetSpent(StokerError):
     """More examples failed in an epoch than ``on_error=`` lets be skipped.
 
-    Raised by ``next()`` at the batch that needed the example too many; its ``__cause__`` is what
-    failed there.
+    Raised by ``next()`` where what comes next depends on the example too many; its ``__cause__``
+    is what failed there. The state of the last batch can be resumed with a larger budget.
 
     Attributes:
         skips: what failed since the epoch began or was resumed, the last one included (of very
-            many, the first thousand).
-        skipped: how many failed in the epoch.
+            many, the first thousand); of a stage's own budget, the failures of that stage.
+        skipped: how many failures counted against this budget in the epoch.
     """
 
     def __init__(self, budget: str, stage: str | None, skips: Sequence[Skip], skipped: int) -> None:
@@ -118,10 +118,9 @@ class BudgetSpent(StokerError):
         shown = [f"  {skip}" for skip in self.skips[-_SHOWN:]]
         if skipped > len(shown):
             shown.insert(0, f"  ... and {skipped - len(shown):,} before")
-        super().__init__(
-            f"{skipped:,} examples failed in this epoch, the skip budget{of} is {budget}:\n"
-            + "\n".join(shown)
-        )
+        failed = f"{skipped:,} example{'s' * (skipped > 1)} failed in this epoch"
+        head = f"{failed}, the skip budget{of} is {budget}:"
+        super().__init__("\n".join([head, *shown]))
 
     def __reduce__(self) -> tuple[object, ...]:
         return BudgetSpent, (self.budget, self.stage, self.skips, self.skipped)

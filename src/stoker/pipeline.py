@@ -74,8 +74,8 @@ class Pipeline:
             buffer: for streams, how many examples it holds (they stay in memory); by default
                 1,000.
 
-        Raises ValueError where there is no order to draw: after ``echo``, ``batch`` or a map,
-        twice, or on a loader.
+        Raises ValueError where there is no order to draw: after ``echo`` or ``batch``, twice,
+        or on a loader.
         """
         if isinstance(self._source, LoaderSource):
             raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
@@ -147,7 +147,7 @@ class Pipeline:
         if isinstance(self._source, LoaderSource) or self._has(Batch):
             raise ValueError(".filter() works on examples: put it before .batch()")
         self._check_fields(on)
-        return self._with(Filter(fn, on, _own_budget(on_error)))
+        return self._with(Filter(fn, on, *self._own_budget(on_error)))
 
     def map(
         self,
@@ -335,6 +335,10 @@ class Pipeline:
                 count = stage.count(count)
         return count
 
+    def __bool__(self) -> bool:
+        """Return True, whatever the length."""
+        return True
+
     @property
     def epoch(self) -> int:
         """The epoch that is being run, or was left early; after a whole epoch, the next one."""
@@ -466,24 +470,25 @@ class Pipeline:
         check_function(fn, random=random, stage="random_map" if random else "map")
         check_on(on)
         self._check_fields(on)
-        budget = _own_budget(on_error)
+        budget, account = self._own_budget(on_error)
         if budget is not None and (isinstance(self._source, LoaderSource) or self._has(Batch)):
             raise ValueError("on_error= is for examples: a stage behind .batch() raises")
         position = sum(isinstance(s, Map) and s.random for s in self._stages)
-        return self._with(Map(fn, on, random, position, budget))
+        return self._with(Map(fn, on, random, position, budget, account))
+
+    def _own_budget(self, on_error: OnError | None) -> tuple[Budget | None, int]:
+        """Return a stage's own budget and the number of its account, if it has one."""
+        return (None, 0) if on_error is None else (budget_of(on_error), len(self._stages) + 1)
 
     def _outline(self) -> list[str]:
         """Return what must be alike for a state to fit."""
         known = not isinstance(self._source, (LoaderSource, IterableSource))
         kind = type(self._source).__name__
         lines = [f"{kind} of {len(self._source)}" if known else kind]
-        if self._budget != RAISE:
-            lines[0] += ", skipping"
         for stage in self._stages:
             if isinstance(stage, Map):
                 field = "" if stage.on is None else f" on {stage.on!r}"
-                skipping = ", skipping" if stage.budget not in (None, RAISE) else ""
-                lines.append(("random_map" if stage.random else "map") + field + skipping)
+                lines.append(("random_map" if stage.random else "map") + field)
             elif isinstance(stage, Batch):
                 lines.append(f"batch({stage.n}, drop_last={stage.drop_last})")
             elif isinstance(stage, Echo):
@@ -494,13 +499,9 @@ class Pipeline:
                 lines.append("filter" + field)
             elif isinstance(stage, Shuffle):
                 lines.append(stage.name)
-            elif isinstance(stage, Shard):  # not whose: ranks of equal length share a state
-                lines.append(f"shard(world={stage.world}{', uneven' * stage.uneven})")
+            elif isinstance(stage, Shard):  # ranks of equal length share a state
+                lines.append(stage.name if stage.uneven else f"shard(world={stage.world})")
         return lines
-
-
-def _own_budget(on_error: OnError | None) -> Budget | None:
-    return None if on_error is None else budget_of(on_error)
 
 
 def _pool_size(pool: Any) -> tuple[int | None, int | None]:

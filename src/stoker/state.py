@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ def saved(
         "pools": [pack(snapshot) for snapshot in position.snapshots],
         "pool_items": position.items,
         "left_out": [_packed(record) for record in position.records],
-        "spent": position.spent,
+        "spent": {str(account): n for account, n in position.spent.items()},
         "filtered": position.filtered,
     }
     return {**state, "checksum": _checksum(state)}
@@ -80,7 +81,7 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
                 [unpack(p) for p in pools],
                 list(state["pool_items"]),
                 [_unpacked(r) for r in state["left_out"]],
-                dict(state["spent"]),
+                {int(account): n for account, n in state["spent"].items()},
                 state["filtered"],
             )
         loaded = Loaded(
@@ -111,7 +112,7 @@ def _packed(record: Record) -> dict[str, Any]:
 
 
 def _unpacked(state: dict[str, Any]) -> Record:
-    drops = packing.unpacked(state["drops"], state["number"]).tolist()
+    drops = array("q", packing.unpacked(state["drops"], state["number"]).tolist())
     return Record(state["number"], state["survivors"], state["seen"], drops, state["total"])
 
 

@@ -114,7 +114,7 @@ class Pool:
         self._fractions: list[float] = []
         self._block = -1  # which of them these are
         self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
-        self._snapshot_steps = max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * rows // group)
+        self._snapshot_steps = max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
         self.admitted = 0

@@ -164,6 +164,7 @@ class Crew:
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
         self._chore_waits = False
+        self._works_first = False
         self._trial: _Trial | None = None
         if remotes is not None:
             self.active = threads
@@ -176,8 +177,11 @@ class Crew:
         self.remote = remotes is not None
 
     def work_ahead(self) -> None:
-        """Have all threads take part from the beginning, untried."""
-        self.active, self._undecided = self.limit, False
+        """Have all threads take part from the beginning, and work before they plan.
+
+        For planning that may block: what is there already is not kept back by it.
+        """
+        self.active, self._undecided, self._works_first = self.limit, False, True
 
     def begin(self) -> None:
         """Start the threads that take part from the beginning."""
@@ -247,13 +251,17 @@ class Crew:
             if claim is not None:
                 self._do(*claim, None)
 
-    def close(self) -> None:
-        """End the threads after the example that each is at. Never waits for its own thread."""
+    def shut(self) -> None:
+        """Begin nothing any more."""
         with self.lock:
             self._closed = True
             for queue in self._ready:
                 queue.clear()
             self._call_all()
+
+    def close(self) -> None:
+        """End the threads after the example that each is at. Never waits for its own thread."""
+        self.shut()
         remotes, self._remotes = self._remotes or [], None
         for remote in remotes:
             remote.stop()
@@ -293,7 +301,7 @@ class Crew:
                             return
                         if number < self.active:
                             # Planning first, but in turns: it holds the GIL that others need.
-                            if planned or not self._chore_due:
+                            if planned or self._works_first or not self._chore_due:
                                 claim = self._claim()
                             if claim is None and self._chore_due:
                                 self._chore_due, chore = False, self._chore

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import machine
-from stoker.engine.plan import Failure
+from stoker.engine.plan import ENDED, Failure
 from stoker.engine.streams import Item, Tally, done_item
 from stoker.errors import StageError
 from stoker.orders import Share
@@ -132,7 +132,7 @@ class IteratedStream:
             return None
         except Exception as error:
             self._examples = None
-            failure = Failure(StageError(self._name, error, number=self._read))
+            failure = Failure(StageError(self._name, error, number=self._read), ENDED)
             self._failure = done_item(failure, self._read, 0, 0, 1)
             return None
         self._tally.add([self._name], [time.perf_counter_ns() - began], 1)

@@ -32,6 +32,8 @@ from stoker.stages.device import Mover
 class Direct:
     """Feeds a segment with each item of a stream once."""
 
+    in_order = True
+
     def __init__(self, stream: Stream) -> None:
         self.upstream = stream
         self.total = stream.total

@@ -77,16 +77,11 @@ class Sift:
     """Stands behind a segment some of whose outputs do not survive.
 
     Attributes:
-        own: the skip budgets of those stages that have one of their own, by name.
-        shared: that of all others together.
+        budgets: the skip budgets, by account: 0 is the pipeline's, the others are those of stages
+            that have one of their own.
     """
 
-    own: Mapping[str, Budget]
-    shared: Budget
-
-    def budget(self, stage: str) -> Budget:
-        """Return the budget that a stage's failures count against."""
-        return self.own.get(stage, self.shared)
+    budgets: Mapping[int, Budget]
 
 
 @dataclass
@@ -155,12 +150,13 @@ def _sifted(part: Segment | Sift | Echo | To, shared: Budget) -> list[Any]:
     """Split a segment behind its maps, if some of what comes out of them may not survive."""
     if not isinstance(part, Segment) or part.batches_in:
         return [part]
-    own = {m.name: m.budget for m in part.maps if m.budget is not None}
+    budgets = {m.account: m.budget for m in part.maps if m.budget is not None} | {0: shared}
     filters = any(isinstance(m, Filter) for m in part.maps)
-    skips = shared != RAISE and (part.source is not None or bool(part.maps))
-    if not (filters or skips or any(budget != RAISE for budget in own.values())):
+    if part.source is None and not part.maps:
         return [part]
-    pieces: list[Any] = [Segment(part.source, part.maps), Sift(own, shared)]
+    if not filters and all(budget == RAISE for budget in budgets.values()):
+        return [part]
+    pieces: list[Any] = [Segment(part.source, part.maps), Sift(budgets)]
     if part.batch is not None:
         pieces.append(Segment(batch=part.batch, batch_maps=part.batch_maps))
     return pieces
@@ -176,10 +172,19 @@ def share_of(stages: Sequence[Any]) -> Share | None:
 
 
 class Failure:
-    """What stands for an example that a stage failed on, until a batch needs it."""
+    """What stands for an example that a stage failed on, until a batch needs it.
 
-    def __init__(self, error: BaseException) -> None:
+    Attributes:
+        error: what is raised then.
+        part: the segment that failed, by its place among the parts: the sift behind it may skip
+            the example, later ones not. None where nothing may.
+        account: the skip budget that it counts against (see ``Sift``).
+    """
+
+    def __init__(self, error: BaseException, part: int | None = None, account: int = 0) -> None:
         self.error = error
+        self.part = part
+        self.account = account
 
 
 class Rejected(Exception):
@@ -187,6 +192,8 @@ class Rejected(Exception):
 
 
 REJECTED = Failure(Rejected())
+ENDED = -1
+"""The part of a failure that ended a stream: nothing may skip it, nor leave it out of a batch."""
 
 
 class Work:
@@ -197,14 +204,24 @@ class Work:
         seed, epoch: they key the random maps.
         source: the pipeline's source: with ``order`` it names an example that failed.
         order: the epoch's order, or None where there is no addressed source.
+        part: the segment's place among the plan's parts.
         rank: this process among those that share an epoch: their draws differ.
     """
 
     def __init__(
-        self, segment: Segment, seed: int, epoch: int, source: Any, order: Order | None, rank: int
+        self,
+        segment: Segment,
+        seed: int,
+        epoch: int,
+        source: Any,
+        order: Order | None,
+        *,
+        part: int,
+        rank: int,
     ) -> None:
         self.segment = segment
-        self.reader: Any = None  # of a source that reads ahead
+        self._part = part
+        self.reader: Any = None
         self._source = source
         self._order = order
         self._random = Rekeyed()
@@ -217,11 +234,16 @@ class Work:
     @property
     def worth_sending(self) -> bool:
         """Whether another process could do any of this."""
-        return self.segment.source is not None or bool(self._maps or self._batch_maps)
+        reads = self.segment.source is not None and self.reader is None
+        return reads or bool(self._maps or self._batch_maps)
 
     def copy_failure(self, error: Exception, ordinal: int) -> Failure:
         """Wrap what went wrong while a stored item was copied for one of its uses."""
-        return Failure(self._located("echo (copying an item)", error, ordinal))
+        return Failure(self._located("echo (copying an item)", error, ordinal), self._part)
+
+    def send_failure(self, error: Exception, ordinal: int) -> Failure:
+        """Wrap why what a worker process made of an example cannot be sent back."""
+        return Failure(self._located("worker process", error, ordinal), self._part)
 
     def batch_failure(self, error: Exception, number: int) -> Failure:
         """Wrap what went wrong while batch ``number`` was put together."""
@@ -249,7 +271,8 @@ class Work:
             values = reader.fetch(indices)
         except Exception as error:
             if len(indices) == 1:
-                values = [Failure(self._error(source.name, error, index=int(indices[0])))]
+                failed = self._error(source.name, error, index=int(indices[0]))
+                values = [Failure(failed, self._part)]
             else:  # one by one, to know which
                 values = [self.fetch(indices[i : i + 1], [0])[0] for i in range(len(indices))]
         ns[0] += time.perf_counter_ns() - start
@@ -277,7 +300,8 @@ class Work:
                                 values[i] = fn(value, rng or place(key, ordinals[i], word))
                         i += 1
                 except Exception as error:
-                    values[i] = Failure(self._located(stage.name, error, ordinals[i]))
+                    failed = self._located(stage.name, error, ordinals[i])
+                    values[i] = Failure(failed, self._part, stage.account)
                     i += 1
             ns[number] += time.perf_counter_ns() - start
 

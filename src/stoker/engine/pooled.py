@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from stoker import structure
@@ -24,6 +24,8 @@ class PooledFeed:
         upstream: where fresh items come from.
     """
 
+    in_order = False
+
     def __init__(
         self,
         echo: Echo,
@@ -41,6 +43,11 @@ class PooledFeed:
         self._recalled: dict[int, list[tuple[int, int]]] = {}
         self._tally = tally
         self._fresh = 0
+        # Where nobody knows how many items come: looked ahead to, so that the end is seen in time.
+        self._unknown = upstream.total is None and not upstream.blocking
+        self._ahead: deque[Item] = deque()
+        self._items_before: int | None = None  # in the epoch, as the run before a resume knew
+        self._replaying = False
         self._begun: tuple[Draw, int] | None = None
 
     @cached_property
@@ -52,6 +59,18 @@ class PooledFeed:
     def started(self) -> bool:
         """Whether the schedule exists yet."""
         return "pool" in self.__dict__
+
+    def count(self, at_least: int) -> int | None:
+        """Return how many items the epoch has, if that is known; asked before any is taken.
+
+        Where only the end tells, it is looked for among the first ``at_least`` items.
+        """
+        if not self._unknown:
+            return self.upstream.total
+        if self._replaying:
+            known = self._items_before
+            return known if known is not None and known < at_least else None
+        return None if self._have(at_least) else len(self._ahead)
 
     @property
     def fresh(self) -> int:
@@ -72,6 +91,7 @@ class PooledFeed:
             item.job.waiting = None
         self._items.clear()
         self._drawn.clear()
+        self._ahead.clear()
         self._make_pool = _over  # it holds the run, which holds this
 
     def take(self, count: int) -> list[Use]:
@@ -100,13 +120,13 @@ class PooledFeed:
         pool = self.pool
         first, wanted, got = pool.admitted, pool.wanted(), 0
         try:
-            for item in self.upstream.pull_many(wanted):
+            for item in self._pulled(wanted):
                 self._items[first + got] = item
                 self._fresh = item.fresh
                 got += 1
         finally:  # a loader may raise, and go on
             pool.admit(got)
-        if got < wanted:
+        if got < wanted or (self._unknown and not pool.ended and not self._have(1)):
             pool.end()
         if pool.exhausted:
             return False
@@ -115,6 +135,19 @@ class PooledFeed:
         self._tally.distances += draw.repeats
         self._schedule(draw, 0)
         return True
+
+    def _pulled(self, count: int) -> Iterator[Item]:
+        while count and self._ahead:
+            count -= 1
+            yield self._ahead.popleft()
+        yield from self.upstream.pull_many(count)
+
+    def _have(self, count: int) -> bool:
+        """Look ahead to ``count`` items; return whether there are as many."""
+        missing = count - len(self._ahead)
+        if missing > 0:
+            self._ahead.extend(self.upstream.pull_many(missing))
+        return len(self._ahead) >= count
 
     def _schedule(self, draw: Draw, skip: int) -> None:
         numbers, uses, lasts = draw.ordinals.tolist(), draw.uses.tolist(), draw.last.tolist()
@@ -137,7 +170,9 @@ class PooledFeed:
         many fresh items the epoch has, if only the run before had found that out. Returns the
         numbers of the upstream items that are still to be used.
         """
+        self._items_before, self._replaying = items, True
         pool = self.pool
+        self._replaying = False
         steps = {number // pool.group for number in needed}
         pool.restore(snapshot)
         held = set()
@@ -146,7 +181,7 @@ class PooledFeed:
             wanted = pool.wanted()
             got = wanted if items is None else min(wanted, items - pool.admitted)
             pool.admit(got)
-            if got < wanted:
+            if got < wanted or (self._unknown and pool.admitted == items):
                 pool.end()
             if pool.exhausted:
                 break

@@ -273,8 +273,11 @@ def _serve(
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
-            failure = Failure(StageError("worker process", _plain(error)))
-            _send(connection, (failure, ns), outbox)
+            if isinstance(answer, list):  # say which
+                sendable: Any = hand.sendable(answer, *request)
+            else:
+                sendable = Failure(StageError("worker process", _plain(error)))
+            _send(connection, (sendable, ns), outbox)
 
 
 def _die_with(parent: int, by_main_thread: bool) -> None:
@@ -327,7 +330,7 @@ class _Hand:
         batch = work.segment.batch
         for i, value in enumerate(values):
             if isinstance(value, Failure) and not isinstance(value.error, Rejected):
-                values[i] = Failure(_plain(value.error))
+                values[i] = _plained(value)
                 if batch is not None:
                     return values[i]
         if batch is None:
@@ -346,6 +349,18 @@ class _Hand:
         self._reseed(number, _BATCHES)
         made = work.finish(made, number, 0, ns)
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
+
+    def sendable(self, values: list[Any], depth: int, *request: Any) -> list[Any]:
+        """Return the answer to a request with failures for what cannot be sent."""
+        work, ordinals = self._works[depth], request[2]
+        checked = []
+        for value, ordinal in zip(values, ordinals, strict=True):
+            try:
+                _Pickler(BytesIO(), 5).dump(value)
+            except Exception as error:
+                value = _plained(work.send_failure(error, ordinal))
+            checked.append(value)
+        return checked
 
     def _examples(
         self,
@@ -393,6 +408,10 @@ def _separate(values: list[Any]) -> list[Any]:
         separate.append(structure.copied(value) if id(value) in seen else value)
         seen.add(id(value))
     return separate
+
+
+def _plained(failure: Failure) -> Failure:
+    return Failure(_plain(failure.error), failure.part, failure.account)
 
 
 def _plain(error: BaseException) -> BaseException:

@@ -15,10 +15,11 @@ from stoker.echoing.pool import Pool, Snapshot
 from stoker.engine.crew import Crew, Tempo
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
-from stoker.engine.plan import Failure, Plan, Segment, Sift, Work
+from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work
 from stoker.engine.pooled import PooledFeed
 from stoker.engine.sieve import Ledger, Record, Sieve
 from stoker.engine.streams import Feed, Planning, SegmentStream, Tally
+from stoker.errors import StateError
 from stoker.orders import order_of
 from stoker.stages.device import Mover, To
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
@@ -67,7 +68,7 @@ class Position:
     snapshots: list[Snapshot] = field(default_factory=list)
     items: list[int | None] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-    spent: dict[str, int] = field(default_factory=dict)
+    spent: dict[int, int] = field(default_factory=dict)
     filtered: int = 0
 
 
@@ -154,6 +155,11 @@ class Run:
             self._crew_of_last.wait(job)
         value, job.values[item.row] = job.values[item.row], None
         if type(value) is Failure:
+            if isinstance(value.error, Rejected):
+                raise StateError(
+                    "a filter let an example through before the resume and rejects it now: filters "
+                    "must be deterministic"
+                )
             raise value.error
         self.wait_ns += time.perf_counter_ns() - began
         if not self.yielded:
@@ -172,7 +178,13 @@ class Run:
         return value
 
     def position(self) -> Position:
-        """Return where the last output that was handed out stands."""
+        """Return where the last output that was handed out stands.
+
+        Of a loader or a stream without what a resume needs, for there is none; and without waiting
+        for who may be reading it.
+        """
+        if self._loader is not None or self._iterated is not None:
+            return Position(self.yielded, self.uses)
         with self._planning.lock:
             snapshots, records = self._needed(self.yielded)
             pools = [feed.pool for feed in self.feeds] if snapshots else []
@@ -199,10 +211,12 @@ class Run:
             for part in (*self.feeds, *sieves, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
-            if self._reader is not None:
-                rest.callback(self._reader.close)
             for crew in self._crews:
                 rest.callback(crew.close)
+            if self._reader is not None:
+                rest.callback(self._reader.close)  # lets go of workers that wait for it
+            for crew in self._crews:
+                rest.callback(crew.shut)  # this first of all
 
     def loader_error(self) -> BaseException | None:
         """Return what a foreign loader raised, once."""
@@ -283,15 +297,15 @@ class Run:
                 self._reader = plan.source.reader()
         device = next((i for i, part in enumerate(parts) if isinstance(part, To)), len(parts))
         works = {
-            i: Work(part, seed, epoch, plan.source, order, rank)
+            i: Work(part, seed, epoch, None if iterable else plan.source, order, part=i, rank=rank)
             for i, part in enumerate(parts)
             if isinstance(part, Segment)
         }
         host = [works[i] for i in sorted(works) if i < device]
-        for work in host:
+        crew = self._hire(host, tempo, workers, loader, rank)
+        for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
                 work.reader = self._reader
-        crew = self._hire(host, tempo, workers, loader, rank)
         if iterable and crew.limit:
             crew.work_ahead()  # nobody knows what reading costs, so it goes on beside the consumer
         tail = Crew(0, max(1, len(works) - len(host)), Tempo())
@@ -323,7 +337,7 @@ class Run:
                 feed = PooledFeed(part, self._make_pool, stream, self.tally)
                 self.feeds.append(feed)
             elif isinstance(part, Sift):
-                stream = Sieve(part, stream, crew, self._ledger, self._planning)
+                stream = Sieve(part, i - 1, stream, crew, self._ledger, self._planning)
             elif isinstance(part, To):
                 stream = self._device = DeviceStream(stream, Mover(part.device), crew)
                 depth = 0
@@ -387,7 +401,10 @@ class Run:
                 stacklevel=6,
             )
         key = randomness.key(self._seed, self._epoch, randomness.ECHO + echo.position)
-        return Pool(echo.factor, resolved.size, group, key, feed.upstream.total)
+        # The pool admits an epoch of less than two groups whole.
+        return Pool(
+            echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
+        )
 
     def _batches_into(self, feed: PooledFeed) -> bool:
         at = self.plan.parts.index(feed.echo)
@@ -454,13 +471,17 @@ class Run:
         return snapshots[::-1], records[::-1]
 
     def _forget(self) -> None:
-        with self._planning.lock:
+        if not self._planning.lock.acquire(blocking=False):
+            return  # another time will do
+        try:
             snapshots, records = self._needed(self.yielded)
             for feed, snapshot in zip(self.feeds, snapshots, strict=False):
                 feed.pool.forget_before(snapshot.step)
             sieves = [s.feed.upstream for s in self.segments if s.feed and _is_sieve(s.feed)]
             for sieve, record in zip(sieves, records, strict=False):
                 sieve.forget_before(record.survivors)
+        finally:
+            self._planning.lock.release()
 
     def _resume(self, position: Position) -> None:
         if self._loader is not None or self._iterated is not None:
@@ -468,6 +489,11 @@ class Run:
         snapshots = list(position.snapshots)
         items = list(position.items)
         records = list(position.records)
+        sieves = sum(stream.feed is not None and _is_sieve(stream.feed) for stream in self.segments)
+        if records and len(records) != sieves:
+            raise StateError(
+                "the state was saved with other skip budgets: examples it left out cannot be told"
+            )
         outputs = position.yielded
         needed: set[int] = set()
         for stream in reversed(self.segments):
@@ -477,7 +503,9 @@ class Run:
                 break
             each = stream.inputs_each
             needed = {n * each + i for n in needed for i in range(each)}
-            record = records.pop() if _is_sieve(feed) else None
+            record = None
+            if _is_sieve(feed):
+                record = records.pop() if records else Record()
             if isinstance(feed, PooledFeed):
                 taken = self._uses_taken(outputs, stream)
                 needed = feed.replay(snapshots.pop(), taken, needed, items.pop())
@@ -485,6 +513,9 @@ class Run:
             else:
                 outputs *= each
             if record is not None:
+                record.seen = max(
+                    record.seen, outputs
+                )  # all survived where nothing could be left out
                 needed = {record.number_of(n) for n in needed}
                 outputs = feed.upstream.start_at(record, outputs)
         for pooled in self.feeds:

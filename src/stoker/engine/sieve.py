@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import bisect
 import logging
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from stoker import machine
 from stoker.engine.crew import Crew, Job
 from stoker.engine.plan import Failure, Rejected, Sift
 from stoker.engine.streams import Item, NotYet, Planning, SegmentStream
 from stoker.errors import BudgetSpent, Skip, StageError
-from stoker.stages.skip import RAISE
+from stoker.stages.skip import RAISE, Budget
 
 _log = logging.getLogger("stoker")
 _LISTED = 1_000  # skips that are kept in words
@@ -39,7 +39,7 @@ class Record:
     number: int = 0
     survivors: int = 0
     seen: int = 0
-    drops: list[int] = field(default_factory=list)
+    drops: array[int] = field(default_factory=lambda: array("q"))
     total: int | None = None
 
     def number_of(self, survivor: int) -> int:
@@ -65,32 +65,30 @@ class Ledger:
         examples: the number of examples in the epoch, None where nobody knows.
 
     Args:
-        spent: what was skipped before a resume, by stage (``""``: the pipeline's own budget).
+        spent: what was skipped before a resume, by account.
         filtered: what filters had left out by then.
     """
 
-    def __init__(self, spent: dict[str, int], filtered: int) -> None:
+    def __init__(self, spent: dict[int, int], filtered: int) -> None:
         self.examples: int | None = None
         self.spent = dict(spent)
         self.skips: list[Skip] = []
         self.skipped = sum(spent.values())
         self.filtered = filtered
 
-    def skip(self, sift: Sift, error: StageError, seen: int) -> BudgetSpent | None:
-        """Enter one skip; return what to raise if the budget does not allow it."""
-        budget = sift.budget(error.stage)
-        account = error.stage if error.stage in sift.own else ""
+    def skip(self, error: StageError, account: int, budget: Budget, seen: int) -> None:
+        """Enter one skip. Raises BudgetSpent, and enters nothing, if the budget allows no more."""
         count = self.spent.get(account, 0) + 1
         skip = Skip(error.stage, error.index, error.path, _cause(error))
         if not budget.allows(count, self.examples, seen):
-            skips = [*self.skips, skip]
-            return BudgetSpent(str(budget), account or None, skips, self.skipped + 1)
+            stage = error.stage if account else None
+            skips = [s for s in (*self.skips, skip) if stage in (None, s.stage)]
+            raise BudgetSpent(str(budget), stage, skips, count) from error
         self.spent[account] = count
         self.skipped += 1
         if len(self.skips) < _LISTED:
             self.skips.append(skip)
         _log.warning("skipped: %s", skip)
-        return None
 
 
 def _cause(error: StageError) -> str:
@@ -102,6 +100,7 @@ class Sieve:
 
     Args:
         sift: which budgets apply.
+        part: the place of the segment before it among the plan's parts.
         upstream: where the items come from.
         ledger: where skips are entered.
         planning: says whether who plans may wait.
@@ -111,9 +110,16 @@ class Sieve:
     total = None
 
     def __init__(
-        self, sift: Sift, upstream: SegmentStream, crew: Crew, ledger: Ledger, planning: Planning
+        self,
+        sift: Sift,
+        part: int,
+        upstream: SegmentStream,
+        crew: Crew,
+        ledger: Ledger,
+        planning: Planning,
     ) -> None:
         self._sift = sift
+        self._part = part
         self._upstream = upstream
         self._crew = crew
         self._ledger = ledger
@@ -122,7 +128,7 @@ class Sieve:
         self._kept: deque[Item] = deque()
         self._known = Record()  # decided before a resume
         self._ended = False
-        self._fresh = 0
+        self._fresh: int | None = None
         self.record = Record()
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
@@ -130,11 +136,7 @@ class Sieve:
     @property
     def fresh(self) -> int:
         """Fresh examples behind what was taken."""
-        return self._fresh
-
-    def pull(self) -> Item | None:
-        """Return the next survivor."""
-        return next(self.pull_many(1), None)
+        return self._upstream.fresh if self._fresh is None else self._fresh
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` survivors, fewer only at the end; none at all if NotYet."""
@@ -174,7 +176,7 @@ class Sieve:
         record, known = self.record.since(survivor), self._known
         if known.seen >= record.seen:
             record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
-            record.seen, record.total = known.seen, known.total
+            record.seen, record.total = known.seen, record.total or known.total
         return record
 
     def forget_before(self, survivor: int) -> None:
@@ -203,12 +205,12 @@ class Sieve:
                 if not self._planning.patient:
                     raise NotYet(job)
                 self._crew.wait(job)
-            self._decide(self._arriving.popleft())
+            self._decide(self._arriving[0])
+            self._arriving.popleft()
 
     def _decide(self, item: Item) -> None:
         record, known = self.record, self._known
         number = record.seen
-        record.seen += 1
         value = item.job.values[item.row]
         if number < known.seen:
             at = bisect.bisect_left(known.drops, number)
@@ -219,18 +221,27 @@ class Sieve:
             drop = True
             self._ledger.filtered += 1
         else:
-            drop = self._skipped(item, value.error)
+            drop = self._skipped(item, value)
+        record.seen += 1
         if drop:
             record.drops.append(number)
             item.job.values[item.row] = None
         else:
             self._kept.append(item)
 
-    def _skipped(self, item: Item, error: Any) -> bool:
-        if not isinstance(error, StageError) or self._sift.budget(error.stage) == RAISE:
+    def _skipped(self, item: Item, failure: Failure) -> bool:
+        """Tell whether a failure is skipped; raise BudgetSpent if it is one too many.
+
+        That is raised where an output is asked for: who plans ahead stops in front of it.
+        """
+        budget = self._sift.budgets.get(failure.account, RAISE)
+        error = failure.error
+        if failure.part != self._part or budget == RAISE or not isinstance(error, StageError):
             return False
-        spent = self._ledger.skip(self._sift, error, item.fresh)
-        if spent is not None:
-            spent.__cause__ = error
-            item.job.values[item.row] = Failure(spent)
-        return spent is None
+        try:
+            self._ledger.skip(error, failure.account, budget, item.fresh)
+        except BudgetSpent:
+            if self._planning.patient:
+                raise
+            raise NotYet(None) from None
+        return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from stoker.engine.crew import (
     Job,
     Pace,
 )
-from stoker.engine.plan import Failure, Work
+from stoker.engine.plan import ENDED, REJECTED, Failure, Work
 from stoker.orders import Order
 from stoker.stages.batch import Builder, Columns
 
@@ -88,9 +88,13 @@ class Tally:
 
 
 class NotYet(Exception):
-    """What comes next depends on a value that is not there, and who plans must not wait."""
+    """What comes next depends on a value that is not there, and who plans must not wait.
 
-    def __init__(self, job: Job) -> None:
+    Attributes:
+        job: what it depends on, or None where only the consumer can go on.
+    """
+
+    def __init__(self, job: Job | None) -> None:
         self.job = job
 
 
@@ -117,10 +121,6 @@ class Stream(Protocol):
     @property
     def fresh(self) -> int: ...
 
-    def pull(self) -> Item | None:
-        """Return the next item, None at the end."""
-        ...
-
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` items, fewer only at the end."""
         ...
@@ -139,10 +139,15 @@ class Stream(Protocol):
 
 
 class Feed(Protocol):
-    """Where a segment gets its inputs from, unless they are fresh from the source."""
+    """Where a segment gets its inputs from, unless they are fresh from the source.
+
+    Attributes:
+        in_order: whether each item comes once, as it was made.
+    """
 
     total: int | None
     blocking: bool
+    in_order: bool
     upstream: Any
 
     @property
@@ -288,9 +293,10 @@ class SegmentStream:
                 return False
             return len(self._window) < self.ahead()
         except NotYet as error:
-            return self.crew.plan_after(error.job)
+            job = error.job
         finally:
             self._planning.lock.release()
+        return job is not None and self.crew.plan_after(job)
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.
@@ -409,8 +415,9 @@ class SegmentStream:
             batch = self.segment.batch
             if not uses or (batch and batch.drop_last and len(uses) < batch.n):
                 self._ended = True
-                self.dropped_inputs = len(uses)
-                return False
+                if not any(map(_ended_stream, uses)):
+                    self.dropped_inputs = len(uses)
+                    return False
         self._next += count
         self._window.extend(self._submit(number, count, uses))
         return True
@@ -460,9 +467,19 @@ class SegmentStream:
             return [like(uses[0][0], job, uses[0][1], job.fresh)]
         words = job.words or [0] * job.rows
         return [
-            Item(job, row, ordinal, word, job.fresh if uses else ordinal + 1, 1)
-            for row, (ordinal, word) in enumerate(zip(job.ordinals, words, strict=True))
+            Item(job, row, ordinal, word, fresh, 1)
+            for row, (ordinal, word, fresh) in enumerate(
+                zip(job.ordinals, words, self._fresh_of(job, uses), strict=True)
+            )
         ]
+
+    def _fresh_of(self, job: Job, uses: list[Use] | None) -> Sequence[int]:
+        """Return, for each row, the fresh examples that were read up to it."""
+        if uses is None or self.feed is None:
+            return [ordinal + 1 for ordinal in job.ordinals]
+        if self.feed.in_order:
+            return [item.fresh for item, _ in uses]
+        return [job.fresh] * job.rows
 
     # What follows runs in workers.
 
@@ -545,6 +562,13 @@ class SegmentStream:
             values = self.work.fetch(job.indices[start:stop], ns)
         words = job.words[start:stop] if job.words is not None else None
         indices = None if job.indices is None or values else job.indices[start:stop]
+        failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
+        for i, failure in failed.items():  # these stay here
+            if self.segment.batch is not None:
+                self._fail(job, start + i, failure)
+                return
+            assert values is not None
+            values[i] = REJECTED
         whole = stop - start == job.rows
         with remote.run(
             self.depth, indices, values, job.ordinals[start:stop], words, job.number, whole
@@ -562,7 +586,8 @@ class SegmentStream:
                 job.values[start:stop] = [answer] * (stop - start)
             elif self.segment.batch is None:
                 job.values[start:stop] = [
-                    value if type(value) is Failure else structure.copied(value) for value in answer
+                    failed.get(i, value) if type(value) is Failure else structure.copied(value)
+                    for i, value in enumerate(answer)
                 ]
             elif type(answer) is Failure:
                 self._fail(job, start, answer)
@@ -594,6 +619,12 @@ class SegmentStream:
                 if item.settled and not item.scheduled:
                     item.job.values[item.row] = None
         return values
+
+
+def _ended_stream(use: Use) -> bool:
+    item = use[0]
+    value = item.job.values[item.row] if item.job.done else None
+    return type(value) is Failure and value.part == ENDED
 
 
 class Ready:

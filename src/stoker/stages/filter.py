@@ -18,11 +18,13 @@ class Filter:
         fn: called as ``fn(x)``; examples for which it is true go on.
         on: the field it looks at, or None for the whole example.
         budget: its own skip budget, or None for the pipeline's.
+        account: tells its budget from those of other stages; 0 where it has none.
     """
 
     fn: Callable[[Any], Any]
     on: str | int | None
     budget: Budget | None = None
+    account: int = 0
 
     random = False
 

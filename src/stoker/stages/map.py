@@ -21,6 +21,7 @@ class Map:
         random: whether it is handed a generator.
         position: how many random maps stand before it in the chain: part of its address.
         budget: its own skip budget, or None for the pipeline's.
+        account: tells its budget from those of other stages; 0 where it has none.
     """
 
     fn: Callable[..., Any]
@@ -28,6 +29,7 @@ class Map:
     random: bool
     position: int = 0
     budget: Budget | None = None
+    account: int = 0
 
     @property
     def name(self) -> str:
@@ -77,7 +79,7 @@ def check_function(fn: Any, *, random: bool, stage: str) -> None:
             ) from None
         raise TypeError(
             f".{stage}() calls fn(x), which {name}{signature} does not take: give it one "
-            "parameter, or use .random_map() for fn(x, rng)"
+            "parameter" + ("" if stage == "filter" else ", or use .random_map() for fn(x, rng)")
         ) from None
 
 

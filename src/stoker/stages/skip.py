@@ -33,12 +33,12 @@ class Budget:
         if self.count is not None:
             return skipped <= self.count
         of = examples if examples is not None else max(seen, LEAST_SEEN)
-        return skipped <= self.fraction * of
+        return skipped <= self.fraction * of * (1 + 1e-9)  # 29 of 100 are 0.29 of them
 
     def __str__(self) -> str:
         if self.count is not None:
             return f"{self.count:,}"
-        return f"{self.fraction:.3g} of the examples"
+        return f"{self.fraction:.3g} of the examples" if self.fraction < 1 else "all examples"
 
 
 RAISE = Budget(0)
@@ -61,4 +61,4 @@ def budget_of(on_error: Any) -> Budget:
         return Budget(int(on_error))
     if not math.isfinite(on_error) or not 0 <= on_error <= 1:
         raise ValueError(f"on_error={on_error!r}: a fraction lies between 0.0 and 1.0")
-    return Budget(None, float(on_error))
+    return Budget(None, float(on_error)) if on_error else RAISE

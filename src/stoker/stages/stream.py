@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 DEFAULT_BUFFER = 1_000
@@ -30,6 +31,7 @@ class IterableSource:
                 f"{type(examples).__name__} is neither"
             )
         self.examples: Iterable[Any] | Callable[[], Iterable[Any]] = examples
+        self._last: weakref.ref[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -38,12 +40,23 @@ class IterableSource:
         return f"from_iterable({named})"
 
     def open(self) -> Iterator[Any]:
-        """Begin a pass. Raises TypeError when a factory returns nothing that can be iterated."""
-        if hasattr(self.examples, "__iter__"):
+        """Begin a pass.
+
+        Raises TypeError when a factory returns nothing that can be iterated, or the same iterator
+        again.
+        """
+        if hasattr(self.examples, "__iter__") and not isinstance(self.examples, type):
             return iter(self.examples)
         made = self.examples()
         if not hasattr(made, "__iter__"):
             raise TypeError(f"{self.name}: the function returned a {type(made).__name__}")
+        if isinstance(made, Generator):
+            if self._last is not None and self._last() is made:
+                raise TypeError(
+                    f"{self.name}: the function returned the same generator again, which is used "
+                    "up: it must make a new one every epoch"
+                )
+            self._last = weakref.ref(made)
         return iter(made)
 
     def path(self, index: int) -> str | None:

@@ -1,0 +1,645 @@
+"""Parts of an epoch for several ranks: disjoint, together everything, and each on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tracemalloc
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import stoker
+from scripts import script
+from stoker import testing
+from stoker.orders import TRUE_PERMUTATION_LIMIT, Share, order_of
+from strategies import (
+    Examples,
+    Faulty,
+    Spec,
+    built,
+    few,
+    frozen,
+    ids,
+    jitter,
+    small_pools_allowed,
+    specs,
+    stream,
+    through_json,
+)
+from test_state import tails_agree
+
+WORLDS = st.sampled_from([1, 2, 3, 8])
+
+
+def changed(spec: Spec, **changes: Any) -> Spec:
+    return Spec(**{**vars(spec), **changes})
+
+
+def flat(pipeline: stoker.Pipeline) -> list[int]:
+    with small_pools_allowed():
+        return [i for batch in pipeline for i in ids(batch)]
+
+
+def parts(spec: Spec, world: int, *, uneven: bool, anew: bool) -> list[stoker.Pipeline]:
+    """Return the pipelines of all ranks."""
+    return [built(changed(spec, shard=(rank, world, uneven, anew)), 0) for rank in range(world)]
+
+
+# -- what is whose
+
+
+@few(10)
+@given(specs(max_echoes=0, max_examples=60), WORLDS, st.booleans(), st.booleans())
+@example(Spec(0, 4), 3, False, False)
+@example(Spec(2, 4), 3, False, True)
+@example(Spec(2, 4), 8, True, False)
+@example(Spec(24, 4), 8, False, False)
+def test_parts_are_disjoint_equally_long_and_together_all_but_a_few(
+    spec: Spec, world: int, uneven: bool, anew: bool
+) -> None:
+    spec = changed(spec, drop_last=False)
+    ranks = parts(spec, world, uneven=uneven, anew=anew)
+    lengths = {len(rank) for rank in ranks}
+    for _ in range(3):
+        found = [flat(rank) for rank in ranks]
+        together = [i for part in found for i in part]
+        assert len(set(together)) == len(together)
+        assert set(together) <= set(range(spec.examples))
+        if uneven:
+            assert len(together) == spec.examples
+            assert max(map(len, found)) - min(map(len, found)) <= 1
+        else:
+            assert {len(part) for part in found} == {spec.examples // world}
+            assert spec.examples - len(together) <= world - 1
+            assert len(lengths) == 1
+            assert len({rank.stats().batches for rank in ranks}) == 1
+        assert [rank.stats().batches for rank in ranks] == [len(rank) for rank in ranks]
+
+
+@given(specs(max_examples=50), WORLDS, st.booleans(), st.booleans())
+def test_ranks_of_equal_parts_take_equally_many_steps(
+    spec: Spec, world: int, anew: bool, twice: bool
+) -> None:
+    counts = []
+    for rank in parts(spec, world, uneven=False, anew=anew):
+        found = stream(rank)
+        assert len(found) == len(rank) == rank.stats().batches
+        counts.append(len(found))
+        if twice:
+            assert len(stream(rank)) == counts[-1]
+    assert len(set(counts)) == 1
+
+
+@few(8)
+@given(st.integers(0, 60), WORLDS, st.integers(0, 2**40), st.booleans(), st.booleans())
+def test_before_shuffle_parts_are_fixed_but_for_the_one_left_out(
+    examples: int, world: int, seed: int, uneven: bool, shuffle: bool
+) -> None:
+    spec = Spec(examples, 4, seed=seed, shuffle=shuffle)
+    for rank, pipeline in enumerate(parts(spec, world, uneven=uneven, anew=False)):
+        own = set(range(rank, examples, world))
+        count = len(own) if uneven else examples // world
+        seen: set[int] = set()
+        for _ in range(max(2, len(own))):  # so many epochs leave out each of them once
+            part = flat(pipeline)
+            assert len(part) == count
+            assert set(part) <= own
+            assert len(set(part)) == len(part)
+            if not shuffle:
+                assert part == sorted(part)
+            seen |= set(part)
+        if count:
+            assert seen == own
+
+
+@few(6)
+@given(st.integers(10, 60), st.sampled_from([2, 3, 8]), st.integers(0, 2**40))
+def test_behind_shuffle_parts_are_drawn_anew(examples: int, world: int, seed: int) -> None:
+    spec = Spec(examples, 4, seed=seed)
+    whole = built(spec, 0)
+    ranks = parts(spec, world, uneven=False, anew=True)
+    epochs = []
+    seen: set[int] = set()
+    for _ in range(15):
+        order = flat(whole)
+        found = [flat(rank) for rank in ranks]
+        # Dealt out from the order that everybody has.
+        count = examples // world
+        assert found == [order[rank::world][:count] for rank in range(world)]
+        epochs.append(frozenset(found[0]))
+        seen |= {i for part in found for i in part}
+    assert len(set(epochs)) > 1
+    assert seen == set(range(examples))  # whoever is left out is another one every epoch
+
+
+def test_orders_within_parts_differ_by_rank_epoch_and_seed() -> None:
+    def orders(seed: int) -> list[tuple[int, ...]]:
+        found = []
+        for pipeline in parts(Spec(120, 4, seed=seed), 2, uneven=False, anew=False):
+            found += [tuple(i // 2 for i in flat(pipeline)) for _ in range(2)]
+        return found
+
+    every = orders(0) + orders(1)
+    assert len(set(every)) == len(every) == 8
+    assert {tuple(sorted(order)) for order in every} == {tuple(range(60))}
+
+
+@given(specs(max_filters=2), st.booleans(), st.booleans())
+def test_a_part_of_one_is_the_identity(spec: Spec, uneven: bool, anew: bool) -> None:
+    plain, part = built(spec, 0), built(changed(spec, shard=(0, 1, uneven, anew)), 0)
+    for _ in range(2):
+        assert stream(part) == stream(plain)
+
+
+def test_ranks_draw_different_augmentations() -> None:
+    rows = np.zeros((40, 3))  # which examples are whose makes no difference
+
+    def draws(rank: int, **kind: Any) -> set[Any]:
+        chain = stoker.from_arrays(rows, seed=0).shard(rank=rank, world=4)
+        chain = chain.random_map(lambda x, rng: x + rng.random(3)).batch(1)
+        return {batch[3] for batch in stream(chain.workers(**kind))}
+
+    every = [draws(rank, n=0) for rank in range(4)]
+    assert {len(found) for found in every} == {10}
+    assert len(set.union(*every)) == 40
+    assert draws(2, n=1, kind="process") == every[2]
+
+
+class Legacy(Examples):
+    """Draws from NumPy's own generator, as old datasets do."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"id": index, "x": np.random.random(3)}
+
+
+def test_ranks_draw_differently_in_datasets_of_processes() -> None:
+    every = []
+    for rank in range(2):
+        chain = stoker.from_dataset(Legacy(12), seed=0).shard(rank=rank, world=2).batch(1)
+        every.append({tuple(b["x"][0]) for b in chain.workers(1, kind="process")})
+    assert len(every[0] | every[1]) == 12
+
+
+# -- the same for any workers, and resumed
+
+
+def uneven_or_not(spec: Spec, rank: int, world: int, uneven: bool, anew: bool) -> Spec:
+    return changed(spec, shard=(rank % world, world, uneven or bool(spec.filters), anew))
+
+
+SHARDED = {
+    "rank": st.integers(0, 7),
+    "world": st.sampled_from([2, 3, 8]),
+    "uneven": st.booleans(),
+    "anew": st.booleans(),
+}
+
+
+@few(15)
+@given(specs(max_examples=60, max_filters=2), st.integers(1, 4), st.fixed_dictionaries(SHARDED))
+def test_the_stream_is_the_same_for_any_threads(spec: Spec, workers: int, shard: Any) -> None:
+    spec = uneven_or_not(spec, **shard)
+    alone, several = built(spec, 0), built(spec, workers)
+    for _ in range(2):
+        assert stream(alone) == stream(several)
+
+
+@few(4)
+@given(specs(max_examples=40, max_filters=2), st.fixed_dictionaries(SHARDED))
+def test_the_stream_is_the_same_for_processes(spec: Spec, shard: Any) -> None:
+    spec = uneven_or_not(spec, **shard)
+    assert stream(built(spec, 1, "process")) == stream(built(spec, 0))
+
+
+@few(15)
+@given(
+    specs(max_examples=60, max_filters=3, byte_pools=True),
+    st.fixed_dictionaries(SHARDED),
+    st.sampled_from([0, 2]),
+)
+def test_saved_before_every_batch_the_tail_is_the_same(
+    spec: Spec, shard: Any, workers: int
+) -> None:
+    spec = uneven_or_not(spec, **shard)
+    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, workers))
+
+
+@few(8)
+@given(
+    specs(max_examples=60, max_filters=2, sources=("dataset",)),
+    st.fixed_dictionaries({**SHARDED, "uneven": st.just(True)}),
+    st.sets(st.integers(0, 59), max_size=15),
+)
+def test_with_skips_filters_and_echoes_the_tail_is_the_same(
+    spec: Spec, shard: Any, bad: set[int]
+) -> None:
+    def build(s: Spec) -> stoker.Pipeline:
+        return built(s, 0, data=Faulty(s.examples, bad))
+
+    tails_agree(changed(uneven_or_not(spec, **shard), on_error=1.0), build, build)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_check_resume_passes_on_every_rank(anew: bool) -> None:
+    for rank in range(3):
+        spec = Spec(50, 4, shard=(rank, 3, False, anew))
+        assert testing.check_resume(lambda s=spec: built(s).echo(1.5)) == 6
+
+
+@few(15)
+@given(specs(max_examples=60), st.sampled_from([2, 3]), st.booleans(), st.data())
+def test_a_state_of_one_rank_continues_every_rank_s_own_stream(
+    spec: Spec, world: int, anew: bool, data: st.DataObject
+) -> None:
+    # As training does, which saves on rank 0 and loads everywhere.
+    ranks = parts(spec, world, uneven=False, anew=anew)
+    epoch = data.draw(st.integers(0, 2), label="epoch")
+    with small_pools_allowed():
+        wholes = []
+        for rank in ranks:
+            rank.set_epoch(epoch)
+            wholes.append([frozen(batch) for batch in rank])
+        at = data.draw(st.integers(0, len(wholes[0])), label="batches")
+        ranks[0].set_epoch(epoch)
+        iterator = iter(ranks[0])
+        for _ in range(at):
+            next(iterator)
+        state = through_json(ranks[0].state_dict())
+        iterator.close()
+        for other, whole in zip(parts(spec, world, uneven=False, anew=anew), wholes, strict=True):
+            if not at:
+                other.set_epoch(epoch)
+            else:
+                other.load_state_dict(state)
+            assert stream(other) == whole[at:]
+
+
+def test_states_tell_shards_apart_but_not_ranks() -> None:
+    states = {
+        shard: built(Spec(24, 4, shard=shard), 0).state_dict()
+        for shard in ((0, 2, False, False), (0, 2, False, True), (0, 2, True, False), None)
+    }
+    for shard, state in states.items():
+        for other, _ in states.items():
+            pipeline = built(Spec(24, 4, shard=other), 0)
+            if shard == other:
+                pipeline.load_state_dict(state)
+            else:
+                with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
+                    pipeline.load_state_dict(state)
+    built(Spec(24, 4, shard=(1, 2, False, False)), 0).load_state_dict(states[0, 2, False, False])
+    with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
+        built(Spec(24, 4, shard=(0, 3, False, False)), 0).load_state_dict(
+            states[0, 2, False, False]
+        )
+
+
+# -- with what leaves examples out
+
+
+@given(specs(max_echoes=1, max_filters=2, min_filters=1, max_examples=60), WORLDS, st.booleans())
+def test_uneven_parts_may_be_filtered(spec: Spec, world: int, anew: bool) -> None:
+    spec = changed(spec, drop_last=False, echoes=())
+    found = [flat(rank) for rank in parts(spec, world, uneven=True, anew=anew)]
+    expected = flat(built(changed(spec, shuffle=False), 0))
+    assert sorted(i for part in found for i in part) == expected
+
+
+SIFTING = {
+    "filter": lambda chain: chain.filter(bool, on="id"),
+    "filter behind an echo": lambda chain: chain.echo(2).filter(bool, on="id"),
+    "own budget": lambda chain: chain.map(lambda x: x, on_error=3),
+    "fraction": lambda chain: chain.random_map(jitter, on="x", on_error=0.1),
+    "budget": lambda chain: chain,
+}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("how", SIFTING)
+def test_equal_parts_are_not_filtered_and_that_is_told_before_the_first_batch(
+    how: str, anew: bool
+) -> None:
+    def build(world: int, uneven: bool) -> stoker.Pipeline:
+        budget = 3 if how == "budget" else "raise"
+        chain = stoker.from_dataset(Examples(20), seed=0, on_error=budget)
+        chain = chain.shuffle() if anew else chain
+        return SIFTING[how](chain.shard(rank=0, world=world, uneven=uneven)).batch(4)
+
+    with pytest.raises(ValueError, match=r"equally many steps.*uneven=True") as caught:
+        iter(build(2, uneven=False))
+    assert "\n" not in str(caught.value)
+    assert stream(build(2, uneven=True))
+    assert stream(build(1, uneven=False))  # alone, nobody is waited for
+
+
+def test_a_stream_s_equal_parts_are_not_filtered_either() -> None:
+    chain = stoker.from_iterable(range(20), seed=0)
+    with pytest.raises(ValueError, match="equally many steps"):
+        iter(chain.shard(rank=0, world=2).filter(bool).batch(2))
+    assert list(chain.shard(rank=0, world=2, uneven=True).filter(bool).batch(2))
+
+
+# -- wrong arguments
+
+
+def data() -> stoker.Pipeline:
+    return stoker.from_dataset(Examples(20), seed=0)
+
+
+def shard(**arguments: Any) -> Any:
+    return lambda: data().shard(**arguments)
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "rank alone": (shard(rank=0), ValueError, "together"),
+    "world alone": (shard(world=2), ValueError, "together"),
+    "rank of world": (shard(rank=2, world=2), ValueError, "rank=2, world=2"),
+    "rank below 0": (shard(rank=-1, world=2), ValueError, "rank=-1"),
+    "world of 0": (shard(rank=0, world=0), ValueError, "world=0"),
+    "rank true": (shard(rank=True, world=2), TypeError, "rank=.*True"),
+    "rank text": (shard(rank="0", world=2), TypeError, "rank=.*'0'"),
+    "world of a float": (shard(rank=0, world=2.0), TypeError, "world=.*2.0"),
+    "no group": (shard(), ValueError, r"init_process_group.*rank= and world="),
+    "behind a map": (
+        lambda: data().map(lambda x: x).shard(rank=0, world=2), ValueError, r"behind \.shuffle"
+    ),
+    "behind a filter": (
+        lambda: data().filter(bool).shard(rank=0, world=2), ValueError, r"cannot follow filter"
+    ),
+    "behind an echo": (
+        lambda: data().echo(2).shard(rank=0, world=2), ValueError, r"cannot follow echo"
+    ),
+    "behind a batch": (
+        lambda: data().batch(2).shard(rank=0, world=2), ValueError, r"cannot follow batch"
+    ),
+    "twice": (
+        lambda: data().shard(rank=0, world=2).shard(rank=0, world=2), ValueError, "cannot follow"
+    ),
+    "a loader": (
+        lambda: stoker.from_loader([np.zeros(2)]).shard(rank=0, world=2),
+        ValueError,
+        "DistributedSampler",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused_in_one_line_that_says_what_to_do(case: str) -> None:
+    wrong, kind, says = WRONG[case]
+    with pytest.raises(kind, match=says) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_numpy_s_numbers_are_ranks_and_print_shows_them() -> None:
+    chain = data().shard(rank=np.int64(1), world=np.int64(3)).batch(2)
+    assert flat(chain) == [4, 7, 10, 13, 16, 19]  # the first epoch leaves out the first
+    assert "shard(rank=1, world=3)  parts of equal length" in str(chain)
+    assert "uneven" in str(data().shard(rank=1, world=3, uneven=True))
+    assert "shard(rank=1, world=3)" in repr(chain)
+
+
+def test_an_error_names_the_example_of_the_whole_not_of_the_part() -> None:
+    for anew in (False, True):
+        spec = Spec(40, 4, shard=(1, 3, False, anew))
+        bad = flat(built(spec, 0))[7]
+        with pytest.raises(stoker.StageError, match="cannot be read") as caught:
+            list(built(spec, 0, data=Faulty(40, [bad])))
+        assert caught.value.index == bad
+
+
+# -- large epochs
+
+
+ABOVE = st.integers(TRUE_PERMUTATION_LIMIT - 2, TRUE_PERMUTATION_LIMIT + 10**5)
+
+
+@few(6)
+@given(
+    st.one_of(ABOVE, st.integers(TRUE_PERMUTATION_LIMIT, 10**12)),
+    st.integers(0, 2**40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_orders_of_large_epochs_say_the_same_by_spans_and_one_by_one(
+    length: int, seed: int, world: int, uneven: bool, anew: bool, data: st.DataObject
+) -> None:
+    share = Share(data.draw(st.integers(0, world - 1)), world, uneven, anew)
+    order = order_of(length, seed, data.draw(st.integers(0, 5)), shuffled=True, share=share)
+    assert len(order) == share.count(length)
+    edge = (1 << 16) * data.draw(st.integers(0, len(order) // (1 << 16)), label="block")
+    start = max(0, edge - data.draw(st.integers(0, 20)))
+    stop = min(len(order), start + data.draw(st.integers(0, 40)))
+    found = order.span(start, stop).tolist()
+    assert found == [order.index(ordinal) for ordinal in range(start, stop)]
+    assert all(0 <= index < length for index in found)
+    if not anew:
+        assert all(index % world == share.rank for index in found)
+    again = order_of(length, seed, 0, shuffled=True, share=share)
+    assert order.span(0, 0).tolist() == again.span(5, 5).tolist() == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_parts_of_a_large_epoch_are_disjoint_and_together_all_but_a_few(
+    uneven: bool, anew: bool, world: int
+) -> None:
+    length = TRUE_PERMUTATION_LIMIT + 1003
+    counted = np.zeros(length, np.int8)
+    for rank in range(world):
+        share = Share(rank, world, uneven, anew)
+        order = order_of(length, 7, 3, shuffled=True, share=share)
+        counted[order.span(0, len(order))] += 1
+    assert counted.max() == 1
+    missing = length - int(counted.sum())
+    assert missing == (0 if uneven else length % world)
+
+
+class Numbers:
+    """As many as you like."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return {"id": index}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_billion_examples_take_no_memory_to_speak_of(anew: bool, filtered: bool) -> None:
+    def build() -> stoker.Pipeline:
+        spec = Spec(
+            10**9, 4, shard=(5, 8, True, anew), filters=(("first", 2, 0),) if filtered else ()
+        )
+        chain = stoker.from_dataset(Numbers(spec.examples), seed=0)
+        chain = chain.shuffle() if anew else chain
+        chain = chain.shard(rank=5, world=8, uneven=filtered)
+        chain = chain if anew else chain.shuffle()
+        chain = chain.filter(lambda i: i % 3 > 0, on="id") if filtered else chain
+        return chain.echo(2, pool=32).batch(8).workers(0)
+
+    tracemalloc.start()
+    try:
+        pipeline = build()
+        found = []
+        with iter(pipeline) as iterator:
+            for _ in range(70):
+                found += ids(next(iterator))
+            state = through_json(pipeline.state_dict())
+            tail = [frozen(next(iterator)) for _ in range(5)]
+        restored = build()
+        restored.load_state_dict(state)
+        with iter(restored) as iterator:
+            assert [frozen(next(iterator)) for _ in range(5)] == tail
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50e6
+    assert len(json.dumps(state)) < 8192
+    assert max(found) > 10**8
+    if not anew:
+        assert {i % 8 for i in found} == {5}
+
+
+# -- torch.distributed
+
+GROUP = """
+import torch
+import torch.distributed as dist
+
+RANK, WORLD = {rank}, {world}
+
+
+def numbers(pipeline):
+    return [int(i) for batch in pipeline for i in batch["id"]]
+
+
+class Small(Examples):
+    def __getitem__(self, index):
+        return {{"id": index, "x": np.full(3, index, np.float64)}}
+
+
+def augment(x, rng):
+    return x + rng.random()
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        dist.init_process_group("gloo", init_method={init!r}, rank=RANK, world_size=WORLD)
+    data = stoker.from_dataset(Small(50), seed=3)
+    even, uneven = data.shuffle().shard(), data.shard(uneven=True)
+    fixed = data.shard().shuffle().random_map(augment, on="x").echo(1.5)
+    told = {{
+        "printed": f"shard(rank={{RANK}}, world={{WORLD}})" in str(even),
+        "even": [numbers(even.batch(4)), len(even.batch(4))],
+        "uneven": numbers(uneven.batch(4)),
+        "process": numbers(even.batch(4).workers(1, kind="process")),
+        "fixed": numbers(fixed.batch(4)),
+    }}
+
+    # What rank 0 saved, every rank loads: as training does.
+    pipeline = fixed.batch(4)
+    with iter(pipeline) as iterator:
+        next(iterator)
+        states = [json.dumps(pipeline.state_dict())]
+        rest = [batch["x"].tolist() for batch in iterator]
+    dist.broadcast_object_list(states, src=0)
+    restored = fixed.batch(4)
+    restored.load_state_dict(json.loads(states[0]))
+    told["resumed"] = [batch["x"].tolist() for batch in restored] == rest
+
+    # And every step can be taken together.
+    for batch in even.batch(4):
+        dist.all_reduce(torch.ones(1))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for chain in (data.batch(4), data.shuffle().batch(4), stoker.from_iterable([1, 2])):
+            list(chain)
+        list(data.shard(rank=0, world=1).batch(4))
+        list(stoker.from_loader([np.zeros(2)]))
+    told["warned"] = [[str(w.message), os.path.basename(w.filename)] for w in caught]
+    say(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
+    pytest.importorskip("torch.distributed")
+    init = f"file://{tmp_path / 'rendezvous'}"
+    told = []
+    with contextlib.ExitStack() as stack:
+        running = []
+        for rank in range(world):
+            folder = tmp_path / str(rank)
+            folder.mkdir()
+            body = GROUP.format(rank=rank, world=world, init=init)
+            running.append(stack.enter_context(script(folder, body)))
+        for process in running:
+            told.append(json.loads(process.line()))
+        assert [process.finish()[0] for process in running] == [0] * world
+    for kind in ("even", "process"):
+        found = [each[kind][0] if kind == "even" else each[kind] for each in told]
+        together = [i for part in found for i in part]
+        assert len(set(together)) == len(together)
+        assert {len(part) for part in found} == {50 // world}
+    assert [each["even"][1] for each in told] == [-(-(50 // world) // 4)] * world
+    assert sorted(i for each in told for i in each["uneven"]) == list(range(50))
+    for rank, each in enumerate(told):
+        # The same as with the ranks given.
+        spec = Spec(50, 4, seed=3, shard=(rank, world, False, True))
+        assert each["even"][0] == each["process"] == flat(built(spec, 0))
+        assert each["uneven"] == list(range(rank, 50, world))
+        assert len(each["fixed"]) == int(1.5 * (50 // world))
+        assert all(i % world == rank for i in each["fixed"])
+        assert max(Counter(each["fixed"]).values()) == 2
+        assert each["printed"]
+        assert each["resumed"]
+        ((message, filename),) = each["warned"]
+        assert f"each of {world} ranks iterates over all examples" in message
+        assert ".shard()" in message
+        assert filename == "script.py"
+
+
+def test_without_a_group_shard_explains_itself_and_nobody_is_warned() -> None:
+    pytest.importorskip("torch.distributed")
+    with pytest.raises(ValueError, match=r"no process group.*rank= and world="):
+        data().shard()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(stream(data().batch(4))) == 5
+
+
+def test_asking_for_a_group_does_not_import_torch() -> None:
+    code = (
+        "import sys, stoker, numpy as np\n"
+        "chain = stoker.from_arrays(np.zeros(4))\n"
+        "list(chain.shard(rank=0, world=2).batch(2)), list(chain.batch(2))\n"
+        "try: chain.shard()\n"
+        "except ValueError: pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

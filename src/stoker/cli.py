@@ -46,6 +46,10 @@ def demo(
         Path | None,
         typer.Option(help="Your own images, one sub-folder a class, instead of the digits."),
     ] = None,
+    remote: Annotated[
+        bool,
+        typer.Option("--remote", help="Read from a local HTTP server instead of emulated storage."),
+    ] = False,
 ) -> None:
     """Train one small network with and without echoing, on storage that is too slow for it.
 
@@ -58,7 +62,7 @@ def demo(
     from stoker.demo import run_demo
 
     try:
-        run_demo(out=out, seeds=seeds, full=full, data=data)
+        run_demo(out=out, seeds=seeds, full=full, data=data, remote=remote)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None

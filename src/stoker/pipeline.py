@@ -364,9 +364,10 @@ class Pipeline:
     @property
     def classes(self) -> list[str]:
         """The class names of a folder, in the order of their labels."""
-        if not isinstance(self._source, FolderSource):
+        classes = getattr(self._source, "classes", None)
+        if classes is None:
             raise AttributeError("only pipelines from a folder have classes")
-        return list(self._source.classes)
+        return list(classes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the last batch that was yielded, ready for JSON.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 from rich.console import Console
 
+from scripts import Watch, script
 from stoker.demo import main, needs, run_demo
 from stoker.demo.arms import Arm, full_arms
 from stoker.demo.digits import DigitSpec
@@ -26,6 +29,7 @@ from stoker.demo.images import user_images
 from stoker.demo.main import run_settings
 from stoker.demo.screen import Screen
 from stoker.demo.settings import Settings
+from stoker.demo.storage import Limits, storage_of
 from stoker.demo.task import Learner, augment, augment_one
 
 TINY = Settings(
@@ -36,6 +40,8 @@ TINY = Settings(
     pool_batches=4,
     largest_pool_fraction=0.2,
     readers=4,
+    remote_latency_s=0.001,
+    remote_requests=8,
     target_accuracy=0.05,
     budget_fresh=160,
     grid=((160, 40), (1 << 40, 320)),
@@ -88,23 +94,66 @@ def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> N
 
 
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
-    """Without echoing, storage and memory train alike, step by step."""
+    """Without echoing, emulated storage, a server and memory train alike, step by step."""
     arms = [Arm("none"), Arm("memory")]
-    shown, _ = screen()
-    run_settings(TINY, tmp_path, full=False, data=None, arms=arms, screen=shown)
-    runs = json.loads((tmp_path / "demo.json").read_text())["runs"]
-    none, memory = (
-        {e["grid"]: e["accuracy"] for e in run["evaluations"] if e["grid"]} for run in runs
-    )
-    common = sorted(set(none) & set(memory))
+    accuracies: list[dict[int, float]] = []
+    for remote in (False, True):
+        out = tmp_path / str(remote)
+        shown, _ = screen()
+        run_settings(TINY, out, full=False, data=None, remote=remote, arms=arms, screen=shown)
+        accuracies += [
+            {e["grid"]: e["accuracy"] for e in run["evaluations"] if e["grid"]}
+            for run in json.loads((out / "demo.json").read_text())["runs"]
+        ]
+    common = set.intersection(*map(set, accuracies))
     assert len(common) >= 4
-    assert [none[point] for point in common] == [memory[point] for point in common]
+    for point in common:
+        assert len({found[point] for found in accuracies}) == 1
 
 
-def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path) -> None:
+def test_a_server_takes_the_place_of_emulated_storage(tmp_path: Path) -> None:
+    shown, text = screen()
+    arms = [Arm("none"), Arm("batch", 2), Arm("none", slowness=1.0)]
+    run_settings(TINY, tmp_path, full=True, data=None, remote=True, arms=arms, screen=shown)
+    found = json.loads((tmp_path / "demo.json").read_text())
+    assert found["complete"]
+    assert found["storage"] == "a local HTTP server"
+    for row in found["calibrations"]:
+        assert row["limits"]["latency_s"] == TINY.remote_latency_s
+        assert row["limits"]["requests"] == TINY.remote_requests
+    output = " ".join(text.getvalue().split())
+    assert "latency 1 ms, bandwidth" in output
+    assert "8 requests in flight" in output
+
+
+def test_limits_of_storage_follow_the_time_of_a_batch(tmp_path: Path) -> None:
+    images = user_images(write_folder(tmp_path / "data"), TINY, lambda done, total: None)
+    with storage_of(images, TINY, remote=False) as storage:
+        assert storage.limits(0.02) == Limits(0.01, 4)
+        assert storage.limits(0.0) == Limits(0.0, 4)
+    with storage_of(images, TINY, remote=True) as storage:
+        batch_bytes = 8 * images.train_bytes / len(images.train_paths)
+        assert storage.limits(0.02) == Limits(0.001, 8, pytest.approx(batch_bytes / 0.02))
+        assert storage.limits(0.0) == Limits(0.001, 8, None)
+
+
+def test_a_server_has_the_training_images_alone_and_in_order(tmp_path: Path) -> None:
+    images = user_images(write_folder(tmp_path / "data"), TINY, lambda done, total: None)
+    with (
+        storage_of(images, TINY, remote=True) as storage,
+        storage.opened(storage.limits(0.0)) as source,
+    ):
+        examples = list(source(0))
+        assert source(0) is source(0)
+    assert [label for _, label in examples] == list(images.train_labels)
+    assert [data for data, _ in examples] == [Path(p).read_bytes() for p in images.train_paths]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path, remote: bool) -> None:
     data = write_folder(tmp_path / "data")
     shown, text = screen()
-    run_settings(TINY, tmp_path / "out", full=False, data=data, screen=shown)
+    run_settings(TINY, tmp_path / "out", full=False, data=data, remote=remote, screen=shown)
     found = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert found["images"]["classes"] == ["class0", "class1"]
     assert found["images"]["train"] == 144
@@ -161,6 +210,56 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
     assert not found["complete"]
     assert len(found["runs"]) == 2
     assert "2 of 5 runs" in text.getvalue()
+
+
+@pytest.mark.parametrize("when", ["listing", "reading"])
+def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) -> None:
+    body = f"""
+    import tempfile
+    from dataclasses import replace
+    from pathlib import Path
+    import psutil
+    from stoker.demo import experiment, storage
+    from stoker.demo.digits import DigitSpec
+    from stoker.demo.main import run_settings
+    from stoker.demo.settings import Settings
+
+    tempfile.tempdir = {str(tmp_path)!r}
+
+    def told(function):
+        def telling(*args, **options):
+            say(json.dumps([p.pid for p in psutil.Process().children()]))
+            return function(*args, **options)
+        return telling
+
+    if {when!r} == "listing":
+        stoker.from_folder = told(stoker.from_folder)
+        seconds = 5.0
+    else:
+        experiment.Learner.step = told(experiment.Learner.step)
+        seconds = 0.001
+    settings = Settings(
+        digits=DigitSpec(train=400, test=40), batch_size=8, step_samples=9, drain_batches=6,
+        remote_latency_s=seconds, largest_pool_fraction=0.2,
+    )
+    threads = threading.active_count()
+    try:
+        run_settings(settings, Path({str(tmp_path / "out")!r}), full=False, data=None, remote=True)
+    except KeyboardInterrupt:
+        say("stopped " + str(left()["threads"]))
+    """
+    with script(tmp_path, body) as running:
+        pids: list[int] = []
+        while not pids:
+            line = running.line()
+            pids = json.loads(line) if line.startswith("[") and line.endswith("]") else []
+        with Watch(pids) as watch:
+            os.kill(running.pid, signal.SIGINT)
+            assert watch.gone()
+        _, out, errors = running.finish()
+    assert "stopped []" in out, errors
+    assert errors == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "script.py"]
 
 
 def test_a_missing_package_says_what_to_install(

@@ -1,7 +1,7 @@
 """The demonstration: what echoing brings where storage is slower than training.
 
-One small network is trained from one recipe, fed in different ways from storage with an
-emulated latency, and everything that comes of it is shown.
+One small network is trained from one recipe, fed in different ways from storage that is emulated,
+or a local HTTP server, and everything that comes of it is shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.demo.settings import Settings
 __all__ = ["run_demo"]
 
 
-def run_demo(out: Path, seeds: int, full: bool, data: Path | None) -> None:
+def run_demo(out: Path, seeds: int, full: bool, data: Path | None, remote: bool = False) -> None:
     """Run the demonstration; write `out/demo.json` and `out/demo.png`.
 
     Args:
@@ -23,13 +23,17 @@ def run_demo(out: Path, seeds: int, full: bool, data: Path | None) -> None:
         seeds: runs of each arm, at least 1.
         full: all arms, R = 1 included.
         data: a folder of images, one sub-folder a class, in place of the digits.
+        remote: whether images come from a local HTTP server in place of emulated storage.
 
     Raises ImportError when a package of the extra `demo` is missing, OSError or ValueError
     when the data or the folder will not do. On Ctrl-C the runs that are over are written
     down before KeyboardInterrupt goes on.
     """
-    for module in ("torch", "PIL.Image", "matplotlib", *(() if data else ("sklearn",))):
+    packages = ["torch", "PIL.Image", "matplotlib"]
+    packages += [] if data else ["sklearn"]
+    packages += ["fsspec", "aiohttp"] if remote else []
+    for module in packages:
         needed(module)
     from stoker.demo.main import run_settings
 
-    run_settings(replace(Settings(), seeds=seeds), out, full=full, data=data)
+    run_settings(replace(Settings(), seeds=seeds), out, full=full, data=data, remote=remote)

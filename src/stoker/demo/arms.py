@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import stoker
-from stoker.demo.storage import EmulatedStorage, InMemory, Source
+from stoker.demo.storage import Source
 from stoker.demo.task import augment, augment_one
 
 if TYPE_CHECKING:
@@ -74,13 +74,6 @@ def full_arms() -> list[Arm]:
     ]
 
 
-def source_of(arm: Arm, images: ImageSet, latency_s: float) -> Source:
-    """Return what the arm reads from."""
-    if arm.place == "memory":
-        return InMemory(images.train_images, images.train_labels)
-    return EmulatedStorage(images.train_paths, images.train_labels, latency_s)
-
-
 def pipeline_of(
     arm: Arm,
     source: Source,
@@ -88,11 +81,10 @@ def pipeline_of(
     *,
     batch_size: int,
     pool_examples: int,
-    readers: int,
     seed: int,
-) -> Any:
+) -> stoker.Pipeline:
     """Build the arm's pipeline: batches (uint8 [n, height, width, 3], int64 [n])."""
-    p = stoker.from_dataset(source, seed=seed).shuffle().workers(readers)
+    p = source(seed).shuffle()
     if arm.place != "memory":
         p = p.map(images.decode, on="image")
     if arm.place == "before":
@@ -107,14 +99,7 @@ def pipeline_of(
     return p
 
 
-def upstream_of(
-    source: Source,
-    images: ImageSet,
-    *,
-    batch_size: int,
-    readers: int,
-    seed: int,
-) -> Any:
+def upstream_of(source: Source, images: ImageSet, *, batch_size: int, seed: int) -> stoker.Pipeline:
     """Build what is above an echo before augmentation: reading and decoding, in batches."""
-    p = stoker.from_dataset(source, seed=seed).shuffle().workers(readers)
-    return p.map(images.decode, on="image").batch(batch_size, drop_last=True)
+    p = source(seed).shuffle().map(images.decode, on="image")
+    return p.batch(batch_size, drop_last=True)

@@ -38,6 +38,7 @@ _WIDTH = {1: 1.8, 2: 1.3, 4: 2.2, 8: 3.0}
 def as_json(
     images: ImageSet,
     settings: Settings,
+    storage: str,
     calibrations: Sequence[Calibration],
     budgets: dict[float, Budget],
     runs: Sequence[RunRecord],
@@ -61,6 +62,7 @@ def as_json(
             "train_bytes": images.train_bytes,
         },
         "settings": asdict(settings),
+        "storage": storage,
         "calibrations": [asdict(calibration) for calibration in calibrations],
         "budgets": [{"slowness": r, **asdict(budget)} for r, budget in budgets.items()],
         "machine": {
@@ -167,7 +169,7 @@ def _draw(panel: Any, runs: Sequence[RunRecord], target: float, budget: Budget) 
     )
     panel.set_xlim(0, budget.seconds)
     panel.set_ylim(0, 101)
-    panel.set_xlabel("seconds of training (evaluations excluded)")
+    panel.set_xlabel("seconds of training")
     panel.set_ylabel("test accuracy, %")
     panel.grid(color="#e6e6e6", linewidth=0.7)
     panel.set_axisbelow(True)

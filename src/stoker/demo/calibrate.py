@@ -1,4 +1,4 @@
-"""Setting the storage's latency so that R is what the demonstration promises, and measuring it.
+"""Setting the storage's speed so that R is what the demonstration promises, and measuring it.
 
 R = t_upstream / t_downstream. Downstream is one training step with its batch in hand, on
 one thread, with the loader at work beside it. Upstream is the production of one fresh
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from stoker.demo.arms import Arm, pipeline_of, source_of, upstream_of
+from stoker.demo.arms import Arm, pipeline_of, upstream_of
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
-from stoker.demo.storage import EmulatedStorage
+from stoker.demo.storage import Limits, Source, Storage, in_memory
 from stoker.demo.task import Learner
 
 _CLOSE_ENOUGH = 0.04
@@ -31,8 +30,8 @@ class Calibration:
     """R that was asked for."""
     ratio: float
     """R that was measured with the real loader."""
-    latency_s: float
-    """Emulated latency of every read, in seconds."""
+    limits: Limits
+    """What the storage was limited to."""
     batch_s: float
     """Production time of a fresh batch, in seconds (t_upstream)."""
     step_s: float
@@ -44,15 +43,13 @@ def step_seconds(images: ImageSet, settings: Settings) -> float:
 
     With its loader beside it, as in the runs: a step alone on the machine is faster.
     """
-    arm = Arm("memory")
     learner = Learner(len(images.classes), settings.widths, settings.learning_rate, seed=0)
     pipeline = pipeline_of(
-        arm,
-        source_of(arm, images, 0.0),
+        Arm("memory"),
+        in_memory(images, settings),
         images,
         batch_size=settings.batch_size,
         pool_examples=0,
-        readers=settings.readers,
         seed=0,
     )
     times_s: list[float] = []
@@ -66,12 +63,9 @@ def step_seconds(images: ImageSet, settings: Settings) -> float:
                     return statistics.fmean(times_s[settings.step_samples // 3 :])
 
 
-def batch_seconds(images: ImageSet, settings: Settings, latency_s: float) -> float:
+def batch_seconds(images: ImageSet, settings: Settings, source: Source) -> float:
     """Return the production time of a fresh batch in seconds, with the real loader."""
-    source = EmulatedStorage(images.train_paths, images.train_labels, latency_s)
-    pipeline = upstream_of(
-        source, images, batch_size=settings.batch_size, readers=settings.readers, seed=0
-    )
+    pipeline = upstream_of(source, images, batch_size=settings.batch_size, seed=0)
     warm_up = settings.drain_batches // 3
     timed = min(settings.drain_batches, len(pipeline) - warm_up)
     with iter(pipeline) as batches:
@@ -84,31 +78,25 @@ def batch_seconds(images: ImageSet, settings: Settings, latency_s: float) -> flo
 
 
 def calibrate(
-    images: ImageSet,
-    settings: Settings,
-    ratio: float,
-    step_s: float,
-    tell: Callable[[str], None] = lambda text: None,
+    images: ImageSet, settings: Settings, storage: Storage, ratio: float, step_s: float
 ) -> Calibration:
-    """Find the latency that makes R = `ratio`, and measure R with it.
+    """Find the limits that make R = `ratio`, and measure R with them.
 
-    Where preparation alone takes longer, the latency is 0 and R is what it is.
+    Where preparation alone takes longer, storage is as fast as it can be and R is what it is.
     """
-    wanted_s = ratio * step_s
-    latency_s = wanted_s * settings.readers / settings.batch_size
+    wanted_s = reading_s = ratio * step_s
     best: Calibration | None = None
     for _ in range(_ROUNDS):
-        tell(f"measuring the loader with {latency_s * 1e3:.1f} ms a read")
-        batch_s = batch_seconds(images, settings, latency_s)
-        found = Calibration(ratio, batch_s / step_s, latency_s, batch_s, step_s)
+        limits = storage.limits(reading_s)
+        with storage.opened(limits) as source:
+            batch_s = batch_seconds(images, settings, source)
+        found = Calibration(ratio, batch_s / step_s, limits, batch_s, step_s)
         if best is None or abs(found.ratio - ratio) < abs(best.ratio - ratio):
             best = found
         if abs(best.ratio - ratio) <= _CLOSE_ENOUGH * ratio or (
-            latency_s == 0 and batch_s > wanted_s
+            reading_s == 0 and batch_s > wanted_s
         ):
             break
-        latency_s = max(
-            0.0, latency_s + (wanted_s - batch_s) * settings.readers / settings.batch_size
-        )
+        reading_s = max(0.0, reading_s + wanted_s - batch_s)
     assert best is not None
     return best

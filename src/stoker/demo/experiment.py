@@ -1,7 +1,8 @@
 """Running the arms: the same training, fed in different ways, on one clock.
 
-The clock stops for evaluations, and the source with it. A run goes on until it has had
-both budgets, fresh examples and seconds, so that arms can be compared at either.
+A run is not interrupted by evaluations, during which storage would get ahead: weights are kept
+where they are due, and evaluated when the run is over. It goes on until it has had both budgets,
+fresh examples and seconds, so that arms can be compared at either.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
-from stoker.demo.arms import Arm, pipeline_of, source_of
+from stoker.demo.arms import Arm, pipeline_of
 from stoker.demo.calibrate import Calibration
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
+from stoker.demo.storage import Source
 from stoker.demo.task import Learner
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A test of the network during a run."""
+    """A test of the network as it was during a run."""
 
     fresh: int
     """Fresh examples read for the batches trained on so far."""
     steps: int
     seconds: float
-    """Time since the run began, evaluations excluded."""
+    """Time since the run began."""
     waited_s: float
     """Part of it that training waited for a batch."""
     accuracy: float
@@ -87,32 +90,30 @@ def run_arm(
     arm: Arm,
     seed: int,
     images: ImageSet,
-    calibration: Calibration,
+    source: Source,
+    budget: Budget,
     settings: Settings,
     on_evaluation: Callable[[RunRecord], None] = lambda record: None,
 ) -> RunRecord:
-    """Train one arm from one seed; `on_evaluation` is called while the clock stands."""
-    budget = budget_of(calibration, settings)
+    """Train one arm from one seed; `on_evaluation` is called when the run is over."""
     learner = Learner(len(images.classes), settings.widths, settings.learning_rate, seed)
-    source = source_of(arm, images, calibration.latency_s)
     pipeline = pipeline_of(
         arm,
         source,
         images,
         batch_size=settings.batch_size,
         pool_examples=pool_examples(images, settings, arm.factor),
-        readers=settings.readers,
         seed=seed,
     )
-    record = RunRecord(arm, seed)
-    steps, waited_s, paused_s = 0, 0.0, 0.0
+    kept = []
+    steps, waited_s = 0, 0.0
     fresh_before, fresh = 0, 0
     grid = next_grid(0, settings)
-    had_seconds = False
+    had_seconds = is_over = False
     started = time.perf_counter()
-    while True:
+    while not is_over:
         with closing(iter(pipeline)) as batches:
-            while True:
+            while not is_over:
                 asked = time.perf_counter()
                 batch = next(batches, None)
                 got = time.perf_counter()
@@ -123,24 +124,24 @@ def run_arm(
                 steps += 1
                 fresh = fresh_before + pipeline.stats().fresh_examples
                 now = time.perf_counter()
-                seconds = now - started - paused_s
+                seconds = now - started
                 # The last step within the budget, if the next takes as long as this one.
                 ends_budget = not had_seconds and seconds + (now - asked) > budget.seconds
                 if fresh >= grid or ends_budget:
-                    with source.paused():
-                        accuracy = learner.accuracy(images.test_images, images.test_labels)
-                        record.evaluations.append(
-                            Evaluation(
-                                fresh, steps, seconds, waited_s, accuracy,
-                                grid if fresh >= grid else None,
-                            )
-                        )  # fmt: skip
-                        on_evaluation(record)
-                    paused_s += time.perf_counter() - now
+                    point = grid if fresh >= grid else None
+                    evaluation = partial(Evaluation, fresh, steps, seconds, waited_s, grid=point)
+                    kept.append((evaluation, learner.weights()))
                     had_seconds = had_seconds or ends_budget
-                    if fresh >= grid:
+                    if point is not None:
                         grid = next_grid(fresh, settings)
-                had_budgets = had_seconds and fresh >= budget.fresh
-                if had_budgets or seconds >= settings.longest_run * budget.seconds:
-                    return record
+                is_over = (had_seconds and fresh >= budget.fresh) or (
+                    seconds >= settings.longest_run * budget.seconds
+                )
         fresh_before = fresh
+    record = RunRecord(arm, seed)
+    for evaluation, weights in kept:
+        learner.restore(weights)
+        accuracy = learner.accuracy(images.test_images, images.test_labels)
+        record.evaluations.append(evaluation(accuracy=accuracy))
+        on_evaluation(record)
+    return record

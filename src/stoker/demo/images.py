@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Training and test images of one experiment, disjoint."""
+    """Training and test images of one experiment, disjoint; each in order of class."""
 
     name: str
     """What they are, for people."""
@@ -55,17 +55,16 @@ def composed_digits(spec: DigitSpec, root: Path, progress: Progress) -> ImageSet
     np = needed("numpy")
     folder = write_digits(spec, root, progress)
     found: dict[str, tuple[list[str], list[int]]] = {}
+    pixels = {}
     for split in ("train", "test"):
-        numbered = sorted(
-            (entry.name, entry.path, label)
+        ordered = [
+            (label, entry)
             for label, name in enumerate(CLASSES)
-            for entry in os.scandir(folder / split / name)
-        )
-        found[split] = ([path for _, path, _ in numbered], [label for *_, label in numbered])
-    pixels = {
-        split: np.repeat(np.load(folder / f"{split}.npy")[..., None], 3, axis=3)
-        for split in ("train", "test")
-    }
+            for entry in sorted(os.scandir(folder / split / name), key=lambda entry: entry.name)
+        ]
+        found[split] = ([entry.path for _, entry in ordered], [label for label, _ in ordered])
+        numbers = [int(Path(entry.name).stem) for _, entry in ordered]
+        pixels[split] = np.repeat(np.load(folder / f"{split}.npy")[numbers, ..., None], 3, axis=3)
     return ImageSet(
         name="handwritten digits composed on cluttered canvases",
         classes=CLASSES,

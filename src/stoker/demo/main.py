@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from stoker.demo.images import ImageSet, composed_digits, user_images
 from stoker.demo.report import conclusion, summaries, target_of
 from stoker.demo.screen import RunsView, Screen
 from stoker.demo.settings import Settings
+from stoker.demo.storage import Source, Storage, in_memory, storage_of
 from stoker.demo.task import one_thread
 from stoker.machine import format_bytes
 
@@ -24,6 +26,7 @@ def run_settings(
     *,
     full: bool,
     data: Path | None,
+    remote: bool = False,
     arms: Sequence[Arm] | None = None,
     screen: Screen | None = None,
 ) -> None:
@@ -41,8 +44,8 @@ def run_settings(
             images = user_images(data, settings, progress)
         settings = replace(settings, target_accuracy=None)
     _introduce(screen, images, settings, arms)
-    with one_thread():
-        _Experiment(settings, out, images, arms, screen).run()
+    with one_thread(), storage_of(images, settings, remote=remote) as storage:
+        _Experiment(settings, out, images, arms, storage, screen).run()
 
 
 class _Experiment:
@@ -54,12 +57,14 @@ class _Experiment:
         out: Path,
         images: ImageSet,
         arms: Sequence[Arm],
+        storage: Storage,
         screen: Screen,
     ) -> None:
         self._settings = settings
         self._out = out
         self._images = images
         self._arms = arms
+        self._storage = storage
         self._screen = screen
         self._target = settings.target_accuracy
         self._calibrations: dict[float, Calibration] = {}
@@ -89,18 +94,27 @@ class _Experiment:
         with screen.working("measuring a training step"):
             step_s = step_seconds(self._images, settings)
         for slowness in slownesses:
-            with screen.working(f"setting the storage's latency for R = {slowness:g}"):
-                found = calibrate(self._images, settings, slowness, step_s)
+            with screen.working(f"setting the storage's speed for R = {slowness:g}"):
+                found = calibrate(self._images, settings, self._storage, slowness, step_s)
             self._calibrations[slowness] = found
             self._budgets[slowness] = budget_of(found, settings)
             screen.say(
-                f"Storage is emulated: [bold]{found.latency_s * 1e3:.1f} ms a read[/], "
-                f"{settings.readers} reads at a time. A fresh batch takes "
+                f"Storage is {self._storage.name}: "
+                f"[bold]{self._storage.described(found.limits)}[/]. A fresh batch takes "
                 f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
                 f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
             )
 
     def _train(self, view: RunsView) -> None:
+        memory = in_memory(self._images, self._settings)
+        with ExitStack() as opened:
+            slow = {
+                slowness: opened.enter_context(self._storage.opened(found.limits))
+                for slowness, found in self._calibrations.items()
+            }
+            self._run_all(view, lambda arm: memory if arm.place == "memory" else slow[arm.slowness])
+
+    def _run_all(self, view: RunsView, source_of: Callable[[Arm], Source]) -> None:
         plan = [(arm, seed) for seed in range(self._settings.seeds) for arm in self._arms]
         if self._target is None:  # the in-memory runs set it, so they come first
             plan.sort(key=lambda pair: pair[0].place != "memory")
@@ -110,11 +124,13 @@ class _Experiment:
                     self._runs, self._settings.budget_fresh, self._settings.target_share
                 )
                 view.target = self._target
+            view.started(arm)
             record = run_arm(
                 arm,
                 seed,
                 self._images,
-                self._calibrations[arm.slowness],
+                source_of(arm),
+                self._budgets[arm.slowness],
                 self._settings,
                 view.evaluated,
             )
@@ -129,8 +145,9 @@ class _Experiment:
         write_json(
             self._out / "demo.json",
             as_json(
-                self._images, self._settings, list(self._calibrations.values()), self._budgets,
-                self._runs, found, target, closing, complete,
+                self._images, self._settings, self._storage.name,
+                list(self._calibrations.values()), self._budgets, self._runs, found, target,
+                closing, complete,
             ),
         )  # fmt: skip
         if not complete or target is None:

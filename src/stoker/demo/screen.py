@@ -1,7 +1,7 @@
 """What is shown: a live table on a terminal, a line for every run elsewhere.
 
-Nothing is drawn while an arm's clock runs: the display moves at evaluations, when the
-clock stands, so that it takes no time from any arm.
+Nothing is drawn while an arm is run: the display moves between runs, so that it takes no time from
+any arm.
 """
 
 from __future__ import annotations
@@ -107,20 +107,24 @@ class RunsView:
         self._arms = arms
         self._seeds = seeds
         self._records: dict[Arm, dict[int, RunRecord]] = {arm: {} for arm in arms}
-        self._current: RunRecord | None = None
+        self._running: Arm | None = None
         self._finished = 0
         self.target: float | None = None
         """Shown when known."""
 
+    def started(self, arm: Arm) -> None:
+        """Show what is run."""
+        self._running = arm
+        self.refresh()
+
     def evaluated(self, record: RunRecord) -> None:
-        """Show a run that goes on."""
-        self._current = record
+        """Show a run that is being evaluated."""
         self._records[record.arm][record.seed] = record
         self.refresh()
 
     def finished(self, record: RunRecord) -> None:
         """Show a run that is over."""
-        self._current = None
+        self._running = None
         self._finished += 1
         if self._live is not None:
             self.refresh()
@@ -158,27 +162,27 @@ class RunsView:
         for arm in self._arms:
             records = self._records[arm]
             name = arm.label if arm.slowness > 1 else f"{arm.label} (R = {arm.slowness:g})"
+            running = self._running == arm
+            mark, style = (">", "bold") if running else ("", None)
             if not records:
-                table.add_row("", name, *["-"] * 6, style="dim")
+                table.add_row(mark, name, *["-"] * 6, style=style or "dim")
                 continue
-            running = self._current is not None and self._current.arm == arm
-            latest = self._current if running and self._current else list(records.values())[-1]
-            last = latest.evaluations[-1]
+            last = list(records.values())[-1].evaluations[-1]
             hits = (
                 [to_target(record, self.target) for record in records.values()]
                 if self.target is not None
                 else []
             )
             table.add_row(
-                ">" if running else "",
+                mark,
                 name,
-                f"{len(records) - running}/{self._seeds}",
+                f"{len(records)}/{self._seeds}",
                 f"{last.accuracy:.1%}",
                 f"{last.fresh:,}",
                 f"{last.seconds:.1f} s",
                 f"{last.waited_s / last.seconds:.0%}",
                 " ".join(f"{hit.seconds:.1f}" for hit in hits if hit) + (" s" if any(hits) else ""),
-                style="bold" if running else None,
+                style=style,
             )
         return table
 

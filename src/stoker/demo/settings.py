@@ -26,9 +26,14 @@ class Settings:
     largest_pool_fraction: float = 0.05
     """No pool may hold more of the training images: beyond, one would simply cache them."""
     readers: int = 8
-    """Threads that read and prepare."""
+    """Threads that read and prepare; behind a server, which is read otherwise, as many as cores."""
     slowness: float = 4.0
     """R: production time of one fresh batch over the time of one training step."""
+
+    remote_latency_s: float = 0.020
+    """Latency of the HTTP server, in seconds."""
+    remote_requests: int = 32
+    """Requests in flight to it."""
 
     target_accuracy: float | None = 0.90
     """What runs are timed to; None: chosen from what the in-memory runs reach."""

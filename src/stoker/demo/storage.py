@@ -1,20 +1,61 @@
-"""Where images come from: storage with an emulated latency, or an in-memory copy.
-
-Both stop delivering while the clock is stopped for an evaluation, so that no arm gets
-ahead meanwhile.
-"""
+"""Where images come from: slow storage, emulated or remote, or an in-memory copy."""
 
 from __future__ import annotations
 
-import threading
+import functools
+import os
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import stoker
+from stoker.demo.server import serving
+from stoker.machine import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from stoker.demo.images import ImageSet
+    from stoker.demo.settings import Settings
+
+Source = Callable[[int], stoker.Pipeline]
+"""Makes the beginning of a pipeline, by seed: examples (image, label), in order of the images."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What storage is limited to."""
+
+    latency_s: float
+    """Of every read, in seconds."""
+    requests: int
+    """Reads at a time."""
+    bandwidth_bytes_per_s: float | None = None
+    """Of all reads together; None: no limit."""
+
+
+class Storage(Protocol):
+    """Storage of the training images, whose speed can be set."""
+
+    name: str
+    """What it is, for people."""
+
+    def limits(self, batch_s: float) -> Limits:
+        """Return limits under which reading alone takes `batch_s` seconds a batch; 0: none."""
+        ...
+
+    def opened(self, limits: Limits) -> AbstractContextManager[Source]:
+        """Read from it within a block."""
+        ...
+
+    def described(self, limits: Limits) -> str:
+        """Tell people of the limits."""
+        ...
 
 
 class Example(NamedTuple):
@@ -25,42 +66,102 @@ class Example(NamedTuple):
     label: int
 
 
-class Source(Protocol):
-    """What an experiment asks of a source, beyond being a dataset."""
+class EmulatedStorage:
+    """Image files behind a latency, which sets the speed; every reader is a request."""
 
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Example: ...
-    def paused(self) -> Any: ...
+    name = "emulated"
+
+    def __init__(self, images: ImageSet, settings: Settings) -> None:
+        self._images = images
+        self._readers = settings.readers
+        self._batch_size = settings.batch_size
+
+    def limits(self, batch_s: float) -> Limits:
+        """Return the latency of every read."""
+        return Limits(batch_s * self._readers / self._batch_size, self._readers)
+
+    def opened(self, limits: Limits) -> AbstractContextManager[Source]:
+        """Read from it within a block."""
+        files = _SlowFiles(self._images.train_paths, self._images.train_labels, limits.latency_s)
+        return nullcontext(
+            lambda seed: stoker.from_dataset(files, seed=seed).workers(limits.requests)
+        )
+
+    def described(self, limits: Limits) -> str:
+        """Tell people of the limits."""
+        return f"{limits.latency_s * 1e3:.1f} ms a read, {limits.requests} reads at a time"
 
 
-class _Gate:
-    """Lets readers pass, unless the experiment's clock is stopped."""
+class RemoteStorage:
+    """A local HTTP server in a process of its own; its bandwidth sets the speed.
 
-    def __init__(self) -> None:
-        self._open = threading.Event()
-        self._open.set()
+    Its latency and the number of requests are given. With fewer requests it would be slower, too,
+    but that could be had back by asking for more at a time; bandwidth cannot.
+    """
+
+    name = "a local HTTP server"
+
+    def __init__(self, images: ImageSet, settings: Settings, folder: Path) -> None:
+        """Take a new folder for links to the images: by class, in their order."""
+        self._folder = folder
+        self._settings = settings
+        self._batch_bytes = settings.batch_size * images.train_bytes / len(images.train_paths)
+        for label in range(len(images.classes)):
+            (folder / f"{label:05d}").mkdir()
+        for number, path in enumerate(images.train_paths):
+            place = f"{images.train_labels[number]:05d}/{number:07d}{Path(path).suffix}"
+            os.symlink(os.path.abspath(path), folder / place)
+
+    def limits(self, batch_s: float) -> Limits:
+        """Return the bandwidth, latency and requests stated."""
+        rate = self._batch_bytes / batch_s if batch_s > 0 else None
+        return Limits(self._settings.remote_latency_s, self._settings.remote_requests, rate)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Hold back whoever reads, until the block ends."""
-        self._open.clear()
-        try:
-            yield
-        finally:
-            self._open.set()
+    def opened(self, limits: Limits) -> Iterator[Source]:
+        """Have the server run within a block; it is listed once for each seed."""
+        with serving(
+            self._folder,
+            latency_s=limits.latency_s,
+            bandwidth_bytes_per_s=limits.bandwidth_bytes_per_s,
+        ) as server:
+            yield functools.cache(
+                lambda seed: stoker.from_folder(server.url, seed=seed, requests=limits.requests)
+            )
 
-    def _pass(self) -> None:
-        self._open.wait()
+    def described(self, limits: Limits) -> str:
+        """Tell people of the limits."""
+        rate = limits.bandwidth_bytes_per_s
+        return (
+            f"latency {limits.latency_s * 1e3:.0f} ms, "
+            f"bandwidth {'unlimited' if rate is None else f'{format_bytes(int(rate))}/s'}, "
+            f"{limits.requests} requests in flight"
+        )
 
 
-class EmulatedStorage(_Gate):
-    """Image files behind a latency of `latency_s` seconds for every read.
+@contextmanager
+def storage_of(images: ImageSet, settings: Settings, *, remote: bool) -> Iterator[Storage]:
+    """Return the storage of an experiment; what it needs on disk goes with the block."""
+    if not remote:
+        yield EmulatedStorage(images, settings)
+        return
+    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
+        yield RemoteStorage(images, settings, Path(folder))
+
+
+def in_memory(images: ImageSet, settings: Settings) -> Source:
+    """Return what reads decoded images from memory."""
+    decoded = _Decoded(images.train_images, images.train_labels)
+    return lambda seed: stoker.from_dataset(decoded, seed=seed).workers(settings.readers)
+
+
+class _SlowFiles:
+    """Files behind a latency of `latency_s` seconds for every read.
 
     Reads of several threads overlap, as requests to remote storage do. Thread-safe.
     """
 
     def __init__(self, paths: Sequence[str], labels: Sequence[int], latency_s: float) -> None:
-        super().__init__()
         self._paths = paths
         self._labels = labels
         self._latency_s = latency_s
@@ -69,18 +170,16 @@ class EmulatedStorage(_Gate):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Example:
-        self._pass()
         if self._latency_s > 0:
             time.sleep(self._latency_s)
         with open(self._paths[index], "rb") as file:
             return Example(file.read(), self._labels[index])
 
 
-class InMemory(_Gate):
-    """Decoded images in memory, uint8 [images, height, width, 3]: views, not copies."""
+class _Decoded:
+    """Decoded images, uint8 [images, height, width, 3]: views, not copies."""
 
     def __init__(self, images: NDArray[np.uint8], labels: Sequence[int]) -> None:
-        super().__init__()
         self._images = images
         self._labels = labels
 
@@ -88,5 +187,4 @@ class InMemory(_Gate):
         return len(self._images)
 
     def __getitem__(self, index: int) -> Example:
-        self._pass()
         return Example(self._images[index], self._labels[index])

@@ -77,6 +77,14 @@ class Learner:
         loss.backward()
         self._optimizer.step()
 
+    def weights(self) -> dict[str, Any]:
+        """Return a copy of the network's weights."""
+        return {name: value.clone() for name, value in self._network.state_dict().items()}
+
+    def restore(self, weights: dict[str, Any]) -> None:
+        """Go back to such weights, to evaluate them."""
+        self._network.load_state_dict(weights)
+
     def accuracy(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> float:
         """Return the share of test images that are classified rightly."""
         torch = needed("torch")

@@ -265,7 +265,7 @@ class SegmentStream:
             with self._planning.lock:
                 self._planning.patient = patient
                 item = self._first()
-        if item is not None and self._pulled:
+        if item is not None and (self._pulled or self._gathers):
             self.crew.plan()
         self._pulled = True  # nothing delays the first output; who takes it calls for planning
         return item

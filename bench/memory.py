@@ -15,16 +15,16 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a
 iteration takes 290 ns there, so that Python's own share weighs several times more than
 usual), NumPy 2.4.6, torch 2.13.0.
 
-Results (one round)::
+Results::
 
     configuration          growth MiB  bound  pool  window  in front  growth / bound  worst
     ---------------------------------------------------------------------------------------
-    no echo, thread                16     23     0      19         0            0.68   0.68
-    example echo, thread           99    122    75      33         9            0.81   0.81
-    batch echo, thread             98    127    75      38         9            0.77   0.77
-    no echo, process               17     33     0      28         0            0.51   0.51
-    example echo, process         130    197    75      87        30            0.66   0.66
-    batch echo, process           102    145    75      47        19            0.70   0.70
+    no echo, thread                16     23     0      19         0            0.69   0.69
+    example echo, thread           99    122    75      33         9            0.82   0.83
+    batch echo, thread            102    127    75      38         9            0.80   0.81
+    no echo, process               13     38     0      33         0            0.35   0.42
+    example echo, process         140    217    75      98        39            0.65   0.69
+    batch echo, process           100    159    75      52        28            0.62   0.66
 
 Caveats: pool and window as ``stats()`` states them, at their largest; the fresh items that may
 wait in front of an example pool are at most the larger of 2 batches and 8 chunks a worker, here

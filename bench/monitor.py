@@ -16,7 +16,7 @@ Results::
 
     added by monitor  ns a batch
     ----------------------------
-    620 .. 1212             1193
+    789 .. 844               839
 
 Caveats: what it prints at the end of a pass is part of the time, spread over a million batches.
 """

@@ -60,8 +60,8 @@ Results (one round; five take ten minutes)::
     burns, 1/4 behind, R = 4, e = 2             1,103         1.02        0.975
     burns, 1/4 behind, R = 4, e = 4             1,641        0.934        0.922
 
-Five rounds with an upstream that sleeps gave 0.995 to 1.04 on the plateau in all fifteen rows; those
-with one that burns were disturbed by other work.
+Five rounds with an upstream that sleeps gave 0.995 to 1.04 on the plateau in all fifteen rows;
+those with one that burns were disturbed by other work.
 
 Caveats: R is nominal: upstream times are set for two workers that share nothing.
 """

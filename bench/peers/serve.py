@@ -67,7 +67,7 @@ def check(epoch: Epochs, rows: int) -> None:
 
     Labels are copied: a peer may use its arrays again.
     """
-    orders = [np.concatenate([np.array(batch[1]).ravel() for batch in epoch()]) for _ in "ab"]
+    orders = [np.concatenate([np.asarray(batch[1]).flatten() for batch in epoch()]) for _ in "ab"]
     for order in orders:
         if not np.array_equal(np.sort(order), np.arange(rows)):
             raise AssertionError(f"an epoch of {len(order)} rows is not each of {rows} rows once")

@@ -72,6 +72,26 @@ class Rekeyed(threading.local):
         return self._generator
 
 
+class Fractions:
+    """A random number in [0, 1) for each step of a key, drawn for many steps at once."""
+
+    _BLOCK = 64
+
+    def __init__(self, key: NDArray[np.uint64]) -> None:
+        self._key = key
+        self._random = Rekeyed()
+        self._block = -1
+        self._drawn: list[float] = []
+
+    def at(self, step: int) -> float:
+        """Return the number of a step. One thread at a time may ask."""
+        block, place = divmod(step, self._BLOCK)
+        if block != self._block:
+            self._drawn = self._random.at(self._key, block).random(self._BLOCK).tolist()
+            self._block = block
+        return self._drawn[place]
+
+
 def integer_at(key: NDArray[np.uint64], ordinal: int, word: int = 0) -> int:
     """Return a 63-bit integer for an address: a seed for generators that are not NumPy's."""
     return int(_shared.at(key, ordinal, word).integers(1 << 63))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stoker import packing
 from stoker.echoing.factor import counts, counts_of, uses_of_first
-from stoker.randomness import Rekeyed
+from stoker.randomness import Fractions, Rekeyed
 
 SNAPSHOT_STEPS = 64
 """Least steps between snapshots; as many as draw twice the pool's items, if more.
@@ -38,7 +38,6 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
-_FRACTIONS = 64
 _SLACK = 8  # draws beyond what chance is expected to waste
 _NO_SLOTS = np.empty(0, np.int64)
 
@@ -111,8 +110,7 @@ class Pool:
         self._held_before = 0
         self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
         self._holes: Any = _NO_SLOTS
-        self._fractions: list[float] = []
-        self._block = -1  # which of them these are
+        self._fractions = Fractions(key)
         self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
         self._snapshot_steps = max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
@@ -225,7 +223,7 @@ class Pool:
             found = np.flatnonzero(self._after[:held] == step) if step else _NO_SLOTS
             previous = int(found[0]) if found.size else -1
         others = held > 1 and previous >= 0
-        slot = int(self._fraction(step) * (held - others))
+        slot = int(self._fractions.at(step) * (held - others))
         if others and slot >= previous:
             slot += 1
         remaining = int(self._remaining[slot])
@@ -248,14 +246,6 @@ class Pool:
             int(after > 0),
             0,
         )
-
-    def _fraction(self, step: int) -> float:
-        """Return a random number in [0, 1): of many steps at once, for one costs as much."""
-        block, place = divmod(step, _FRACTIONS)
-        if block != self._block:
-            self._block = block
-            self._fractions = self._random.at(self._key, block).random(_FRACTIONS).tolist()
-        return self._fractions[place]
 
     def _advance(self) -> None:
         self.step += 1

@@ -16,10 +16,8 @@ from stoker.engine.plan import ENDED, Failure
 from stoker.engine.streams import Item, Tally, done_item
 from stoker.errors import StageError
 from stoker.orders import Share
-from stoker.randomness import Rekeyed
+from stoker.randomness import Fractions
 from stoker.stages.stream import IterableSource
-
-_FRACTIONS = 64
 
 
 class IteratedStream:
@@ -47,10 +45,8 @@ class IteratedStream:
         self._name = source.name
         self._examples: Iterator[Any] | None = _share_of(source.open(), share)
         self._size = buffer
-        self._key = key
         self._tally = tally
-        self._random = Rekeyed()
-        self._fractions: list[float] = []
+        self._fractions = Fractions(key)
         self._buffer: list[Item] = []
         self._peeked: deque[Item] = deque()
         self._read = 0
@@ -113,11 +109,7 @@ class IteratedStream:
         if not buffer:  # what the iterable raised comes behind all that it gave
             item, self._failure = self._failure, None
             return item
-        place = self._handed % _FRACTIONS
-        if not place:
-            block = self._random.at(self._key, self._handed // _FRACTIONS)
-            self._fractions = block.random(_FRACTIONS).tolist()
-        at = int(self._fractions[place] * len(buffer))
+        at = int(self._fractions.at(self._handed) * len(buffer))
         buffer[at], buffer[-1] = buffer[-1], buffer[at]
         return buffer.pop()
 

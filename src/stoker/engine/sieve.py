@@ -176,7 +176,9 @@ class Sieve:
         record, known = self.record.since(survivor), self._known
         if known.seen >= record.seen:
             record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
-            record.seen, record.total = known.seen, record.total or known.total
+            record.seen = known.seen
+            if record.total is None:
+                record.total = known.total
         return record
 
     def forget_before(self, survivor: int) -> None:

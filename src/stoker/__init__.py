@@ -14,8 +14,8 @@ from stoker.errors import (
     StokerError,
     WorkerDied,
 )
-from stoker.pipeline import (
-    Pipeline,
+from stoker.pipeline import Pipeline
+from stoker.sources import (
     echo,
     from_arrays,
     from_dataset,

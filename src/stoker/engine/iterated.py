@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import machine
+from stoker.engine.items import Item, Tally, done_item
 from stoker.engine.plan import ENDED, Failure
-from stoker.engine.streams import Item, Tally, done_item
 from stoker.errors import StageError
 from stoker.orders import Share
 from stoker.randomness import Fractions

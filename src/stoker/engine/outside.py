@@ -12,19 +12,10 @@ import numpy as np
 from stoker import machine, structure
 from stoker.buffers import Recycler
 from stoker.engine.crew import Crew
+from stoker.engine.items import Item, NotYet, Ready, Stream, Tally, Use, done_item, like
 from stoker.engine.plan import Failure
 from stoker.engine.sieve import Sieve
-from stoker.engine.streams import (
-    Item,
-    NotYet,
-    Ready,
-    SegmentStream,
-    Stream,
-    Tally,
-    Use,
-    done_item,
-    like,
-)
+from stoker.engine.streams import SegmentStream
 from stoker.errors import StageError
 from stoker.stages.device import Mover
 

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from stoker import structure
 from stoker.echoing.pool import Draw, Pool, Snapshot
+from stoker.engine.items import Item, Stream, Tally, Use
 from stoker.engine.plan import Failure
-from stoker.engine.streams import Item, Stream, Tally, Use
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
 

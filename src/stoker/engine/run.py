@@ -13,12 +13,13 @@ from stoker import machine, randomness, structure
 from stoker.buffers import Recycler
 from stoker.echoing.pool import Pool, Snapshot
 from stoker.engine.crew import Crew, Tempo
+from stoker.engine.items import Feed, Planning, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
 from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work
 from stoker.engine.pooled import PooledFeed
 from stoker.engine.sieve import Ledger, Record, Sieve
-from stoker.engine.streams import Feed, Planning, SegmentStream, Tally
+from stoker.engine.streams import SegmentStream
 from stoker.errors import StateError
 from stoker.orders import order_of
 from stoker.stages.device import Mover, To

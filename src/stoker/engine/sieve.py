@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from stoker import machine
 from stoker.engine.crew import Crew, Job
+from stoker.engine.items import Item, NotYet, Planning
 from stoker.engine.plan import Failure, Rejected, Sift
-from stoker.engine.streams import Item, NotYet, Planning, SegmentStream
+from stoker.engine.streams import SegmentStream
 from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 

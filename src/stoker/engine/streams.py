@@ -1,18 +1,11 @@
-"""Streams of items in a fixed order, from the source to the consumer.
-
-What comes next is decided on integers, by one thread at a time (it holds ``planning``); the
-values are filled in by any. So the order never depends on timing, and any item can be made
-again from its number, after a resume.
-"""
+"""What a segment makes of its inputs, in order, through a bounded window."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from stoker import machine, structure
 from stoker.buffers import Recycler
@@ -25,141 +18,10 @@ from stoker.engine.crew import (
     Job,
     Pace,
 )
+from stoker.engine.items import Feed, Item, NotYet, Planning, Ready, Tally, Use, done_item, like
 from stoker.engine.plan import ENDED, REJECTED, Failure, Work
 from stoker.orders import Order
 from stoker.stages.batch import Builder, Columns
-
-
-class Item:
-    """One value in a stream: where it will be, and its address.
-
-    Attributes:
-        job, row: where the value is when the job is done.
-        ordinal, word: its address (see ``randomness``).
-        rows: the examples in it.
-        repeats: those of them that are in it already.
-        fresh: the fresh examples of the epoch that were read up to this item.
-        scheduled: uses of it that were handed to jobs and are not over.
-        settled: whether no further use will be scheduled.
-    """
-
-    __slots__ = (
-        "fresh",
-        "job",
-        "ordinal",
-        "repeats",
-        "row",
-        "rows",
-        "scheduled",
-        "settled",
-        "word",
-    )
-
-    def __init__(self, job: Job, row: int, ordinal: int, word: int, fresh: int, rows: int) -> None:
-        self.rows = rows
-        self.repeats = 0
-        self.job = job
-        self.row = row
-        self.ordinal = ordinal
-        self.word = word
-        self.fresh = fresh
-        self.scheduled = 0
-        self.settled = False
-
-
-Use = tuple[Item, int]
-"""One use of an item: the item, and the address word of this use."""
-
-
-@dataclass
-class Tally:
-    """What is counted while an epoch runs."""
-
-    stage_ns: dict[str, int] = field(default_factory=dict)
-    stage_rows: dict[str, int] = field(default_factory=dict)
-    distance_sum: int = 0
-    distances: int = 0
-
-    def add(self, names: list[str], ns: list[int], rows: int) -> None:
-        """Add the time that ``rows`` took in each stage; the caller holds the crew's lock."""
-        for name, spent in zip(names, ns, strict=True):
-            self.stage_ns[name] = self.stage_ns.get(name, 0) + spent
-            self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
-
-
-class NotYet(Exception):
-    """What comes next depends on a value that is not there, and who plans must not wait.
-
-    Attributes:
-        job: what it depends on, or None where only the consumer can go on.
-    """
-
-    def __init__(self, job: Job | None) -> None:
-        self.job = job
-
-
-class Planning:
-    """Held by whoever decides what comes next, one thread at a time.
-
-    Attributes:
-        lock: what is held.
-        patient: whether who holds it may wait for values: the consumer may, a worker might wait
-            for itself.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.patient = True
-
-
-class Stream(Protocol):
-    """A stream of items, in order."""
-
-    total: int | None
-    blocking: bool
-
-    @property
-    def fresh(self) -> int: ...
-
-    def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` items, fewer only at the end."""
-        ...
-
-    def peek(self) -> Item | None:
-        """Return the next item without taking it."""
-        ...
-
-    def again(self, number: int) -> Item:
-        """Make an item once more."""
-        ...
-
-    def usable_bytes(self) -> int:
-        """Return the memory that is free where the items are."""
-        ...
-
-
-class Feed(Protocol):
-    """Where a segment gets its inputs from, unless they are fresh from the source.
-
-    Attributes:
-        in_order: whether each item comes once, as it was made.
-    """
-
-    total: int | None
-    blocking: bool
-    in_order: bool
-    upstream: Any
-
-    @property
-    def fresh(self) -> int: ...
-
-    def take(self, count: int) -> list[Use]:
-        """Return the next uses, fewer only at the end."""
-        ...
-
-    def again_for(self, start: int, count: int) -> list[Use]:
-        """Return uses ``start ..`` once more, outside the order."""
-        ...
 
 
 class SegmentStream:
@@ -625,27 +487,3 @@ def _ended_stream(use: Use) -> bool:
     item = use[0]
     value = item.job.values[item.row] if item.job.done else None
     return type(value) is Failure and value.part == ENDED
-
-
-class Ready:
-    """Stands for a job that is done: its one value."""
-
-    __slots__ = ("items", "values", "waiting")
-    done = True
-
-    def __init__(self, value: Any) -> None:
-        self.values = [value]
-        self.items = self.waiting = None
-
-
-def like(item: Item, job: Any, word: int, fresh: int) -> Item:
-    """Return an item for another value of the same address."""
-    twin = Item(job, 0, item.ordinal, word, fresh, item.rows)
-    twin.repeats = item.repeats
-    return twin
-
-
-def done_item(value: Any, ordinal: int, word: int, fresh: int, rows: int) -> Item:
-    """Return an item whose value is there already."""
-    job: Any = Ready(value)
-    return Item(job, 0, ordinal, word, fresh, rows)

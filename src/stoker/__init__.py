@@ -24,13 +24,14 @@ from stoker.sources import (
     from_iterable,
     from_loader,
 )
-from stoker.stats import PoolStats, StageStats, Stats
+from stoker.stats import Clock, PoolStats, StageStats, Stats
 
 __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
     "BudgetSpent",
+    "Clock",
     "echo",
     "EpochWait",
     "from_arrays",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from stoker.echoing.record import EchoRecord
 from stoker.engine.crew import is_worker
 from stoker.engine.run import Position, Resolved, Run
+from stoker.errors import StokerError
 from stoker.stages.echo import Echo
-from stoker.stats import PoolStats, Stats
+from stoker.stats import Clock, PoolStats, Stats
 
 
 class PipelineIterator(Iterator[Any]):
@@ -37,6 +41,17 @@ class PipelineIterator(Iterator[Any]):
         except StopIteration:
             run.complete = True
             self.close()
+            if run.short:
+                if run.ranks is not None:
+                    raise StokerError(
+                        f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "
+                        "that .steps() says, and the others go on: give .steps() fewer"
+                    ) from None
+                warnings.warn(
+                    f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
+                    "says: there are no more fresh examples",
+                    stacklevel=2,
+                )
             raise
         except BaseException as error:
             if error is not run.loader_error():
@@ -72,6 +87,8 @@ class Cursor:
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
         self.resolved: dict[int, Resolved] = {}
+        self.before = Clock()  # what was handed out before the epoch at hand
+        self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator] | None = None
@@ -92,6 +109,8 @@ class Cursor:
         return self._fresh_start and self.position is not None
 
     def started(self, epoch: int, run: Run, iterator: PipelineIterator) -> None:
+        if not self._fresh_start:  # the epoch before was left early
+            self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False
         self._run = run
         self._iterator = weakref.ref(iterator)
@@ -101,8 +120,10 @@ class Cursor:
         if run.closed:
             return
         try:
+            self._note(run)
             if self._run is run:
                 if run.complete:
+                    self.before += Clock(run.fresh, run.uses, run.yielded)
                     self.epoch, self.position, self._fresh_start = self.epoch + 1, None, True
                 else:
                     self.position = run.position()
@@ -116,7 +137,39 @@ class Cursor:
         live = self.live()
         if live is not None:
             live.close()
+        if not self._fresh_start:
+            self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, position, True
+
+    def of_epoch(self) -> Clock:
+        """Return what was handed out in the epoch at hand."""
+        run = self._run
+        if run is not None and not run.closed:
+            return Clock(run.fresh, run.uses, run.yielded)
+        at = self.position or Position()
+        return Clock(at.fresh, at.uses, at.yielded)
+
+    def loaded_batches(self) -> int:
+        """Return how many batches of a loader were handed out in the epoch at hand."""
+        if self._run is not None and not self._run.closed:
+            return self._run.loaded
+        return (self.position or Position()).loaded
+
+    def record(self) -> dict[int, EchoRecord]:
+        """Return what each echo that follows the stall decided, by its position."""
+        if self._run is not None and not self._run.closed:
+            self._note(self._run)
+        return self._records
+
+    def forget_record(self) -> None:
+        """Begin a record anew."""
+        self._records = {}
+
+    def _note(self, run: Run) -> None:
+        for position, (echo, made) in run.decisions().items():
+            epochs = dict(self._records.get(position, echo).epochs)
+            epochs[made.epoch] = made.after(epochs.get(made.epoch))
+            self._records[position] = replace(echo, epochs=epochs)
 
     def where(self) -> Position:
         """Return the position of the last output that was yielded."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.engine.agreeing import WINDOW_STEPS
 from stoker.engine.run import Resolved, Workers
 from stoker.machine import format_bytes
 from stoker.stages.batch import Batch
 from stoker.stages.device import To
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.map import Map
-from stoker.stages.shard import Shard
+from stoker.stages.shard import Shard, process_group
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.source import LoaderSource
-from stoker.stages.stream import IterableSource
+from stoker.stages.stream import IterableSource, LoaderSource
 
 
 def chain(
@@ -29,14 +29,15 @@ def chain(
 ) -> str:
     """Draw a chain, a stage a line."""
     loader = isinstance(source, LoaderSource)
-    lines = [f"{source.name}  {_extent(source)}"]
+    follows = any(isinstance(stage, Echo) and stage.follows for stage in stages)
+    lines = [f"{source.name}  {_extent(source, follows)}"]
     if budget != RAISE:
         lines[0] += f"; skips what fails, at most {budget}"
     for number, stage in enumerate(stages):
         note = ""
         if isinstance(stage, Echo):
             pool = _pool(stage, stages, resolved, loader)
-            note = f"  {insertion_point(stages, number, loader)}; {pool}"
+            note = f"  {insertion_point(stages, number, loader)}; {pool}{_decides(stage)}"
         elif isinstance(stage, Shard):
             note = "  parts of equal length" if not stage.uneven else "  all examples"
         own = getattr(stage, "budget", None)
@@ -52,9 +53,22 @@ def chain(
     return "\n".join(lines)
 
 
-def _extent(source: Any) -> str:
+def _decides(echo: Echo) -> str:
+    """Say who decides where the factor is not fixed."""
+    if not echo.follows:
+        return ""
+    if echo.record is not None:
+        return "; replays a record"
+    ranks = process_group()
+    if ranks is None or ranks[1] == 1:
+        return "; follows the stall, on demand"
+    return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
+
+
+def _extent(source: Any, follows: bool) -> str:
     if isinstance(source, LoaderSource):
-        return "read in the consumer's thread, as its owner set it up"
+        where = "a thread of its own" if follows else "the consumer's thread"
+        return f"read in {where}, as its owner set it up"
     if isinstance(source, IterableSource):
         return "a stream: no length, no state in the middle of an epoch"
     return f"{len(source):,} examples"

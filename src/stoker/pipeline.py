@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,26 @@ import numpy as np
 from stoker import drawing, machine, randomness, state
 from stoker.cursor import Cursor, PipelineIterator
 from stoker.echoing.factor import exact_factor
+from stoker.echoing.record import read as read_record
+from stoker.echoing.record import written
+from stoker.engine.agreeing import ranks
 from stoker.engine.crew import Tempo
 from stoker.engine.plan import compiled, share_of
-from stoker.engine.run import Run, Workers
+from stoker.engine.run import Position, Run, Workers
 from stoker.errors import StateError
 from stoker.stages.batch import Batch, Collate
 from stoker.stages.device import To, torch_device
-from stoker.stages.echo import Echo
+from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
-from stoker.stages.shard import Shard, shard_of, warn_unsharded
+from stoker.stages.shard import Shard, process_group, shard_of, warn_unsharded
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.source import (
-    LoaderSource,
     check_fields,
 )
-from stoker.stages.stream import DEFAULT_BUFFER, IterableSource
-from stoker.stats import Stats
+from stoker.stages.stream import DEFAULT_BUFFER, IterableSource, LoaderSource
+from stoker.stats import Clock, Stats
 
 _KINDS = ("thread", "process")
 
@@ -50,6 +53,7 @@ class Pipeline:
         self._budget = budget_of(on_error)
         self._stages: tuple[Any, ...] = ()
         self._workers: Workers | None = None
+        self._steps: int | None = None
         self._given_seed = None if seed is None else int(seed)
         self._reset(randomness.draw_seed() if seed is None else int(seed))
 
@@ -217,27 +221,60 @@ class Pipeline:
                 )
         return self._with(Batch(int(n), bool(drop_last), collate))
 
-    def echo(self, factor: float, *, pool: int | str | None = None) -> Pipeline:
-        """Use every item ``factor`` times: data echoing (Choi et al., arXiv 1907.05550).
+    def echo(
+        self,
+        factor: float | str = "auto",
+        *,
+        max_factor: int | None = None,
+        pool: int | str | None = None,
+        replay: Mapping[str, Any] | None = None,
+    ) -> Pipeline:
+        """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
         Where it stands decides what is echoed. Before ``random_map``: *example echoing before
         augmentation*; between it and ``batch``: *example echoing after augmentation*; after
         ``batch``: *batch echoing*; after ``to``: batch echoing on the device.
 
+        With ``"auto"`` the factor follows the stall: a fresh item is used as soon as it is ready;
+        while none is, the item whose last use is oldest is used again (none that was in the batch
+        before); only when all of those were used ``max_factor`` times the consumer waits. Where
+        fresh items come fast enough nothing is echoed. What happens then depends on time;
+        ``record()`` has it, and ``replay=`` repeats it.
+
         Args:
-            factor: mean uses of each fresh item, at least 1; fractions by error diffusion. 1
-                changes nothing.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions by error
+                diffusion. 1 changes nothing.
+            max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
                 (``"2GiB"``). By default the smaller of 16 batches and 10 % of usable memory.
+            replay: what ``record()`` returned: repeats that run exactly, for any number of
+                workers. Its pool and ``max_factor`` are those of the record.
 
-        Raises TypeError or ValueError for a factor below 1, or a pool too small for a batch.
+        Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
+        arguments that do not go together; StateError for a damaged record.
         """
-        exact = exact_factor(factor)
         size, size_bytes = _pool_size(pool)
+        position = sum(isinstance(stage, Echo) for stage in self._stages)
+        if factor == "auto":
+            most = _max_factor(max_factor)
+            record = None
+            if replay is not None:
+                if pool is not None or max_factor is not None:
+                    raise ValueError("replay= has pool and max_factor of its own: leave them out")
+                record = read_record(replay)
+                most = record.echo(position, ".echo(replay=)").max_factor
+            return self._with(Echo(None, most, size, size_bytes, position, record))
+        if isinstance(factor, str):
+            raise TypeError(
+                f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
+            )
+        if max_factor is not None or replay is not None:
+            raise ValueError('max_factor= and replay= go with .echo("auto")')
+        exact = exact_factor(factor)
         if exact == 1:
             return self._with()
-        position = sum(isinstance(stage, Echo) for stage in self._stages)
-        return self._with(Echo(exact, size, size_bytes, position))
+        most = -(-exact.numerator // exact.denominator)
+        return self._with(Echo(exact, most, size, size_bytes, position))
 
     def workers(self, n: int, *, kind: str = "thread") -> Pipeline:
         """Set how many workers there may be; by default as many as there are usable cores.
@@ -260,6 +297,23 @@ class Pipeline:
             raise ValueError(f"{kind} workers cannot be {n} in number")
         twin = self._with()
         twin._workers = Workers(int(n), kind)
+        return twin
+
+    def steps(self, n: int) -> Pipeline:
+        """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
+
+        Examples that were not reached then are not used in that epoch. Where an epoch has fewer
+        batches a warning says so (and, where ranks must take equally many, an error).
+
+        Args:
+            n: batches (or single examples, in a pipeline without batches), at least 1.
+        """
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            raise TypeError(f".steps() takes a whole number of batches, not {n!r}")
+        if n < 1:
+            raise ValueError(f"an epoch has at least one step, not {n}")
+        twin = self._with()
+        twin._steps = int(n)
         return twin
 
     def to(self, device: Any) -> Pipeline:
@@ -293,6 +347,7 @@ class Pipeline:
             live.close()
         epoch, position = cursor.upcoming()
         self._check_ranks()
+        self._check_workers()
         plan = compiled(self._source, self._stages, self._budget)
         workers = self._workers or Workers(machine.usable_cores(), "thread")
         run = Run(
@@ -303,6 +358,8 @@ class Pipeline:
             workers,
             cursor.resolved,
             position,
+            self._steps,
+            ranks() if self._follows() is not None and (process_group() or (0, 1))[1] > 1 else None,
         )
         iterator = PipelineIterator(run, cursor)
         cursor.started(epoch, run, iterator)
@@ -311,25 +368,44 @@ class Pipeline:
     def __len__(self) -> int:
         """Return the number of batches (or examples, without batches) of an epoch.
 
-        Raises TypeError where only the end tells: for streams, loaders without a length, filters
-        and skip budgets.
+        Raises TypeError where only the end tells: for streams, loaders without a length, filters,
+        skip budgets and ``.echo("auto")``; unless ``.steps(n)`` says when it ends.
         """
+        try:
+            count = self._batches()
+        except TypeError:
+            if self._steps is None:
+                raise
+            return self._steps
+        return count if self._steps is None else min(count, self._steps)
+
+    def _batches(self) -> int:
         if isinstance(self._source, IterableSource):
-            raise TypeError("a stream has no length before it ends")
+            raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
         if self._sifts():
             raise TypeError(
-                "the number of batches is not known: examples may be filtered or skipped"
+                "the number of batches is not known: examples may be filtered or skipped; "
+                ".steps(n) ends an epoch after n"
             )
-        count = len(self._source)
-        share = share_of(self._stages)
-        if share is not None:
-            count = share.count(count)
+        count = self._examples()
         for stage in self._stages:
             if isinstance(stage, Echo):
-                count = stage.uses(count)
+                uses = stage.uses(count)
+                if uses is None:
+                    raise TypeError(
+                        'the number of batches is not known under .echo("auto"), which follows '
+                        "the stall; .steps(n) ends an epoch after n"
+                    )
+                count = uses
             elif isinstance(stage, Batch):
                 count = stage.count(count)
         return count
+
+    def _examples(self) -> int:
+        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
+        share = share_of(self._stages)
+        count = len(self._source)
+        return count if share is None else share.count(count)
 
     def __bool__(self) -> bool:
         """Return True, whatever the length."""
@@ -341,7 +417,7 @@ class Pipeline:
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one; a live iterator is closed.
+        """Make ``epoch`` the next one; a live iterator is closed. A loader is told, if it can be.
 
         Right after ``load_state_dict``, the epoch of that state keeps its position.
         """
@@ -351,6 +427,46 @@ class Pipeline:
         if cursor.loaded and epoch == cursor.epoch:
             return  # to where a state was loaded for: that is where it goes on
         cursor.go_to(int(epoch), None)
+        if isinstance(self._source, LoaderSource) and hasattr(self._source.loader, "set_epoch"):
+            self._source.loader.set_epoch(int(epoch))
+
+    @property
+    def progress(self) -> float:
+        """How much of the epoch's fresh examples was handed out, from 0 to 1.
+
+        ``epoch + progress`` is a clock that does not stretch with the echoing factor. Under
+        ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams and
+        loaders without a length, unless ``.steps(n)`` is set.
+        """
+        done = self._cursor.of_epoch()
+        share = done.steps / self._steps if self._steps is not None else None
+        try:
+            loader = isinstance(self._source, LoaderSource)
+            fresh = self._cursor.loaded_batches() if loader else done.fresh_examples
+            share = max(share or 0.0, fresh / max(1, self._examples()))
+        except TypeError:
+            if share is None:
+                raise TypeError(
+                    "how far an epoch is cannot be told without a length; .steps(n) gives it one"
+                ) from None
+        return min(1.0, share)
+
+    @property
+    def clock(self) -> Clock:
+        """Fresh examples, uses and steps that were handed out in all epochs so far."""
+        return self._cursor.before + self._cursor.of_epoch()
+
+    def record(self) -> dict[str, Any]:
+        """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.
+
+        At most 2 bytes for each batch. ``.echo(replay=record)``, in a chain that is built alike
+        and with the same seed, repeats the run exactly.
+
+        Raises ValueError in a pipeline whose factors are all fixed.
+        """
+        if not any(isinstance(stage, Echo) and stage.follows for stage in self._stages):
+            raise ValueError('there is nothing to record: no .echo("auto") stands in this chain')
+        return written(self._seed, self._cursor.record())
 
     @property
     def seed(self) -> int:
@@ -365,14 +481,37 @@ class Pipeline:
             raise AttributeError("only pipelines from a folder have classes")
         return list(classes)
 
+    @property
+    def dataset(self) -> Any:
+        """The loader's dataset."""
+        return self._of_loader("dataset")
+
+    @property
+    def batch_size(self) -> Any:
+        """The loader's batch size."""
+        return self._of_loader("batch_size")
+
+    @property
+    def sampler(self) -> Any:
+        """The loader's sampler."""
+        return self._of_loader("sampler")
+
+    def _of_loader(self, name: str) -> Any:
+        if not isinstance(self._source, LoaderSource):
+            raise AttributeError(f"only pipelines from a loader have a {name}")
+        return getattr(self._source.loader, name)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the last batch that was yielded, ready for JSON.
 
         At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is
         built alike, it makes the next iteration continue right behind that batch.
 
-        Raises StateError in the middle of an epoch over a loader or a stream, which cannot be made
-        again.
+        Over a loader that has a state of its own (``StatefulDataLoader``) that is nested in it, as
+        it is; ``.echo("auto")`` then goes on with an empty pool.
+
+        Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
+        made again.
         """
         cursor = self._cursor
         position = cursor.where()
@@ -381,12 +520,13 @@ class Pipeline:
                 "an epoch over a stream has no state in its middle, for its examples cannot be "
                 "asked for again: save between epochs, or use a source with an index"
             )
-        if position.yielded and isinstance(self._source, LoaderSource):
-            raise StateError(
-                "an epoch over a loader has no state in its middle, for its batches cannot be "
-                "made again: save between epochs, or build on from_dataset(loader.dataset)"
-            )
-        return state.saved(self._outline(), self._seed, cursor.epoch, position, cursor.resolved)
+        if isinstance(self._source, LoaderSource):
+            self._check_loader_state(position)
+            if not position.yielded and self._source.stateful:
+                position = replace(position, loader_state=self._source.loader.state_dict())
+        return state.saved(
+            self._outline(), self._seed, cursor.epoch, position, cursor.resolved, cursor.before
+        )
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go to a saved state; the next ``iter()`` continues there. Closes a live iterator.
@@ -397,6 +537,9 @@ class Pipeline:
         self._seed = loaded.seed
         self._cursor.go_to(loaded.epoch, loaded.position)
         self._cursor.resolved = loaded.resolved
+        self._cursor.before = loaded.before
+        if isinstance(self._source, LoaderSource):
+            self._cursor.forget_record()  # pools begin empty: what was decided does not go on
 
     def stats(self) -> Stats:
         """Return statistics of the epoch being run, or else of the last one."""
@@ -425,6 +568,7 @@ class Pipeline:
         twin._budget = self._budget
         twin._stages = (*self._stages, *stages)
         twin._workers = self._workers
+        twin._steps = self._steps
         twin._given_seed = self._given_seed
         twin._reset(self._seed)
         return twin
@@ -449,14 +593,55 @@ class Pipeline:
         Nobody can tell what a loader's sampler does.
         """
         share = share_of(self._stages)
-        if share is not None and share.world > 1 and not share.uneven and self._sifts():
-            raise ValueError(
-                ".shard() gives every rank equally many steps, but filters and skip budgets may "
-                "leave them unequal: leave examples out before sharding (from_dataset of a list "
-                "of the good ones), or take .shard(uneven=True) and torch's Join"
-            )
+        follows = self._follows() is not None
+        group = process_group()
+        if share is not None and share.world > 1 and self._steps is None:
+            if follows and (share.uneven or group is None):
+                raise ValueError(
+                    '.echo("auto") gives ranks equally many steps where they have equal parts and '
+                    "a process group to agree in: .shard() after init_process_group, or "
+                    ".steps(n), or a fixed factor"
+                )
+            budgets_alone = follows and not self._has(Filter)
+            if not share.uneven and self._sifts() and not budgets_alone:
+                raise ValueError(
+                    ".shard() gives every rank equally many steps, but filters and skip budgets "
+                    "may leave them unequal: leave examples out before sharding (from_dataset of "
+                    "a list of the good ones), end epochs with .steps(n), or take "
+                    ".shard(uneven=True) and torch's Join"
+                )
         if share is None and not isinstance(self._source, LoaderSource):
             warn_unsharded()
+
+    def _follows(self) -> Echo | None:
+        """Return the first echo that decides by what is ready."""
+        echoes = (s for s in self._stages if isinstance(s, Echo) and s.follows)
+        return next((echo for echo in echoes if echo.record is None), None)
+
+    def _check_loader_state(self, position: Position) -> None:
+        """Refuse a state that a loader cannot go on from."""
+        if not position.yielded:
+            return
+        if not self._source.stateful:
+            raise StateError(
+                "an epoch over a loader has no state in its middle, for its batches cannot be made "
+                "again: save between epochs, take torchdata's StatefulDataLoader, or build on "
+                "from_dataset(loader.dataset)"
+            )
+        if any(isinstance(stage, Echo) and not stage.follows for stage in self._stages):
+            raise StateError(
+                "in the middle of an epoch over a loader a pool of a fixed factor cannot be made "
+                'again: save between epochs, or take .echo("auto"), whose pool may begin empty'
+            )
+
+    def _check_workers(self) -> None:
+        """Refuse to follow what nobody prepares meanwhile."""
+        echo = self._follows()
+        if echo is not None and self._workers is not None and self._workers.count == 0:
+            raise ValueError(
+                f"{echo.name} follows what workers prepare meanwhile, and .workers(0) leaves none: "
+                "give it workers, or a factor"
+            )
 
     def _check_fields(self, on: str | int | None) -> None:
         kept = (Shuffle, Shard, Filter)
@@ -490,7 +675,11 @@ class Pipeline:
                 lines.append(f"batch({stage.n}, drop_last={stage.drop_last})")
             elif isinstance(stage, Echo):
                 size = stage.pool if stage.pool is not None else stage.pool_bytes
-                lines.append(f"echo({stage.factor}, pool={size})")
+                lines.append(
+                    f"echo({stage.factor}, pool={size})"
+                    if stage.factor is not None
+                    else f"echo(auto, max_factor={stage.max_factor})"
+                )
             elif isinstance(stage, Filter):
                 field = "" if stage.on is None else f" on {stage.on!r}"
                 lines.append("filter" + field)
@@ -499,6 +688,16 @@ class Pipeline:
             elif isinstance(stage, Shard):  # ranks of equal length share a state
                 lines.append(stage.name if stage.uneven else f"shard(world={stage.world})")
         return lines
+
+
+def _max_factor(most: Any) -> int:
+    if most is None:
+        return DEFAULT_MAX_FACTOR
+    if isinstance(most, bool) or not isinstance(most, (int, np.integer)):
+        raise TypeError(f"max_factor= takes a whole number, not {most!r}")
+    if most < 2:
+        raise ValueError(f"max_factor= is at least 2, not {most}: .echo(1) echoes nothing")
+    return int(most)
 
 
 def _pool_size(pool: Any) -> tuple[int | None, int | None]:

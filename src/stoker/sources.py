@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.pipeline import Pipeline
 from stoker.stages.skip import OnError
-from stoker.stages.source import ArraySource, DatasetSource, FolderSource, LoaderSource
-from stoker.stages.stream import IterableSource
+from stoker.stages.source import ArraySource, DatasetSource, FolderSource
+from stoker.stages.stream import IterableSource, LoaderSource
 
 
 def from_folder(
@@ -120,22 +120,50 @@ def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline:
     return Pipeline(ArraySource(arrays), seed)
 
 
-def from_loader(loader: Iterable[Any], *, seed: int | None = None) -> Pipeline:
+def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline:
     """Take ready batches from any object that can be iterated anew every epoch.
 
     A torch ``DataLoader`` above all: its workers, sampler, pinning and random draws stay as
-    its owner set them. It is iterated in the consumer's thread, and what it raises comes
-    through unchanged. Raises TypeError for an iterator, which would be used up after one epoch.
+    its owner set them. What it raises comes through unchanged. It is iterated in the consumer's
+    thread; under ``.echo("auto")`` by a thread of its own (what a ``DataLoader`` without workers
+    draws at random then mixes with what training draws).
+
+    Args:
+        loader: a re-iterable of batches, a function that returns an iterator, or an iterator with
+            ``reset()`` such as DALI's.
+        seed: of echoing and random maps; drawn if there is none.
+
+    Raises TypeError for an iterator, which would be used up after one epoch.
     """
     return Pipeline(LoaderSource(loader), seed)
 
 
 def echo(
-    loader: Iterable[Any], factor: float, *, pool: int | str | None = None, seed: int | None = None
+    loader: Any,
+    factor: float | str = "auto",
+    *,
+    max_factor: int | None = None,
+    pool: int | str | None = None,
+    transform: Callable[[Any, Any], Any] | None = None,
+    device: Any = None,
+    replay: Mapping[str, Any] | None = None,
+    seed: int | None = None,
 ) -> Pipeline:
-    """Echo the batches of a loader that you keep: ``from_loader(loader).echo(factor)``.
+    """Echo the batches of a loader that you keep: batch echoing.
 
-    Batch echoing: each batch is used ``factor`` times, from a pool of ``pool`` batches or
-    bytes. Earlier uses are copies; what is done to a batch reaches no other use.
+    Short for ``from_loader(loader).to(device).echo(factor).random_map(transform)``. Earlier uses
+    of a batch are copies; what is done to one reaches no other.
+
+    Args:
+        loader: as in ``from_loader``.
+        factor, max_factor, pool, replay: as in ``Pipeline.echo``.
+        transform: called as ``transform(batch, rng)`` anew for each use: augment there. On a
+            device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
+        device: keep batches there, as torch tensors, and transform them there.
+        seed: of echoing and of ``rng``; drawn if there is none.
     """
-    return from_loader(loader, seed=seed).echo(factor, pool=pool)
+    pipeline = from_loader(loader, seed=seed)
+    if device is not None:
+        pipeline = pipeline.to(device)
+    pipeline = pipeline.echo(factor, max_factor=max_factor, pool=pool, replay=replay)
+    return pipeline if transform is None else pipeline.random_map(transform)

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from stoker import packing
-from stoker.echoing.pool import pack, unpack
+from stoker.echoing import following, pool
 from stoker.engine.run import Position, Resolved
 from stoker.engine.sieve import Record
 from stoker.errors import StateError
+from stoker.stats import Clock
 
 FORMAT = 1
+_UNSIGNED = ("checksum", "loader")
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,16 @@ class Loaded:
     epoch: int
     position: Position | None
     resolved: dict[int, Resolved]
+    before: Clock
 
 
 def saved(
-    outline: list[str], seed: int, epoch: int, position: Position, resolved: dict[int, Resolved]
+    outline: list[str],
+    seed: int,
+    epoch: int,
+    position: Position,
+    resolved: dict[int, Resolved],
+    before: Clock,
 ) -> dict[str, Any]:
     """Write a state; everything in it goes into JSON."""
     state: dict[str, Any] = {
@@ -43,13 +51,19 @@ def saved(
         "yielded": position.yielded,
         "uses": position.uses,
         "pool_sizes": {str(at): r.size for at, r in resolved.items()},
-        "pools": [pack(snapshot) for snapshot in position.snapshots],
+        "pools": [_pool_packed(snapshot) for snapshot in position.snapshots],
         "pool_items": position.items,
         "left_out": [_packed(record) for record in position.records],
         "spent": {str(account): n for account, n in position.spent.items()},
         "filtered": position.filtered,
+        "fresh": position.fresh,
+        "loaded": position.loaded,
+        "before": [before.fresh_examples, before.uses, before.steps],
     }
-    return {**state, "checksum": _checksum(state)}
+    signed = {**state, "checksum": _checksum(state)}
+    if position.loader_state is not None:  # the loader's own, perhaps not for JSON
+        signed["loader"] = position.loader_state
+    return signed
 
 
 def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
@@ -61,7 +75,7 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
         raise StateError(f"the state has format {state['format']}; this version reads {FORMAT}")
-    if state.get("checksum") != _checksum({k: v for k, v in state.items() if k != "checksum"}):
+    if state.get("checksum") != _checksum({k: v for k, v in state.items() if k not in _UNSIGNED}):
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         theirs, pools = list(state["pipeline"]), state["pools"]
@@ -74,21 +88,25 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
                 f"is {seed}"
             )
         position = None
-        if state["yielded"]:
+        if state["yielded"] or "loader" in state:
             position = Position(
                 state["yielded"],
                 state["uses"],
-                [unpack(p) for p in pools],
+                [_pool_unpacked(p) for p in pools],
                 list(state["pool_items"]),
                 [_unpacked(r) for r in state["left_out"]],
                 {int(account): n for account, n in state["spent"].items()},
                 state["filtered"],
+                state["fresh"],
+                state["loaded"],
+                state.get("loader"),
             )
         loaded = Loaded(
             int(state["seed"]),
             int(state["epoch"]),
             position,
             {int(at): Resolved(size) for at, size in state["pool_sizes"].items()},
+            Clock(*map(int, state["before"])),
         )
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
@@ -99,6 +117,16 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
             stacklevel=3,
         )
     return loaded
+
+
+def _pool_packed(snapshot: pool.Snapshot | following.Moment) -> dict[str, Any]:
+    if isinstance(snapshot, following.Moment):
+        return following.pack(snapshot)
+    return pool.pack(snapshot)
+
+
+def _pool_unpacked(state: dict[str, Any]) -> pool.Snapshot | following.Moment:
+    return following.unpack(state) if "levels" in state else pool.unpack(state)
 
 
 def _packed(record: Record) -> dict[str, Any]:

@@ -42,6 +42,26 @@ class PoolStats:
 
 
 @dataclass(frozen=True)
+class Clock:
+    """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
+
+    fresh_examples: int = 0
+    """Examples read from the source for what was handed out (loader: rows)."""
+    uses: int = 0
+    """Examples handed out, echoed ones included."""
+    steps: int = 0
+    """Batches (or single examples, in a pipeline without batches) handed out."""
+
+    def __add__(self, other: Clock) -> Clock:
+        """Return both together."""
+        return Clock(
+            self.fresh_examples + other.fresh_examples,
+            self.uses + other.uses,
+            self.steps + other.steps,
+        )
+
+
+@dataclass(frozen=True)
 class Stats:
     """Statistics of the epoch being run, or of the last one."""
 

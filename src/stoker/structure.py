@@ -76,6 +76,11 @@ def is_tensor(value: Any) -> TypeGuard[Any]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def device_of(leaf: Any) -> str | None:
+    """Return the device that a tensor is on, None for the CPU and for what is no tensor."""
+    return str(leaf.device) if is_tensor(leaf) and leaf.device.type != "cpu" else None
+
+
 def signature(value: Any) -> Any:
     """Return what two structures have in common if they differ in their leaves alone."""
     parts = children(value)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import stoker
 from stoker.demo.storage import Source
 from stoker.demo.task import augment, augment_one
+from stoker.stages.echo import DEFAULT_MAX_FACTOR
 
 if TYPE_CHECKING:
     from stoker.demo.images import ImageSet
@@ -21,8 +24,8 @@ class Arm:
 
     place: str
     """Where the echo stands: one of `PLACES` ("none": no echo; "memory": no storage either)."""
-    factor: int = 1
-    """Uses of each fresh example."""
+    factor: int | Literal["auto"] = 1
+    """Uses of each fresh example; "auto": as the stall asks for."""
     slowness: float = 4.0
     """R of the storage: production time of a fresh batch over the time of a training step."""
 
@@ -44,17 +47,38 @@ class Arm:
             "before": "before augmentation",
             "after": "after augmentation",
         }[self.place]
-        return f"{where}, e = {self.factor}"
+        return f"{where}, auto" if self.follows else f"{where}, e = {self.factor}"
 
     @property
     def echoes(self) -> bool:
         """Whether anything is used more than once."""
-        return self.factor > 1
+        return self.factor != 1
+
+    @property
+    def follows(self) -> bool:
+        """Whether the factor follows the stall."""
+        return self.factor == "auto"
+
+    @property
+    def most_uses(self) -> int:
+        """Uses of a fresh example, at most."""
+        return DEFAULT_MAX_FACTOR if self.factor == "auto" else self.factor
+
+
+FOLLOWING = Arm("before", "auto")
+"""The arm whose factor nobody chose."""
 
 
 def default_arms() -> list[Arm]:
     """Return what is compared unless more is asked for; the first is what others are held to."""
-    return [Arm("none"), Arm("batch", 4), Arm("before", 2), Arm("before", 4), Arm("memory")]
+    return [
+        Arm("none"),
+        Arm("batch", 4),
+        Arm("before", 2),
+        Arm("before", 4),
+        FOLLOWING,
+        Arm("memory"),
+    ]
 
 
 def full_arms() -> list[Arm]:
@@ -68,9 +92,11 @@ def full_arms() -> list[Arm]:
         Arm("before", 2),
         Arm("before", 4),
         Arm("before", 8),
+        FOLLOWING,
         Arm("memory"),
         Arm("none", slowness=1.0),
         Arm("before", 4, slowness=1.0),
+        Arm("before", "auto", slowness=1.0),
     ]
 
 
@@ -97,6 +123,13 @@ def pipeline_of(
     if arm.place == "batch":
         p = p.echo(arm.factor, pool=max(1, pool_examples // batch_size))
     return p
+
+
+def epoch_after_epoch(pipeline: stoker.Pipeline) -> Generator[Any, None, None]:
+    """Yield the batches of a pipeline without end; closing the generator closes its iterator."""
+    while True:
+        with closing(iter(pipeline)) as batches:
+            yield from batches
 
 
 def upstream_of(source: Source, images: ImageSet, *, batch_size: int, seed: int) -> stoker.Pipeline:

@@ -13,12 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from stoker.demo.arms import Arm, pipeline_of
+from stoker.demo.arms import Arm, epoch_after_epoch, pipeline_of
 from stoker.demo.calibrate import Calibration
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
 from stoker.demo.storage import Source
-from stoker.demo.task import Learner
+from stoker.demo.task import Learner, every_core
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Evaluation:
 
     fresh: int
     """Fresh examples read for the batches trained on so far."""
+    uses: int
+    """Examples in those batches."""
     steps: int
     seconds: float
     """Time since the run began."""
@@ -37,6 +39,11 @@ class Evaluation:
     grid: int | None
     """The point of the evaluation grid, in fresh examples, that was reached or just passed;
     None for the one evaluation at the end of the budget of seconds."""
+
+    @property
+    def factor(self) -> float:
+        """The echoing factor that was realised: mean uses of a fresh example so far."""
+        return self.uses / self.fresh
 
 
 @dataclass
@@ -102,46 +109,41 @@ def run_arm(
         source,
         images,
         batch_size=settings.batch_size,
-        pool_examples=pool_examples(images, settings, arm.factor),
+        pool_examples=pool_examples(images, settings, arm.most_uses),
         seed=seed,
     )
     kept = []
-    steps, waited_s = 0, 0.0
-    fresh_before, fresh = 0, 0
+    waited_s = 0.0
     grid = next_grid(0, settings)
     had_seconds = is_over = False
     started = time.perf_counter()
-    while not is_over:
-        with closing(iter(pipeline)) as batches:
-            while not is_over:
-                asked = time.perf_counter()
-                batch = next(batches, None)
-                got = time.perf_counter()
-                waited_s += got - asked
-                if batch is None:
-                    break
-                learner.step(*batch)
-                steps += 1
-                fresh = fresh_before + pipeline.stats().fresh_examples
-                now = time.perf_counter()
-                seconds = now - started
-                # The last step within the budget, if the next takes as long as this one.
-                ends_budget = not had_seconds and seconds + (now - asked) > budget.seconds
-                if fresh >= grid or ends_budget:
-                    point = grid if fresh >= grid else None
-                    evaluation = partial(Evaluation, fresh, steps, seconds, waited_s, grid=point)
-                    kept.append((evaluation, learner.weights()))
-                    had_seconds = had_seconds or ends_budget
-                    if point is not None:
-                        grid = next_grid(fresh, settings)
-                is_over = (had_seconds and fresh >= budget.fresh) or (
-                    seconds >= settings.longest_run * budget.seconds
-                )
-        fresh_before = fresh
+    with closing(epoch_after_epoch(pipeline)) as batches:
+        while not is_over:
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited_s += time.perf_counter() - asked
+            learner.step(*batch)
+            clock = pipeline.clock
+            fresh = clock.fresh_examples
+            now = time.perf_counter()
+            seconds = now - started
+            # The last step within the budget, if the next takes as long as this one.
+            ends_budget = not had_seconds and seconds + (now - asked) > budget.seconds
+            if fresh >= grid or ends_budget:
+                point = grid if fresh >= grid else None
+                counted = (fresh, clock.uses, clock.steps, seconds, waited_s)
+                kept.append((partial(Evaluation, *counted, grid=point), learner.weights()))
+                had_seconds = had_seconds or ends_budget
+                if point is not None:
+                    grid = next_grid(fresh, settings)
+            is_over = (had_seconds and fresh >= budget.fresh) or (
+                seconds >= settings.longest_run * budget.seconds
+            )
     record = RunRecord(arm, seed)
-    for evaluation, weights in kept:
-        learner.restore(weights)
-        accuracy = learner.accuracy(images.test_images, images.test_labels)
-        record.evaluations.append(evaluation(accuracy=accuracy))
-        on_evaluation(record)
+    with every_core():
+        for evaluation, weights in kept:
+            learner.restore(weights)
+            accuracy = learner.accuracy(images.test_images, images.test_labels)
+            record.evaluations.append(evaluation(accuracy=accuracy))
+            on_evaluation(record)
     return record

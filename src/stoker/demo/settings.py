@@ -48,6 +48,11 @@ class Settings:
     longest_run: float = 1.5
     """A run ends at this multiple of the budget of seconds, wherever it then is."""
 
+    scene: tuple[tuple[float, float], ...] = ((1.0, 2.0), (3.4, 3.0), (1.0, 2.5))
+    """The storage that slows down and recovers: R, and for how many seconds. Empty: no scene."""
+    scene_window_batches: int = 20
+    """Over so many batches the scene's factor and share of time waited are taken."""
+
     image_px: int = 48
     """Side to which images of a user's folder are resized."""
     most_train_images: int = 8_192

@@ -80,16 +80,29 @@ class EmulatedStorage:
         """Return the latency of every read."""
         return Limits(batch_s * self._readers / self._batch_size, self._readers)
 
-    def opened(self, limits: Limits) -> AbstractContextManager[Source]:
+    def opened(self, limits: Limits) -> AbstractContextManager[EmulatedSource]:
         """Read from it within a block."""
-        files = _SlowFiles(self._images.train_paths, self._images.train_labels, limits.latency_s)
-        return nullcontext(
-            lambda seed: stoker.from_dataset(files, seed=seed).workers(limits.requests)
-        )
+        return nullcontext(EmulatedSource(self._images, limits))
 
     def described(self, limits: Limits) -> str:
         """Tell people of the limits."""
         return f"{limits.latency_s * 1e3:.1f} ms a read, {limits.requests} reads at a time"
+
+
+class EmulatedSource:
+    """Makes the beginning of a pipeline, as any `Source`; the latency can change meanwhile."""
+
+    def __init__(self, images: ImageSet, limits: Limits) -> None:
+        self._files = _SlowFiles(images.train_paths, images.train_labels, limits.latency_s)
+        self._requests = limits.requests
+
+    def __call__(self, seed: int) -> stoker.Pipeline:
+        """Return what reads the files, in their order."""
+        return stoker.from_dataset(self._files, seed=seed).workers(self._requests)
+
+    def set_latency(self, latency_s: float) -> None:
+        """Have every read take that long that begins from now on, in all pipelines."""
+        self._files.latency_s = latency_s
 
 
 class RemoteStorage:
@@ -156,7 +169,7 @@ def in_memory(images: ImageSet, settings: Settings) -> Source:
 
 
 class _SlowFiles:
-    """Files behind a latency of `latency_s` seconds for every read.
+    """Files behind a latency of `latency_s` seconds for every read; it may be set at any time.
 
     Reads of several threads overlap, as requests to remote storage do. Thread-safe.
     """
@@ -164,14 +177,15 @@ class _SlowFiles:
     def __init__(self, paths: Sequence[str], labels: Sequence[int], latency_s: float) -> None:
         self._paths = paths
         self._labels = labels
-        self._latency_s = latency_s
+        self.latency_s = latency_s
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Example:
-        if self._latency_s > 0:
-            time.sleep(self._latency_s)
+        latency_s = self.latency_s
+        if latency_s > 0:
+            time.sleep(latency_s)
         with open(self._paths[index], "rb") as file:
             return Example(file.read(), self._labels[index])
 

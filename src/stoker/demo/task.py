@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stoker.demo.needs import needed
+from stoker.machine import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_EVALUATED_AT_ONCE = 250
+# More at once would have the allocator return the memory after every layer, and ask for it again.
+_EVALUATED_AT_ONCE = 125
 _LARGEST_SHIFT = 0.1
 
 
@@ -44,12 +46,21 @@ def augment_one(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[n
     return augmented
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[None]:
     """Let PyTorch compute on one thread, so that a second core is left for loading."""
+    return _threads(1)
+
+
+def every_core() -> AbstractContextManager[None]:
+    """Let PyTorch compute on every core, while nothing is loaded."""
+    return _threads(usable_cores())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
     torch = needed("torch")
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -52,6 +52,7 @@ class Draw(NamedTuple):
         distance_sum: steps since the same item's use before, summed over ``repeats``.
         repeats: how many of these uses are not the first and have a known distance.
         duplicates: uses of an item that is already in this draw.
+        dropped: items that left the pool with this draw, though it was not their last use.
     """
 
     ordinals: NDArray[np.int64]
@@ -60,6 +61,7 @@ class Draw(NamedTuple):
     distance_sum: int
     repeats: int
     duplicates: int
+    dropped: NDArray[np.int64] = _NO_SLOTS
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Snapshot:
     ordinals: NDArray[np.int64]  # ascending
     remaining: NDArray[np.int64]
     recent: NDArray[np.bool_]  # used in the step before
+
+    @property
+    def oldest(self) -> int:
+        """The first item that anything from here on may ask for."""
+        return int(self.ordinals[0]) if len(self.ordinals) else self.admitted
 
 
 class Pool:

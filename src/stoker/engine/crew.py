@@ -28,12 +28,12 @@ _TRIAL_JOBS = 12
 _TRIAL_NS = 20_000_000
 _CLEARLY = 0.9  # of the time: what counts as faster
 _JOIN_S = 5.0
-_WORKER_NAME = "stoker-worker"
+WORKER_NAME = "stoker-worker"
 
 
 def is_worker() -> bool:
     """Tell whether the current thread is a worker of some run."""
-    return threading.current_thread().name.startswith(_WORKER_NAME)
+    return threading.current_thread().name.startswith(WORKER_NAME)
 
 
 class Line(Protocol):
@@ -126,10 +126,12 @@ class Tempo:
 
     Attributes:
         active: how many threads take part, or None while that is not decided.
+        factor: the echoing factor that ranks agreed on last (see ``agreeing``), or None.
     """
 
     def __init__(self) -> None:
         self.active: int | None = None
+        self.factor: int | None = None
         self.paces: dict[int, Pace] = {}
 
     def pace(self, segment: int, rows_per_batch: int) -> Pace:
@@ -282,7 +284,7 @@ class Crew:
     def _start(self) -> None:
         for number in range(len(self._threads), self.limit):
             thread = threading.Thread(
-                target=self._run, args=(number,), name=f"{_WORKER_NAME}-{number}", daemon=True
+                target=self._run, args=(number,), name=f"{WORKER_NAME}-{number}", daemon=True
             )
             thread.start()
             self._threads.append(thread)

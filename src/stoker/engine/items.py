@@ -123,16 +123,40 @@ class Stream(Protocol):
         ...
 
 
+class Watched(Stream, Protocol):
+    """A stream of which it can be told what is ready. Called by who plans."""
+
+    def look(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` items are there, and whether they are the last.
+
+        Sees to it that more are begun; never waits.
+        """
+        ...
+
+    def wait_for(self, count: int) -> None:
+        """Return when the next ``count`` items are there, or all that are left.
+
+        Raises NotYet if who plans must not wait.
+        """
+        ...
+
+    def stock(self) -> tuple[int, bool]:
+        """Return how many items wait ready, and whether there is no room for more."""
+        ...
+
+
 class Feed(Protocol):
     """Where a segment gets its inputs from, unless they are fresh from the source.
 
     Attributes:
         in_order: whether each item comes once, as it was made.
+        follows: whether what comes next is decided when it is asked for, by what is ready.
     """
 
     total: int | None
     blocking: bool
     in_order: bool
+    follows: bool
     upstream: Any
 
     @property

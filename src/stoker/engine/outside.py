@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker import machine, structure
 from stoker.buffers import Recycler
+from stoker.engine.ahead import Ahead
 from stoker.engine.crew import Crew
 from stoker.engine.items import Item, NotYet, Ready, Stream, Tally, Use, done_item, like
 from stoker.engine.plan import Failure
@@ -18,12 +19,14 @@ from stoker.engine.sieve import Sieve
 from stoker.engine.streams import SegmentStream
 from stoker.errors import StageError
 from stoker.stages.device import Mover
+from stoker.stages.stream import LoaderSource
 
 
 class Direct:
     """Feeds a segment with each item of a stream once."""
 
     in_order = True
+    follows = False
 
     def __init__(self, stream: Stream) -> None:
         self.upstream = stream
@@ -55,24 +58,37 @@ def _only_use(item: Item) -> Use:
 class LoaderStream:
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
-    Where a pool keeps them they are copied out first: the loader may refill its arrays, or
-    keep them for itself.
+    Where a pool keeps them they are copied out first: the loader may refill its arrays, keep them
+    for itself, or have them in memory that it shares with its workers.
+
+    Args:
+        source: the loader.
+        keep: makes the copies, or None where none are needed.
+        loaded, fresh: batches and rows before a resume: the loader begins behind them.
     """
 
     total = None
     blocking = True
 
     def __init__(
-        self, iterator: Iterator[Any], name: str, tally: Tally, keep: Recycler | None
+        self,
+        source: LoaderSource,
+        tally: Tally,
+        keep: Recycler | None,
+        *,
+        loaded: int = 0,
+        fresh: int = 0,
     ) -> None:
         self._keep = keep
-        self._iterator: Iterator[Any] | None = iterator
-        self._name = name
+        self._iterator: Iterator[Any] | None = source.open()
+        self._name = source.name
         self._tally = tally
-        self._pulled = 0
-        self._fresh = 0
+        self._pulled = loaded
+        self._fresh = fresh
         self._peeked: Item | None = None
         self._error: BaseException | None = None
+        self._loader = source.loader if source.stateful else None
+        self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
 
     @property
     def fresh(self) -> int:
@@ -101,6 +117,8 @@ class LoaderStream:
         self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
         self._fresh += rows
         self._pulled += 1
+        if self._loader is not None:
+            self._states.append((self._pulled, self._loader.state_dict()))
         return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
@@ -118,6 +136,12 @@ class LoaderStream:
         """Refuse: states that would need this are refused before."""
         raise AssertionError("a loader's batches cannot be made again")
 
+    def state(self, loaded: int) -> Any:
+        """Return the loader's own state behind so many batches; None if it has none."""
+        while self._states and self._states[0][0] < loaded:
+            self._states.popleft()
+        return self._states[0][1] if self._states else None
+
     def take_error(self) -> BaseException | None:
         """Return what the loader raised since this was last asked."""
         error, self._error = self._error, None
@@ -133,19 +157,44 @@ class DeviceStream:
 
     blocking = True
 
-    def __init__(self, upstream: SegmentStream | LoaderStream, mover: Mover, crew: Crew) -> None:
+    def __init__(
+        self, upstream: SegmentStream | LoaderStream | Ahead, mover: Mover, crew: Crew
+    ) -> None:
         self._upstream = upstream
         self._mover = mover
         self._crew = crew
         self._under_way: deque[tuple[Item, Any]] = deque()
         self._next: Item | None = None
         self._peeked: Item | None = None
+        self._over = False
         self.total = upstream.total
 
     @property
     def fresh(self) -> int:
         """Fresh examples behind the batches that were pulled from the host."""
         return self._upstream.fresh
+
+    def look(self, count: int) -> tuple[int, bool]:
+        """Return whether a batch is on its way to the device (0 or 1), and whether none is left."""
+        if self._peeked is None and not self._under_way:
+            self._begin(wait=False)
+        ready = self._peeked is not None or bool(self._under_way)
+        return int(ready), self._over and not ready
+
+    def wait_for(self, count: int) -> None:
+        """Return when a batch is on its way to the device, or none is left."""
+        if self._peeked is None and not self._under_way:
+            self._begin(wait=True)
+
+    def stock(self) -> tuple[int, bool]:
+        """Return how many batches wait, on the host too, and whether there is no room for more."""
+        upstream = self._upstream
+        if isinstance(upstream, SegmentStream):
+            ready, size = upstream.occupancy()
+            full = ready >= size
+        else:
+            ready, full = upstream.stock() if isinstance(upstream, Ahead) else (0, False)
+        return ready + len(self._under_way), full and bool(self._under_way)
 
     def pull(self) -> Item | None:
         """Return the next batch on the device, and begin to move the one after it."""
@@ -184,13 +233,20 @@ class DeviceStream:
 
     def _begin(self, *, wait: bool) -> bool:
         """Start to move the next batch; without ``wait`` only if the host has it ready."""
-        if self._next is None and isinstance(self._upstream, SegmentStream):
+        upstream = self._upstream
+        if self._next is None and isinstance(upstream, SegmentStream):
             try:
-                self._next = self._upstream.pull(patient=wait)
+                self._next = upstream.pull(patient=wait)
             except NotYet:
                 return False
-        elif self._next is None:
-            self._next = self._upstream.pull()
+            self._over = self._next is None
+        elif self._next is None and (
+            wait or not isinstance(upstream, Ahead) or upstream.look(1)[0]
+        ):
+            self._next = upstream.pull()
+            self._over = self._next is None
+        elif self._next is None and isinstance(upstream, Ahead):
+            self._over = upstream.look(1)[1]
         item = self._next
         if item is None or not (wait or item.job.done):
             return False

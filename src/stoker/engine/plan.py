@@ -22,8 +22,8 @@ from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.source import ArraySource, LoaderSource
-from stoker.stages.stream import IterableSource
+from stoker.stages.source import ArraySource
+from stoker.stages.stream import IterableSource, LoaderSource
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from stoker import structure
 from stoker.echoing.pool import Draw, Pool, Snapshot
@@ -13,9 +14,11 @@ from stoker.engine.plan import Failure
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
 
+AnyPool = TypeVar("AnyPool")
 
-class PooledFeed:
-    """Feeds a segment with the uses that a pool draws.
+
+class EchoFeed(Generic[AnyPool]):
+    """Feeds a segment with the uses of items that it keeps.
 
     Args:
         echo: the stage.
@@ -25,11 +28,13 @@ class PooledFeed:
     """
 
     in_order = False
+    follows = False
+    total: int | None
 
     def __init__(
         self,
         echo: Echo,
-        make_pool: Callable[[PooledFeed], Pool],
+        make_pool: Callable[[Any], AnyPool],
         upstream: Stream,
         tally: Tally,
     ) -> None:
@@ -37,21 +42,15 @@ class PooledFeed:
         self._make_pool = make_pool
         self.upstream = upstream
         self.blocking = upstream.blocking
-        self.total = None if upstream.total is None else echo.uses(upstream.total)
         self._items: dict[int, Item] = {}
         self._drawn: deque[Use] = deque()
         self._recalled: dict[int, list[tuple[int, int]]] = {}
         self._tally = tally
         self._fresh = 0
-        # Where nobody knows how many items come: looked ahead to, so that the end is seen in time.
-        self._unknown = upstream.total is None and not upstream.blocking
-        self._ahead: deque[Item] = deque()
-        self._items_before: int | None = None  # in the epoch, as the run before a resume knew
-        self._replaying = False
         self._begun: tuple[Draw, int] | None = None
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> AnyPool:
         """The schedule."""
         return self._make_pool(self)
 
@@ -59,18 +58,6 @@ class PooledFeed:
     def started(self) -> bool:
         """Whether the schedule exists yet."""
         return "pool" in self.__dict__
-
-    def count(self, at_least: int) -> int | None:
-        """Return how many items the epoch has, if that is known; asked before any is taken.
-
-        Where only the end tells, it is looked for among the first ``at_least`` items.
-        """
-        if not self._unknown:
-            return self.upstream.total
-        if self._replaying:
-            known = self._items_before
-            return known if known is not None and known < at_least else None
-        return None if self._have(at_least) else len(self._ahead)
 
     @property
     def fresh(self) -> int:
@@ -91,7 +78,6 @@ class PooledFeed:
             item.job.waiting = None
         self._items.clear()
         self._drawn.clear()
-        self._ahead.clear()
         self._make_pool = _over  # it holds the run, which holds this
 
     def take(self, count: int) -> list[Use]:
@@ -102,9 +88,20 @@ class PooledFeed:
                 break
         return [drawn.popleft() for _ in range(min(count, len(drawn)))]
 
-    def again_for(self, start: int, count: int) -> list[Use]:
-        """Return uses from before a resume, their items made again."""
-        group = self.pool.group
+    def _step(self) -> bool:
+        """Draw once more, if the epoch has more."""
+        raise NotImplementedError
+
+    def replay(self, snapshot: Any, uses: int, needed: set[int], items: int | None) -> set[int]:
+        """Bring the schedule from a snapshot to where ``uses`` uses were taken.
+
+        ``needed`` are the numbers of uses that ``again_for`` will be asked for; ``items`` is how
+        many fresh items the epoch has, if only the run before had found that out. Returns the
+        numbers of the upstream items that are still to be used.
+        """
+        raise NotImplementedError
+
+    def _again(self, start: int, count: int, group: int) -> list[Use]:
         uses = []
         for number in range(start, start + count):
             drawn = self._recalled[number // group]
@@ -115,6 +112,76 @@ class PooledFeed:
             item.scheduled, item.settled = 1, True
             uses.append((item, fold_use(item.word, use)))
         return uses
+
+    def _schedule(self, draw: Draw, skip: int) -> None:
+        self._tally.distance_sum += draw.distance_sum
+        self._tally.distances += draw.repeats
+        numbers, uses, lasts = draw.ordinals.tolist(), draw.uses.tolist(), draw.last.tolist()
+        for number, use, last in zip(numbers[skip:], uses[skip:], lasts[skip:], strict=True):
+            item = self._items.get(number)
+            if item is None:  # after a resume: made again when it is next used
+                item = self._items[number] = self.upstream.again(number)
+            item.scheduled += 1
+            if last:
+                item.settled = True
+                del self._items[number]
+            self._drawn.append((item, fold_use(item.word, use)))
+
+    def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
+        """Note a draw from before a resume; return the items that are still needed of it."""
+        if wanted:
+            pairs = zip(draw.ordinals.tolist(), draw.uses.tolist(), strict=True)
+            self._recalled[step] = list(pairs)
+        if skip is not None:  # the resume begins within this step
+            self._begun = draw, skip
+        return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
+
+    def refill(self) -> None:
+        """Take up what ``replay`` left, once everything upstream is where it was."""
+        self._fresh = self.upstream.fresh
+        if self._begun is not None:
+            self._schedule(*self._begun)
+            self._begun = None
+
+
+class PooledFeed(EchoFeed[Pool]):
+    """Feeds a segment by a schedule that its factor fixes."""
+
+    def __init__(
+        self,
+        echo: Echo,
+        make_pool: Callable[[PooledFeed], Pool],
+        upstream: Stream,
+        tally: Tally,
+    ) -> None:
+        super().__init__(echo, make_pool, upstream, tally)
+        self.total = None if upstream.total is None else echo.uses(upstream.total)
+        # Where nobody knows how many items come: looked ahead to, so that the end is seen in time.
+        self._unknown = upstream.total is None and not upstream.blocking
+        self._ahead: deque[Item] = deque()
+        self._items_before: int | None = None  # in the epoch, as the run before a resume knew
+        self._replaying = False
+
+    def count(self, at_least: int) -> int | None:
+        """Return how many items the epoch has, if that is known; asked before any is taken.
+
+        Where only the end tells, it is looked for among the first ``at_least`` items.
+        """
+        if not self._unknown:
+            return self.upstream.total
+        if self._replaying:
+            known = self._items_before
+            return known if known is not None and known < at_least else None
+        return None if self._have(at_least) else len(self._ahead)
+
+    def clear(self) -> None:
+        """Let go of what nobody will use any more."""
+        super().clear()
+        self._ahead.clear()
+
+    def again_for(self, start: int, count: int) -> list[Use]:
+        """Return uses from before a resume, their items made again."""
+        return self._again(start, count, self.pool.group)
 
     def _step(self) -> bool:
         pool = self.pool
@@ -130,10 +197,7 @@ class PooledFeed:
             pool.end()
         if pool.exhausted:
             return False
-        draw = pool.draw()
-        self._tally.distance_sum += draw.distance_sum
-        self._tally.distances += draw.repeats
-        self._schedule(draw, 0)
+        self._schedule(pool.draw(), 0)
         return True
 
     def _pulled(self, count: int) -> Iterator[Item]:
@@ -149,33 +213,16 @@ class PooledFeed:
             self._ahead.extend(self.upstream.pull_many(missing))
         return len(self._ahead) >= count
 
-    def _schedule(self, draw: Draw, skip: int) -> None:
-        numbers, uses, lasts = draw.ordinals.tolist(), draw.uses.tolist(), draw.last.tolist()
-        for number, use, last in zip(numbers[skip:], uses[skip:], lasts[skip:], strict=True):
-            item = self._items.get(number)
-            if item is None:  # after a resume: made again when it is next used
-                item = self._items[number] = self.upstream.again(number)
-            item.scheduled += 1
-            if last:
-                item.settled = True
-                del self._items[number]
-            self._drawn.append((item, fold_use(item.word, use)))
-
     def replay(
         self, snapshot: Snapshot, uses: int, needed: set[int], items: int | None
     ) -> set[int]:
-        """Bring the schedule from a snapshot to where ``uses`` uses were taken.
-
-        ``needed`` are the numbers of uses that ``again_for`` will be asked for; ``items`` is how
-        many fresh items the epoch has, if only the run before had found that out. Returns the
-        numbers of the upstream items that are still to be used.
-        """
+        """Bring the schedule to where ``uses`` uses were taken."""
         self._items_before, self._replaying = items, True
         pool = self.pool
         self._replaying = False
         steps = {number // pool.group for number in needed}
         pool.restore(snapshot)
-        held = set()
+        held: set[int] = set()
         while pool.step * pool.group < uses:
             at = pool.step
             wanted = pool.wanted()
@@ -186,22 +233,10 @@ class PooledFeed:
             if pool.exhausted:
                 break
             draw = pool.draw()
-            if at in steps:
-                drawn = zip(draw.ordinals.tolist(), draw.uses.tolist(), strict=True)
-                self._recalled[at] = list(drawn)
-                held |= set(draw.ordinals.tolist())
-            if pool.step * pool.group > uses:  # the resume begins within this step
-                self._begun = draw, uses - at * pool.group
-                held |= set(draw.ordinals.tolist())
+            skip = uses - at * pool.group if pool.step * pool.group > uses else None
+            held |= self._recall(draw, at, at in steps, skip)
         return held | set(pool.held_ordinals().tolist())
 
-    def refill(self) -> None:
-        """Take up what ``replay`` left, once everything upstream is where it was."""
-        self._fresh = self.upstream.fresh
-        if self._begun is not None:
-            self._schedule(*self._begun)
-            self._begun = None
 
-
-def _over(feed: PooledFeed) -> Pool:
+def _over(feed: Any) -> Any:
     raise RuntimeError("the run is over")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,24 +12,31 @@ from typing import Any
 
 from stoker import machine, randomness, structure
 from stoker.buffers import Recycler
+from stoker.echoing.following import Following, Moment
 from stoker.echoing.pool import Pool, Snapshot
+from stoker.echoing.record import Decisions, EchoRecord
+from stoker.engine.agreeing import UNIT, Planned, Ranks
+from stoker.engine.ahead import Ahead
 from stoker.engine.crew import Crew, Tempo
+from stoker.engine.following import Decides, Demand, FollowingFeed, Replay
 from stoker.engine.items import Feed, Planning, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
 from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work
-from stoker.engine.pooled import PooledFeed
+from stoker.engine.pooled import EchoFeed, PooledFeed
 from stoker.engine.sieve import Ledger, Record, Sieve
-from stoker.engine.streams import SegmentStream
-from stoker.errors import StateError
+from stoker.engine.streams import FOLLOWED_BATCHES, SegmentStream
+from stoker.errors import StateError, StokerError
 from stoker.orders import order_of
 from stoker.stages.device import Mover, To
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
-from stoker.stages.source import LoaderSource, ReadAhead
-from stoker.stages.stream import IterableSource
+from stoker.stages.filter import Filter
+from stoker.stages.source import ReadAhead
+from stoker.stages.stream import IterableSource, LoaderSource
 from stoker.stats import PoolStats, StageStats, Stats
 
 _PRUNE_BATCHES = 64
+_log = logging.getLogger("stoker")
 
 
 @dataclass
@@ -57,7 +65,8 @@ class Position:
     """Where an epoch is: enough to go on from there.
 
     Attributes:
-        yielded, uses: outputs and examples that were handed out.
+        yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
+        loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         snapshots: one of each pool, in the order that data meets them.
         items: how many fresh items each pool had in the epoch, where its end has told.
         records: of each sift, which examples it left out.
@@ -66,11 +75,14 @@ class Position:
 
     yielded: int = 0
     uses: int = 0
-    snapshots: list[Snapshot] = field(default_factory=list)
+    snapshots: list[Snapshot | Moment] = field(default_factory=list)
     items: list[int | None] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     spent: dict[int, int] = field(default_factory=dict)
     filtered: int = 0
+    fresh: int = 0
+    loaded: int = 0
+    loader_state: Any = None
 
 
 class Run:
@@ -83,6 +95,8 @@ class Run:
         workers: how work is shared out.
         resolved: the sizes of the pools that are known; filled in here.
         position: where to begin.
+        steps: how many outputs there are at most, or None.
+        ranks: with whom echoes that follow the stall agree, or None.
     """
 
     def __init__(
@@ -94,13 +108,22 @@ class Run:
         workers: Workers,
         resolved: dict[int, Resolved],
         position: Position,
+        steps: int | None,
+        ranks: Ranks | None,
     ) -> None:
         self.plan = plan
+        self.steps = steps
+        self.ranks = ranks
+        self._planned: Planned | None = None
+        self._left_ns = 0
+        self._tempo = tempo
+        self._begin_at = position
         self.tally = Tally()
         self.recycler = Recycler()
         self.yielded = position.yielded
         self.uses = position.uses
-        self.fresh = 0
+        self.fresh = position.fresh
+        self.loaded = position.loaded
         self.repeats = 0
         self.wait_ns = 0
         self.batch_bytes = 0
@@ -108,7 +131,7 @@ class Run:
         self.began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self.feeds: list[PooledFeed] = []
+        self.feeds: list[EchoFeed[Any]] = []
         self.segments: list[SegmentStream] = []
         self._resolved = resolved
         self._seed, self._epoch = seed, epoch
@@ -116,6 +139,7 @@ class Run:
         self._ledger = Ledger(position.spent, position.filtered)
         self._loader: LoaderStream | None = None
         self._iterated: IteratedStream | None = None
+        self._ahead: Ahead | None = None
         self._reader: Any = None
         self._device: DeviceStream | None = None
         self._crews: list[Crew] = []
@@ -133,7 +157,13 @@ class Run:
     def total(self) -> int | None:
         """The number of outputs of the epoch, or None."""
         total: int | None = self._stream.total
-        return total
+        limits = [limit for limit in (total, self.steps) if limit is not None]
+        return min(limits, default=None)
+
+    @property
+    def short(self) -> bool:
+        """Whether an epoch that is over had fewer outputs than its steps say."""
+        return self.steps is not None and self._stream.total is None and self.yielded < self.steps
 
     @property
     def crew(self) -> Crew:
@@ -147,9 +177,17 @@ class Run:
             StopIteration: the epoch is over.
             StageError: a stage failed on an example that this output needs.
         """
+        if self.yielded == self.steps:
+            raise StopIteration
         began = time.perf_counter_ns()
+        if self._planned is not None:
+            self._confer(self._planned, began)
+            if self._planned.over(self.yielded):
+                raise StopIteration
         item = self._stream.pull()
         if item is None:
+            if self._planned is not None and self.steps is None:
+                raise StokerError("no example is left on this rank, while others go on")
             raise StopIteration
         job = item.job
         if not job.done:
@@ -162,13 +200,16 @@ class Run:
                     "must be deterministic"
                 )
             raise value.error
-        self.wait_ns += time.perf_counter_ns() - began
+        self._left_ns = time.perf_counter_ns()
+        self.wait_ns += self._left_ns - began
         if not self.yielded:
             self._crew_of_last.plan()
         self.yielded += 1
         self.fresh = item.fresh
         self.uses += item.rows
         self.repeats += item.repeats
+        if self._loader is not None:
+            self.loaded = max(self.loaded, item.ordinal + 1)
         if not self.batch_bytes:
             self.batch_bytes = structure.nbytes(value)
             for feed in self.feeds:
@@ -178,6 +219,19 @@ class Run:
             self._forget()
         return value
 
+    def _confer(self, planned: Planned, now: int) -> None:
+        """Agree with other ranks where that is due."""
+        if self._left_ns:
+            planned.consumed(now - self._left_ns)
+        if planned.due(self.yielded):
+            feed = next(feed for feed in self.feeds if isinstance(feed, FollowingFeed))
+            taken = 0
+            if feed.started:
+                taken = feed.fresh if isinstance(feed.upstream, Sieve) else feed.pool.admitted
+            planned.agree(self.yielded, taken)
+            self._tempo.factor = planned.factor
+            self.crew.plan()  # who plans ahead may have come to where nobody had agreed
+
     def position(self) -> Position:
         """Return where the last output that was handed out stands.
 
@@ -185,7 +239,14 @@ class Run:
         for who may be reading it.
         """
         if self._loader is not None or self._iterated is not None:
-            return Position(self.yielded, self.uses)
+            state = self._loader.state(self.loaded) if self._loader is not None else None
+            return Position(
+                self.yielded,
+                self.uses,
+                fresh=self.fresh,
+                loaded=self.loaded,
+                loader_state=state,
+            )
         with self._planning.lock:
             snapshots, records = self._needed(self.yielded)
             pools = [feed.pool for feed in self.feeds] if snapshots else []
@@ -197,6 +258,7 @@ class Run:
                 records,
                 dict(self._ledger.spent),
                 self._ledger.filtered,
+                self.fresh,
             )
 
     def close(self) -> None:
@@ -208,7 +270,7 @@ class Run:
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
             rest.callback(self.recycler.clear)
             sieves = [s.feed.upstream for s in self.segments if s.feed and _is_sieve(s.feed)]
-            outside = (self._device, self._loader, self._iterated)
+            outside = (self._device, self._ahead or self._loader or self._iterated)
             for part in (*self.feeds, *sieves, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
@@ -222,6 +284,17 @@ class Run:
     def loader_error(self) -> BaseException | None:
         """Return what a foreign loader raised, once."""
         return self._loader.take_error() if self._loader is not None else None
+
+    def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
+        """Return what each echo that follows the stall decided so far, by its position."""
+        found = {}
+        for feed in self.feeds:
+            if isinstance(feed, FollowingFeed) and feed.started:
+                pool = feed.pool
+                echo = EchoRecord(pool.max_factor, pool.size, pool.group, {})
+                made = Decisions(self._epoch, pool.first_step, bytes(pool.codes))
+                found[feed.echo.position] = echo, made
+        return found
 
     def held(self) -> dict[int, int]:
         """Return how many items each pool holds."""
@@ -318,24 +391,29 @@ class Run:
             self.tally.add(work.segment.names, [0] * len(work.segment.names), 0)
         stream: Any = None
         if loader:
-            iterator = iter(plan.source.loader)
+            if self._begin_at.loader_state is not None:
+                plan.source.loader.load_state_dict(self._begin_at.loader_state)
             stream = self._loader = LoaderStream(
-                iterator,
-                plan.source.name,
+                plan.source,
                 self.tally,
                 self.recycler if any(isinstance(part, Echo) for part in parts) else None,
+                loaded=self._begin_at.loaded,
+                fresh=self._begin_at.fresh,
             )
         if iterable:
             key = randomness.key(seed, epoch, randomness.SHUFFLE, rank)
             stream = self._iterated = IteratedStream(
                 plan.source, plan.share, plan.buffer, key, self.tally
             )
+        if stream is not None and any(isinstance(part, Echo) and part.follows for part in parts):
+            size = FOLLOWED_BATCHES * (1 if loader else plan.group)
+            stream = self._ahead = Ahead(stream, size, self._planning, crew)
         feed: Any = None
         self._crew_of_last = crew
         depth = 0
         for i, part in enumerate(parts):
             if isinstance(part, Echo):
-                feed = PooledFeed(part, self._make_pool, stream, self.tally)
+                feed = self._echoed(part, stream, crew if i < device else tail)
                 self.feeds.append(feed)
             elif isinstance(part, Sift):
                 stream = Sieve(part, i - 1, stream, crew, self._ledger, self._planning)
@@ -346,6 +424,7 @@ class Run:
                 if feed is None and stream is not None:
                     feed = Direct(stream)
                 here = crew if i < device else tail
+                behind = [p for p in parts[i + 1 :] if not isinstance(p, Sift)]
                 pace = tempo.pace(i, 1 if part.batches_in else plan.group)
                 pace.whole = workers.kind == "process" and bool(
                     part.batch_maps or (part.batch and part.batch.collate)
@@ -361,7 +440,8 @@ class Run:
                     group=plan.group,
                     recycler=self.recycler,
                     tally=self.tally,
-                    into_pool=_is_echo([p for p in parts[i + 1 :] if not isinstance(p, Sift)]),
+                    into_pool=behind[:1] != [] and isinstance(behind[0], Echo),
+                    followed=_followed(behind),
                     planning=self._planning if here is crew else Planning(),
                     read_ahead=2 * plan.source.requests if works[i].reader else 0,
                 )
@@ -388,10 +468,57 @@ class Run:
 
     # -- pools
 
-    def _make_pool(self, feed: PooledFeed) -> Pool:
+    def _echoed(self, echo: Echo, stream: Any, crew: Crew) -> EchoFeed[Any]:
+        if not echo.follows:
+            return PooledFeed(echo, self._make_pool, stream, self.tally)
+        decides: Decides
+        if echo.record is not None:
+            decides = Replay(echo.record.of(echo.position, self._epoch))
+        elif self.ranks is None:
+            decides = Demand()
+        else:
+            decides = self._planned = self._plans(echo, stream, self.ranks)
+        return FollowingFeed(echo, self._make_pool, stream, self.tally, crew, decides)
+
+    def _plans(self, echo: Echo, stream: Any, ranks: Ranks) -> Planned:
+        """Return what decides where ranks agree. Raises ValueError where they cannot."""
+        if self._planned is not None:
+            raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
+        parts = self.plan.parts
+        filters = any(
+            isinstance(stage, Filter)
+            for part in parts
+            if isinstance(part, Segment)
+            for stage in part.maps
+        )
+        total: int | None = stream.total
+        if isinstance(stream, Sieve):
+            total = self._ledger.examples
+        if self._loader is not None and hasattr(self.plan.source.loader, "__len__"):
+            total = len(self.plan.source)
+        if (total is None or filters) and self.steps is None:
+            raise ValueError(
+                f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
+                "its end here; .steps(n) says how many all ranks take"
+            )
+        return Planned(
+            ranks,
+            echo.max_factor,
+            1 if self._batches_at(echo) else self.plan.group,
+            None if filters else total,
+            self._tempo.factor or UNIT,
+            self._planning,
+            leaky=any(isinstance(part, Sift) for part in parts[parts.index(echo) :]),
+        )
+
+    def _make_pool(self, feed: EchoFeed[Any]) -> Any:
         echo = feed.echo
-        group = 1 if self._batches_into(feed) else self.plan.group
+        group = 1 if self._batches_at(echo) else self.plan.group
         resolved = self._resolved.get(echo.position)
+        if echo.record is not None:
+            resolved = self._resolved[echo.position] = Resolved(
+                echo.record.size(echo.position, echo.name, group)
+            )
         if resolved is None:
             resolved = self._resolved[echo.position] = self._resolve(feed, group)
         if resolved.size < echo.smallest_distinct(group):
@@ -401,14 +528,18 @@ class Run:
                 f"at least {echo.smallest_distinct(group)} keep uses apart",
                 stacklevel=6,
             )
+        if echo.factor is None:
+            return Following(echo.max_factor, resolved.size, group)
+        assert isinstance(feed, PooledFeed)
         key = randomness.key(self._seed, self._epoch, randomness.ECHO + echo.position)
         # The pool admits an epoch of less than two groups whole.
         return Pool(
             echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
         )
 
-    def _batches_into(self, feed: PooledFeed) -> bool:
-        at = self.plan.parts.index(feed.echo)
+    def _batches_at(self, echo: Echo) -> bool:
+        """Tell whether it is batches that an echo keeps."""
+        at = self.plan.parts.index(echo)
         before = self.plan.parts[at - 1] if at else None
         if isinstance(before, Sift):
             return False
@@ -416,18 +547,33 @@ class Run:
             return before.batch is not None or before.batches_in
         return True
 
-    def _resolve(self, feed: PooledFeed, group: int) -> Resolved:
+    def _resolve(self, feed: EchoFeed[Any], group: int) -> Resolved:
         echo = feed.echo
-        if echo.pool is not None:
+        on_device = self._device is not None and feed.upstream is self._device
+        if echo.pool is not None and not on_device:
             return Resolved(echo.pool)
         item = feed.upstream.peek()
         if item is None:
-            return Resolved(DEFAULT_POOL_BATCHES * group)
+            return Resolved(echo.pool or DEFAULT_POOL_BATCHES * group)
         self.crew.wait(item.job)
         value = item.job.values[item.row]
         if type(value) is Failure:
             raise value.error
         each = max(1, structure.nbytes(value))
+        resolved = self._sized(feed, group, each)
+        device = next((d for d in map(structure.device_of, structure.leaves(value)) if d), None)
+        if on_device and device:
+            _log.warning(
+                "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
+                echo.name, resolved.size, machine.format_bytes(resolved.size * each), device,
+            )  # fmt: skip
+        return resolved
+
+    def _sized(self, feed: EchoFeed[Any], group: int, each: int) -> Resolved:
+        """Return the pool's size for items of so many bytes."""
+        echo = feed.echo
+        if echo.pool is not None:
+            return Resolved(echo.pool, each)
         if echo.pool_bytes is not None:
             size = echo.pool_bytes // each
             if size < group:
@@ -448,21 +594,21 @@ class Run:
         inputs = outputs * stream.inputs_each
         return inputs if stream.feed.total is None else min(inputs, stream.feed.total)
 
-    def _needed(self, yielded: int) -> tuple[list[Snapshot], list[Record]]:
+    def _needed(self, yielded: int) -> tuple[list[Snapshot | Moment], list[Record]]:
         """Return what a resume at ``yielded`` needs of each pool and each sift, in order."""
-        snapshots: list[Snapshot] = []
+        snapshots: list[Any] = []
         records: list[Record] = []
         oldest = yielded  # the oldest output of the stream at hand that is asked for again
         for stream in reversed(self.segments):
             feed = stream.feed
             if feed is None:
                 break
-            if isinstance(feed, PooledFeed):
+            if isinstance(feed, EchoFeed):
                 if not feed.started:
                     return [], []
                 snapshot = feed.pool.snapshot(self._uses_taken(oldest, stream) // feed.pool.group)
                 snapshots.append(snapshot)
-                oldest = int(snapshot.ordinals[0]) if len(snapshot.ordinals) else snapshot.admitted
+                oldest = snapshot.oldest
             else:
                 oldest *= stream.inputs_each
             if _is_sieve(feed):
@@ -485,8 +631,14 @@ class Run:
             self._planning.lock.release()
 
     def _resume(self, position: Position) -> None:
-        if self._loader is not None or self._iterated is not None:
-            raise AssertionError("a loader or a stream has no position to go to")
+        if self._iterated is not None:
+            raise AssertionError("a stream has no position to go to")
+        if self._loader is not None:  # it begins there; what pools held is gone
+            for stream in self.segments:
+                stream.start_at(position.yielded)
+            for pooled in self.feeds:
+                pooled.pool.restore(Moment(position.yielded, position.loaded, ()))
+            return
         snapshots = list(position.snapshots)
         items = list(position.items)
         records = list(position.records)
@@ -507,7 +659,7 @@ class Run:
             record = None
             if _is_sieve(feed):
                 record = records.pop() if records else Record()
-            if isinstance(feed, PooledFeed):
+            if isinstance(feed, EchoFeed):
                 taken = self._uses_taken(outputs, stream)
                 needed = feed.replay(snapshots.pop(), taken, needed, items.pop())
                 outputs = feed.pool.admitted
@@ -521,12 +673,13 @@ class Run:
                 outputs = feed.upstream.start_at(record, outputs)
         for pooled in self.feeds:
             pooled.refill()
-        self.fresh = self._stream.fresh
 
 
 def _is_sieve(feed: Feed) -> bool:
     return isinstance(feed.upstream, Sieve)
 
 
-def _is_echo(parts: Sequence[Any]) -> bool:
-    return bool(parts) and isinstance(parts[0], Echo)
+def _followed(behind: Sequence[Any]) -> bool:
+    """Tell whether an echo that follows the stall comes next, on the device perhaps."""
+    parts = [part for part in behind if not isinstance(part, To)]
+    return bool(parts) and isinstance(parts[0], Echo) and parts[0].follows

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from stoker import machine
 from stoker.engine.crew import Crew, Job
 from stoker.engine.items import Item, NotYet, Planning
-from stoker.engine.plan import Failure, Rejected, Sift
+from stoker.engine.plan import Failure, Rejected, Segment, Sift
 from stoker.engine.streams import SegmentStream
 from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
@@ -129,10 +129,16 @@ class Sieve:
         self._kept: deque[Item] = deque()
         self._known = Record()  # decided before a resume
         self._ended = False
+        self._spent = False
         self._fresh: int | None = None
         self.record = Record()
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
+
+    @property
+    def segment(self) -> Segment:
+        """The segment whose outputs are sifted."""
+        return self._upstream.segment
 
     @property
     def fresh(self) -> int:
@@ -146,6 +152,39 @@ class Sieve:
             item = self._kept.popleft()
             self._fresh = item.fresh
             yield item
+
+    def look(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` survivors are there, and whether they are the last.
+
+        Called by who plans; never waits. A budget that is spent counts as one: who takes it learns.
+        """
+        patient, self._planning.patient = self._planning.patient, False
+        try:
+            self._have(count)
+        except NotYet:
+            pass
+        finally:
+            self._planning.patient = patient
+        kept = len(self._kept)
+        return min(count, max(kept, self._spent)), self._ended and kept <= count
+
+    def wait_for(self, count: int) -> None:
+        """Return when the next ``count`` survivors are there, or all that are left."""
+        self._have(count)
+
+    def stock(self) -> tuple[int, bool]:
+        """Return how many items wait, decided or not, and whether there is no room for more."""
+        ready, full = self._upstream.stock()
+        return len(self._kept) + ready, full
+
+    def surviving(self, number: int) -> int:
+        """Return how many survivors wait of the items up to a number, once all are decided.
+
+        Raises NotYet if who plans must not wait.
+        """
+        while self.record.seen < number and not self._ended:
+            self._have(len(self._kept) + 1)
+        return sum(item.fresh <= number for item in self._kept)
 
     def peek(self) -> Item | None:
         """Return the next survivor without taking it."""
@@ -244,6 +283,7 @@ class Sieve:
         try:
             self._ledger.skip(error, failure.account, budget, item.fresh)
         except BudgetSpent:
+            self._spent = True
             if self._planning.patient:
                 raise
             raise NotYet(None) from None

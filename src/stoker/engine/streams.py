@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from stoker import machine, structure
@@ -23,6 +24,9 @@ from stoker.engine.plan import ENDED, REJECTED, Failure, Work
 from stoker.orders import Order
 from stoker.stages.batch import Builder, Columns
 
+FOLLOWED_BATCHES = 8
+"""Batches in front of a pool whose factor follows the stall."""
+
 
 class SegmentStream:
     """What a segment makes of its inputs, in order, through a bounded window.
@@ -35,6 +39,7 @@ class SegmentStream:
         depth: the segment's number among those of its crew.
         group: the number of examples in a batch.
         into_pool: whether a pool keeps what comes out.
+        followed: whether the pool's factor follows how fast that is.
         planning: held by whoever decides what comes next, in this run.
         read_ahead: how many examples a source wants to be told of before they are fetched.
     """
@@ -55,6 +60,7 @@ class SegmentStream:
         recycler: Recycler,
         tally: Tally,
         into_pool: bool,
+        followed: bool,
         planning: Planning,
         read_ahead: int = 0,
     ) -> None:
@@ -71,6 +77,7 @@ class SegmentStream:
         self._recycler = recycler
         self._tally = tally
         self.into_pool = into_pool
+        self._followed = followed
         self._names = self.segment.names
         batch = self.segment.batch
         self.inputs_each = batch.n if batch else 1
@@ -185,6 +192,46 @@ class SegmentStream:
         finally:
             self._planning.patient = patient
 
+    def look(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` outputs are there, and whether they are the last.
+
+        Called by who plans; never waits. Inline they are made here and now.
+        """
+        window = self._window
+        inline = self.crew.inline
+        patient, self._planning.patient = self._planning.patient, False
+        try:
+            least = count if inline else self.ahead()
+            while len(window) < least:
+                if not self._submit_next(least - len(window) if inline else None):
+                    break
+        except NotYet:
+            pass
+        finally:
+            self._planning.patient = patient
+        ready = 0
+        for item in window:
+            if ready == count or not item.job.done:
+                break
+            ready += 1
+        return ready, ready == len(window) and (self._ended or self._next == self.total)
+
+    def wait_for(self, count: int) -> None:
+        """Return when the next ``count`` outputs are there, or all that are left."""
+        window = self._window
+        while len(window) < count and self._submit_next():
+            pass
+        for item in reversed(list(islice(window, count))):
+            if not item.job.done:
+                if not self._planning.patient:
+                    raise NotYet(item.job)
+                self.crew.wait(item.job)
+
+    def stock(self) -> tuple[int, bool]:
+        """Return how many outputs in the window are done, and whether all are and it is full."""
+        done = sum(item.job.done for item in self._window)
+        return done, done == len(self._window) >= self.ahead()
+
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 
     def peek(self) -> Item | None:
@@ -240,6 +287,10 @@ class SegmentStream:
             return GATHER_AHEAD
         chunk = self.pace.chunk(self.crew.target_ns)
         examples = max(2 * self._group, 8 * self.crew.active * chunk, self._read_ahead)
+        if self._followed:  # or jitter alone would call for echoing
+            examples = max(FOLLOWED_BATCHES * self._group, examples)
+        elif self.feed is not None and self.feed.follows:  # what is decided early is decided badly
+            examples = 2 * self._group
         return -(-examples // self._group) if self._batches else examples
 
     def clear(self) -> None:
@@ -265,6 +316,8 @@ class SegmentStream:
             # of a batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
             chunk = self.pace.chunk(self.crew.target_ns) if self.pace.row_ns else self._group
             count = min(max(chunk, self._group // 8), self._group)
+            if self._followed:
+                count = max(1, self._group // 8)
             if at_most is not None:
                 count = min(count, at_most)
         elif self._gathers and not self.crew.inline:

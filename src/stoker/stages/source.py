@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -255,33 +255,6 @@ class ArraySource:
                 rows = rows.reshape(len(indices), flat.shape[1])
             # "clip" lets NumPy write straight into out; the indices are in range.
             flat.take(indices, axis=0, out=rows, mode="clip")
-
-
-class LoaderSource:
-    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time."""
-
-    fields = None
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        if not hasattr(loader, "__iter__"):
-            raise TypeError(
-                f"from_loader needs a re-iterable of batches, such as a torch DataLoader; "
-                f"{type(loader).__name__} cannot be iterated"
-            )
-        if isinstance(loader, Iterator):
-            raise TypeError(
-                f"from_loader needs an object that can be iterated once every epoch; this "
-                f"{type(loader).__name__} is used up after one: pass the loader itself, not iter()"
-            )
-        self.loader = loader
-
-    @property
-    def name(self) -> str:
-        """Name the source for people."""
-        return f"from_loader({type(self.loader).__name__})"
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
 
 
 def check_fields(source: Any, on: str | int | None) -> None:

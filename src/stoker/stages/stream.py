@@ -10,34 +10,32 @@ DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise."""
 
 
-class IterableSource:
-    """A re-iterable object of examples, or a factory of iterators: one pass is one epoch.
+class Passes:
+    """A re-iterable object, or a factory of iterators: one pass is one epoch.
+
+    Args:
+        given: what the user gave.
+        name: the function it was given to.
+        what: what comes out of it, in the plural.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
 
-    fields = None
-
-    def __init__(self, examples: Any) -> None:
-        if isinstance(examples, Iterator):
+    def __init__(self, given: Any, name: str, what: str) -> None:
+        if isinstance(given, Iterator) and not hasattr(given, "reset"):  # DALI's start over
             raise TypeError(
-                f"from_iterable needs what can be iterated once every epoch; this "
-                f"{type(examples).__name__} is used up after one: pass the object it came from, or "
-                "a function that returns a new iterator"
+                f"{name} needs what can be iterated once every epoch; this {type(given).__name__} "
+                "is used up after one: pass the object it came from, or a function that returns a "
+                "new iterator"
             )
-        if not hasattr(examples, "__iter__") and not callable(examples):
+        if not hasattr(given, "__iter__") and not callable(given):
             raise TypeError(
-                "from_iterable needs an iterable of examples, or a function that returns one; "
-                f"{type(examples).__name__} is neither"
+                f"{name} needs an iterable of {what}, or a function that returns one; "
+                f"{type(given).__name__} is neither"
             )
-        self.examples: Iterable[Any] | Callable[[], Iterable[Any]] = examples
+        self.given: Iterable[Any] | Callable[[], Iterable[Any]] = given
+        self.name = f"{name}({getattr(given, '__name__', type(given).__name__)})"
         self._last: weakref.ref[Any] | None = None
-
-    @property
-    def name(self) -> str:
-        """Name the source for people."""
-        named = getattr(self.examples, "__name__", type(self.examples).__name__)
-        return f"from_iterable({named})"
 
     def open(self) -> Iterator[Any]:
         """Begin a pass.
@@ -45,9 +43,9 @@ class IterableSource:
         Raises TypeError when a factory returns nothing that can be iterated, or the same iterator
         again.
         """
-        if hasattr(self.examples, "__iter__") and not isinstance(self.examples, type):
-            return iter(self.examples)
-        made = self.examples()
+        if hasattr(self.given, "__iter__") and not isinstance(self.given, type):
+            return iter(self.given)
+        made = self.given()
         if not hasattr(made, "__iter__"):
             raise TypeError(f"{self.name}: the function returned a {type(made).__name__}")
         if isinstance(made, Generator):
@@ -59,6 +57,52 @@ class IterableSource:
             self._last = weakref.ref(made)
         return iter(made)
 
+
+class IterableSource:
+    """A stream of examples."""
+
+    fields = None
+
+    def __init__(self, examples: Any) -> None:
+        self._passes = Passes(examples, "from_iterable", "examples")
+        self.name = self._passes.name
+        self.open = self._passes.open
+
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""
         return None
+
+
+class LoaderSource:
+    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time."""
+
+    fields = None
+
+    def __init__(self, loader: Any) -> None:
+        self._passes = Passes(loader, "from_loader", "batches")
+        self.loader = loader
+        self.name = self._passes.name
+        self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def open(self) -> Iterator[Any]:
+        """Begin a pass. An iterator that can be reset is, unless it does so itself."""
+        iterator = self._passes.open()
+        return _Resetting(iterator) if iterator is self.loader else iterator
+
+
+class _Resetting(Iterator[Any]):
+    """An epoch of an iterator that starts over when it is reset (DALI's)."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            if getattr(self._iterator, "_auto_reset", "no") != "yes":
+                self._iterator.reset()
+            raise

@@ -1,0 +1,134 @@
+"""The uses of an echo that follows the stall: what is ready decides, or what was decided before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from stoker.echoing.following import Following, Moment
+from stoker.echoing.pool import Draw
+from stoker.engine.crew import Crew
+from stoker.engine.items import Tally, Use, Watched
+from stoker.engine.pooled import EchoFeed
+from stoker.stages.echo import Echo
+
+
+class Decides(Protocol):
+    """Says how many fresh items go into the next step."""
+
+    def code(self, pool: Following, upstream: Watched) -> int | None:
+        """Return the step's code, None where the epoch is over. Raises NotYet as streams do."""
+        ...
+
+
+class Demand:
+    """A fresh item is used as soon as it is ready, and waited for only if nothing may be reused."""
+
+    def code(self, pool: Following, upstream: Watched) -> int | None:
+        """Return what is ready, or as much of it as the pool cannot do without."""
+        ready, over = upstream.look(pool.group)
+        if not over and ready < pool.needed:
+            upstream.wait_for(pool.needed)
+            ready, over = upstream.look(pool.group)
+        return None if over and not ready else pool.code_of(ready, over=over)
+
+
+class FollowingFeed(EchoFeed[Following]):
+    """Feeds a segment by what is decided step by step."""
+
+    total = None
+    follows = True
+    upstream: Watched
+
+    def __init__(
+        self,
+        echo: Echo,
+        make_pool: Callable[[FollowingFeed], Following],
+        upstream: Watched,
+        tally: Tally,
+        crew: Crew,
+        decides: Decides,
+    ) -> None:
+        super().__init__(echo, make_pool, upstream, tally)
+        self.blocking = False
+        self._crew = crew
+        self._decides = decides
+
+    def again_for(self, start: int, count: int) -> list[Use]:
+        """Return uses from before a resume, their items made again."""
+        return self._again(start, count, self.pool.group)
+
+    def _step(self) -> bool:
+        pool, upstream = self.pool, self.upstream
+        if pool.ended:
+            return False
+        code = self._decides.code(pool, upstream)
+        if code is None:
+            pool.ended = True
+            return False
+        first, got = pool.admitted, 0
+        for item in upstream.pull_many(pool.fresh_of(code)):
+            self._items[first + got] = item
+            self._fresh = item.fresh
+            got += 1
+        draw = pool.draw(code, got)
+        pool.ended = got < pool.fresh_of(code)
+        self._schedule(draw, 0)
+        self._drop(draw)
+        return True
+
+    def _drop(self, draw: Draw) -> None:
+        if not len(draw.dropped):
+            return
+        with self._crew.lock:
+            for number in draw.dropped.tolist():
+                item = self._items.pop(number, None)
+                if item is not None:  # after a resume it may never have been made again
+                    item.settled = True
+                    if not item.scheduled:
+                        item.job.values[item.row] = None
+
+    def replay(self, moment: Moment, uses: int, needed: set[int], items: int | None) -> set[int]:
+        """Bring the schedule to where ``uses`` uses were taken."""
+        pool = self.pool
+        steps = {number // pool.group for number in needed}
+        pool.restore(moment)
+        held: set[int] = set()
+        for code in moment.codes:
+            at = pool.step
+            if at * pool.group >= uses:
+                break
+            got = pool.fresh_of(code)
+            if items is not None:
+                got = min(got, items - pool.admitted)
+            draw = pool.draw(code, got)
+            skip = uses - at * pool.group if pool.step * pool.group > uses else None
+            held |= self._recall(draw, at, at in steps, skip)
+        pool.ended = pool.admitted == items
+        return held | set(pool.held_ordinals().tolist())
+
+
+class Replay:
+    """What a record says.
+
+    Args:
+        decisions: those of this echo in this epoch.
+    """
+
+    def __init__(self, decisions: Any) -> None:
+        self._decisions = decisions
+
+    def code(self, pool: Following, upstream: Watched) -> int | None:
+        """Return what was decided, once the fresh items are there.
+
+        Raises StateError where the record has nothing of this step.
+        """
+        code: int | None = self._decisions.code(pool.step)
+        if code is None:
+            upstream.wait_for(1)
+            if upstream.look(1) == (0, True):
+                return None
+            self._decisions.spent(pool.step)
+        else:
+            upstream.wait_for(pool.fresh_of(code))
+        return code

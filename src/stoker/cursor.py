@@ -12,7 +12,8 @@ from typing import Any
 
 from stoker.echoing.record import EchoRecord
 from stoker.engine.crew import is_worker
-from stoker.engine.run import Position, Resolved, Run
+from stoker.engine.position import Position, Resolved
+from stoker.engine.run import Run
 from stoker.errors import StokerError
 from stoker.stages.echo import Echo
 from stoker.stats import Clock, PoolStats, Stats

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.engine.agreeing import WINDOW_STEPS
-from stoker.engine.run import Resolved, Workers
+from stoker.engine.hiring import Workers
+from stoker.engine.position import Resolved
 from stoker.machine import format_bytes
 from stoker.stages.batch import Batch
 from stoker.stages.device import To

@@ -16,8 +16,10 @@ from stoker.echoing.record import read as read_record
 from stoker.echoing.record import written
 from stoker.engine.agreeing import ranks
 from stoker.engine.crew import Tempo
+from stoker.engine.hiring import Workers
 from stoker.engine.plan import compiled, share_of
-from stoker.engine.run import Position, Run, Workers
+from stoker.engine.position import Position
+from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.stages.batch import Batch, Collate
 from stoker.stages.device import To, torch_device

@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker import packing
 from stoker.echoing import following, pool
-from stoker.engine.run import Position, Resolved
+from stoker.engine.position import Position, Resolved
 from stoker.engine.sieve import Record
 from stoker.errors import StateError
 from stoker.stats import Clock

@@ -3,86 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from stoker import machine, randomness, structure
+from stoker import randomness, structure
 from stoker.buffers import Recycler
-from stoker.echoing.following import Following, Moment
-from stoker.echoing.pool import Pool, Snapshot
 from stoker.echoing.record import Decisions, EchoRecord
-from stoker.engine.agreeing import UNIT, Planned, Ranks
+from stoker.engine import course
+from stoker.engine.agreeing import Planned, Ranks
 from stoker.engine.ahead import Ahead
 from stoker.engine.crew import Crew, Tempo
-from stoker.engine.following import Decides, Demand, FollowingFeed, Replay
-from stoker.engine.items import Feed, Planning, Tally
+from stoker.engine.following import FollowingFeed
+from stoker.engine.hiring import Workers, hired
+from stoker.engine.items import Planning, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
 from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work
-from stoker.engine.pooled import EchoFeed, PooledFeed
-from stoker.engine.sieve import Ledger, Record, Sieve
+from stoker.engine.pools import Pools
+from stoker.engine.position import Position, Resolved
+from stoker.engine.sieve import Ledger, Sieve
 from stoker.engine.streams import FOLLOWED_BATCHES, SegmentStream
 from stoker.errors import StateError, StokerError
 from stoker.orders import order_of
 from stoker.stages.device import Mover, To
-from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
-from stoker.stages.filter import Filter
+from stoker.stages.echo import Echo
 from stoker.stages.source import ReadAhead
 from stoker.stages.stream import IterableSource, LoaderSource
 from stoker.stats import PoolStats, StageStats, Stats
 
 _PRUNE_BATCHES = 64
-_log = logging.getLogger("stoker")
-
-
-@dataclass
-class Resolved:
-    """A pool's size, once it is known.
-
-    Attributes:
-        size: items.
-        item_bytes: bytes of the first item, 0 while nobody has looked.
-    """
-
-    size: int
-    item_bytes: int = 0
-
-
-@dataclass
-class Workers:
-    """How work is shared out: ``.workers(n, kind)``."""
-
-    count: int
-    kind: str
-
-
-@dataclass
-class Position:
-    """Where an epoch is: enough to go on from there.
-
-    Attributes:
-        yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
-        loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
-        snapshots: one of each pool, in the order that data meets them.
-        items: how many fresh items each pool had in the epoch, where its end has told.
-        records: of each sift, which examples it left out.
-        spent: how much of each skip budget is spent; ``filtered``: what filters left out.
-    """
-
-    yielded: int = 0
-    uses: int = 0
-    snapshots: list[Snapshot | Moment] = field(default_factory=list)
-    items: list[int | None] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    spent: dict[int, int] = field(default_factory=dict)
-    filtered: int = 0
-    fresh: int = 0
-    loaded: int = 0
-    loader_state: Any = None
 
 
 class Run:
@@ -114,7 +64,6 @@ class Run:
         self.plan = plan
         self.steps = steps
         self.ranks = ranks
-        self._planned: Planned | None = None
         self._left_ns = 0
         self._tempo = tempo
         self._begin_at = position
@@ -131,7 +80,6 @@ class Run:
         self.began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self.feeds: list[EchoFeed[Any]] = []
         self.segments: list[SegmentStream] = []
         self._resolved = resolved
         self._seed, self._epoch = seed, epoch
@@ -143,11 +91,24 @@ class Run:
         self._reader: Any = None
         self._device: DeviceStream | None = None
         self._crews: list[Crew] = []
+        self.pools = Pools(
+            plan,
+            seed,
+            epoch,
+            resolved=resolved,
+            tempo=tempo,
+            planning=self._planning,
+            ranks=ranks,
+            ledger=self._ledger,
+            steps=steps,
+        )
         began = time.perf_counter_ns()
         try:
             self._stream = self._build(tempo, workers)
-            if position.yielded:
-                self._resume(position)
+            if position.yielded and self._loader is not None:
+                course.begin_empty(self.segments, position)
+            elif position.yielded:
+                course.resume(self.segments, position)
         except BaseException:
             self.close()
             raise
@@ -180,13 +141,14 @@ class Run:
         if self.yielded == self.steps:
             raise StopIteration
         began = time.perf_counter_ns()
-        if self._planned is not None:
-            self._confer(self._planned, began)
-            if self._planned.over(self.yielded):
+        planned = self.pools.planned
+        if planned is not None:
+            self._confer(planned, began)
+            if planned.over(self.yielded):
                 raise StopIteration
         item = self._stream.pull()
         if item is None:
-            if self._planned is not None and self.steps is None:
+            if planned is not None and self.steps is None:
                 raise StokerError("no example is left on this rank, while others go on")
             raise StopIteration
         job = item.job
@@ -212,19 +174,27 @@ class Run:
             self.loaded = max(self.loaded, item.ordinal + 1)
         if not self.batch_bytes:
             self.batch_bytes = structure.nbytes(value)
-            for feed in self.feeds:
+            for feed in self.pools.feeds:
                 known = self._resolved[feed.echo.position]
                 known.item_bytes = known.item_bytes or feed.item_bytes()
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
 
+    def _forget(self) -> None:
+        if not self._planning.lock.acquire(blocking=False):
+            return  # another time will do
+        try:
+            course.forget(self.segments, self.yielded)
+        finally:
+            self._planning.lock.release()
+
     def _confer(self, planned: Planned, now: int) -> None:
         """Agree with other ranks where that is due."""
         if self._left_ns:
             planned.consumed(now - self._left_ns)
         if planned.due(self.yielded):
-            feed = next(feed for feed in self.feeds if isinstance(feed, FollowingFeed))
+            feed = next(feed for feed in self.pools.feeds if isinstance(feed, FollowingFeed))
             taken = 0
             if feed.started:
                 taken = feed.fresh if isinstance(feed.upstream, Sieve) else feed.pool.admitted
@@ -248,8 +218,8 @@ class Run:
                 loader_state=state,
             )
         with self._planning.lock:
-            snapshots, records = self._needed(self.yielded)
-            pools = [feed.pool for feed in self.feeds] if snapshots else []
+            snapshots, records = course.needed(self.segments, self.yielded)
+            pools = [feed.pool for feed in self.pools.feeds] if snapshots else []
             return Position(
                 self.yielded,
                 self.uses,
@@ -269,9 +239,9 @@ class Run:
         self.ended_ns = time.perf_counter_ns()
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
             rest.callback(self.recycler.clear)
-            sieves = [s.feed.upstream for s in self.segments if s.feed and _is_sieve(s.feed)]
+            sieves = course.sieves_of(self.segments)
             outside = (self._device, self._ahead or self._loader or self._iterated)
-            for part in (*self.feeds, *sieves, *self.segments, *outside):
+            for part in (*self.pools.feeds, *sieves, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
             for crew in self._crews:
@@ -288,7 +258,7 @@ class Run:
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
         """Return what each echo that follows the stall decided so far, by its position."""
         found = {}
-        for feed in self.feeds:
+        for feed in self.pools.feeds:
             if isinstance(feed, FollowingFeed) and feed.started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.size, pool.group, {})
@@ -298,7 +268,7 @@ class Run:
 
     def held(self) -> dict[int, int]:
         """Return how many items each pool holds."""
-        return {f.echo.position: f.pool.held for f in self.feeds if f.started}
+        return {f.echo.position: f.pool.held for f in self.pools.feeds if f.started}
 
     def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
         """Return what happened so far."""
@@ -335,7 +305,7 @@ class Run:
 
     def _window_bytes(self) -> int:
         total = 0
-        echoes = [feed.echo.position for feed in self.feeds]
+        echoes = [feed.echo.position for feed in self.pools.feeds]
         for stream in self.segments:
             unit = self.batch_bytes
             if stream.into_pool:  # the pool it fills is the next one that is left
@@ -376,7 +346,8 @@ class Run:
             if isinstance(part, Segment)
         }
         host = [works[i] for i in sorted(works) if i < device]
-        crew = self._hire(host, tempo, workers, loader, rank)
+        given = Workers(0, "thread") if loader else workers
+        crew = hired(given, host, tempo, seed=seed, epoch=epoch, rank=rank)
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
                 work.reader = self._reader
@@ -413,8 +384,7 @@ class Run:
         depth = 0
         for i, part in enumerate(parts):
             if isinstance(part, Echo):
-                feed = self._echoed(part, stream, crew if i < device else tail)
-                self.feeds.append(feed)
+                feed = self.pools.feed(part, stream, self.tally, crew if i < device else tail)
             elif isinstance(part, Sift):
                 stream = Sieve(part, i - 1, stream, crew, self._ledger, self._planning)
             elif isinstance(part, To):
@@ -452,231 +422,6 @@ class Run:
                 feed = None
                 depth += 1
         return stream
-
-    def _hire(
-        self, host: list[Work], tempo: Tempo, workers: Workers, loader: bool, rank: int
-    ) -> Crew:
-        depths = max(1, len(host))
-        if loader or workers.count == 0:
-            return Crew(0, depths, tempo)
-        if workers.kind == "process":
-            from stoker.engine import processes  # multiprocessing takes its time to import
-
-            remotes = processes.start(workers.count, host, self._seed, self._epoch, rank)
-            return Crew(workers.count, depths, tempo, remotes)
-        return Crew(workers.count, depths, tempo)
-
-    # -- pools
-
-    def _echoed(self, echo: Echo, stream: Any, crew: Crew) -> EchoFeed[Any]:
-        if not echo.follows:
-            return PooledFeed(echo, self._make_pool, stream, self.tally)
-        decides: Decides
-        if echo.record is not None:
-            decides = Replay(echo.record.of(echo.position, self._epoch))
-        elif self.ranks is None:
-            decides = Demand()
-        else:
-            decides = self._planned = self._plans(echo, stream, self.ranks)
-        return FollowingFeed(echo, self._make_pool, stream, self.tally, crew, decides)
-
-    def _plans(self, echo: Echo, stream: Any, ranks: Ranks) -> Planned:
-        """Return what decides where ranks agree. Raises ValueError where they cannot."""
-        if self._planned is not None:
-            raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
-        parts = self.plan.parts
-        filters = any(
-            isinstance(stage, Filter)
-            for part in parts
-            if isinstance(part, Segment)
-            for stage in part.maps
-        )
-        total: int | None = stream.total
-        if isinstance(stream, Sieve):
-            total = self._ledger.examples
-        if self._loader is not None and hasattr(self.plan.source.loader, "__len__"):
-            total = len(self.plan.source)
-        if (total is None or filters) and self.steps is None:
-            raise ValueError(
-                f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
-                "its end here; .steps(n) says how many all ranks take"
-            )
-        return Planned(
-            ranks,
-            echo.max_factor,
-            1 if self._batches_at(echo) else self.plan.group,
-            None if filters else total,
-            self._tempo.factor or UNIT,
-            self._planning,
-            leaky=any(isinstance(part, Sift) for part in parts[parts.index(echo) :]),
-        )
-
-    def _make_pool(self, feed: EchoFeed[Any]) -> Any:
-        echo = feed.echo
-        group = 1 if self._batches_at(echo) else self.plan.group
-        resolved = self._resolved.get(echo.position)
-        if echo.record is not None:
-            resolved = self._resolved[echo.position] = Resolved(
-                echo.record.size(echo.position, echo.name, group)
-            )
-        if resolved is None:
-            resolved = self._resolved[echo.position] = self._resolve(feed, group)
-        if resolved.size < echo.smallest_distinct(group):
-            what = "repeat a batch at once" if group == 1 else "hold an example twice"
-            warnings.warn(
-                f"{echo.name}: with a pool of {resolved.size} a batch may {what}; "
-                f"at least {echo.smallest_distinct(group)} keep uses apart",
-                stacklevel=6,
-            )
-        if echo.factor is None:
-            return Following(echo.max_factor, resolved.size, group)
-        assert isinstance(feed, PooledFeed)
-        key = randomness.key(self._seed, self._epoch, randomness.ECHO + echo.position)
-        # The pool admits an epoch of less than two groups whole.
-        return Pool(
-            echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
-        )
-
-    def _batches_at(self, echo: Echo) -> bool:
-        """Tell whether it is batches that an echo keeps."""
-        at = self.plan.parts.index(echo)
-        before = self.plan.parts[at - 1] if at else None
-        if isinstance(before, Sift):
-            return False
-        if isinstance(before, Segment):
-            return before.batch is not None or before.batches_in
-        return True
-
-    def _resolve(self, feed: EchoFeed[Any], group: int) -> Resolved:
-        echo = feed.echo
-        on_device = self._device is not None and feed.upstream is self._device
-        if echo.pool is not None and not on_device:
-            return Resolved(echo.pool)
-        item = feed.upstream.peek()
-        if item is None:
-            return Resolved(echo.pool or DEFAULT_POOL_BATCHES * group)
-        self.crew.wait(item.job)
-        value = item.job.values[item.row]
-        if type(value) is Failure:
-            raise value.error
-        each = max(1, structure.nbytes(value))
-        resolved = self._sized(feed, group, each)
-        device = next((d for d in map(structure.device_of, structure.leaves(value)) if d), None)
-        if on_device and device:
-            _log.warning(
-                "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
-                echo.name, resolved.size, machine.format_bytes(resolved.size * each), device,
-            )  # fmt: skip
-        return resolved
-
-    def _sized(self, feed: EchoFeed[Any], group: int, each: int) -> Resolved:
-        """Return the pool's size for items of so many bytes."""
-        echo = feed.echo
-        if echo.pool is not None:
-            return Resolved(echo.pool, each)
-        if echo.pool_bytes is not None:
-            size = echo.pool_bytes // each
-            if size < group:
-                raise ValueError(
-                    f"{echo.name}: a pool of {machine.format_bytes(echo.pool_bytes)} holds {size} "
-                    f"items of {machine.format_bytes(each)}, less than a batch of {group}; "
-                    "give the pool more, or make batches smaller"
-                )
-            return Resolved(size, each)
-        free = feed.upstream.usable_bytes()
-        usable = int(free * DEFAULT_POOL_MEMORY_FRACTION)
-        return Resolved(max(group, min(DEFAULT_POOL_BATCHES * group, usable // each)), each)
-
-    # -- where it stands
-
-    def _uses_taken(self, outputs: int, stream: SegmentStream) -> int:
-        assert stream.feed is not None
-        inputs = outputs * stream.inputs_each
-        return inputs if stream.feed.total is None else min(inputs, stream.feed.total)
-
-    def _needed(self, yielded: int) -> tuple[list[Snapshot | Moment], list[Record]]:
-        """Return what a resume at ``yielded`` needs of each pool and each sift, in order."""
-        snapshots: list[Any] = []
-        records: list[Record] = []
-        oldest = yielded  # the oldest output of the stream at hand that is asked for again
-        for stream in reversed(self.segments):
-            feed = stream.feed
-            if feed is None:
-                break
-            if isinstance(feed, EchoFeed):
-                if not feed.started:
-                    return [], []
-                snapshot = feed.pool.snapshot(self._uses_taken(oldest, stream) // feed.pool.group)
-                snapshots.append(snapshot)
-                oldest = snapshot.oldest
-            else:
-                oldest *= stream.inputs_each
-            if _is_sieve(feed):
-                record = feed.upstream.needed(oldest)
-                records.append(record)
-                oldest = record.number
-        return snapshots[::-1], records[::-1]
-
-    def _forget(self) -> None:
-        if not self._planning.lock.acquire(blocking=False):
-            return  # another time will do
-        try:
-            snapshots, records = self._needed(self.yielded)
-            for feed, snapshot in zip(self.feeds, snapshots, strict=False):
-                feed.pool.forget_before(snapshot.step)
-            sieves = [s.feed.upstream for s in self.segments if s.feed and _is_sieve(s.feed)]
-            for sieve, record in zip(sieves, records, strict=False):
-                sieve.forget_before(record.survivors)
-        finally:
-            self._planning.lock.release()
-
-    def _resume(self, position: Position) -> None:
-        if self._iterated is not None:
-            raise AssertionError("a stream has no position to go to")
-        if self._loader is not None:  # it begins there; what pools held is gone
-            for stream in self.segments:
-                stream.start_at(position.yielded)
-            for pooled in self.feeds:
-                pooled.pool.restore(Moment(position.yielded, position.loaded, ()))
-            return
-        snapshots = list(position.snapshots)
-        items = list(position.items)
-        records = list(position.records)
-        sieves = sum(stream.feed is not None and _is_sieve(stream.feed) for stream in self.segments)
-        if records and len(records) != sieves:
-            raise StateError(
-                "the state was saved with other skip budgets: examples it left out cannot be told"
-            )
-        outputs = position.yielded
-        needed: set[int] = set()
-        for stream in reversed(self.segments):
-            stream.start_at(outputs)
-            feed = stream.feed
-            if feed is None:
-                break
-            each = stream.inputs_each
-            needed = {n * each + i for n in needed for i in range(each)}
-            record = None
-            if _is_sieve(feed):
-                record = records.pop() if records else Record()
-            if isinstance(feed, EchoFeed):
-                taken = self._uses_taken(outputs, stream)
-                needed = feed.replay(snapshots.pop(), taken, needed, items.pop())
-                outputs = feed.pool.admitted
-            else:
-                outputs *= each
-            if record is not None:
-                record.seen = max(
-                    record.seen, outputs
-                )  # all survived where nothing could be left out
-                needed = {record.number_of(n) for n in needed}
-                outputs = feed.upstream.start_at(record, outputs)
-        for pooled in self.feeds:
-            pooled.refill()
-
-
-def _is_sieve(feed: Feed) -> bool:
-    return isinstance(feed.upstream, Sieve)
 
 
 def _followed(behind: Sequence[Any]) -> bool:

@@ -1,0 +1,198 @@
+"""The pools of a run: how large they are, and who decides for them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from stoker import machine, randomness, structure
+from stoker.echoing.following import Following
+from stoker.echoing.pool import Pool
+from stoker.engine.agreeing import UNIT, Planned, Ranks
+from stoker.engine.crew import Crew, Tempo
+from stoker.engine.following import Decides, Demand, FollowingFeed, Replay
+from stoker.engine.items import Planning, Tally
+from stoker.engine.outside import DeviceStream
+from stoker.engine.plan import Failure, Plan, Segment, Sift
+from stoker.engine.pooled import EchoFeed, PooledFeed
+from stoker.engine.position import Resolved
+from stoker.engine.sieve import Ledger, Sieve
+from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
+from stoker.stages.filter import Filter
+from stoker.stages.stream import LoaderSource
+
+_log = logging.getLogger("stoker")
+
+
+class Pools:
+    """Makes the feeds of an epoch's echoes, and their pools when the first use is wanted.
+
+    Args:
+        plan: the plan.
+        seed, epoch: they key the draws.
+        resolved: the sizes that are known, by the echo's position; filled in here.
+        tempo: remembers the factor that ranks agreed on last.
+        planning: held while ranks change their plans.
+        ranks: who agrees, None where nobody has to.
+        ledger: knows how many examples the epoch has.
+        steps: how many outputs there are at most, or None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        epoch: int,
+        *,
+        resolved: dict[int, Resolved],
+        tempo: Tempo,
+        planning: Planning,
+        ranks: Ranks | None,
+        ledger: Ledger,
+        steps: int | None,
+    ) -> None:
+        self._plan = plan
+        self._seed, self._epoch = seed, epoch
+        self._resolved = resolved
+        self._tempo = tempo
+        self._planning = planning
+        self._ranks = ranks
+        self._ledger = ledger
+        self._steps = steps
+        self.planned: Planned | None = None
+        self.feeds: list[EchoFeed[Any]] = []
+
+    def feed(self, echo: Echo, stream: Any, tally: Tally, crew: Crew) -> EchoFeed[Any]:
+        """Return what feeds the segment behind an echo from ``stream``."""
+
+        def make(feed: EchoFeed[Any]) -> Any:
+            return self._made(feed, crew)
+
+        feed: EchoFeed[Any]
+        if echo.follows:
+            decides = self._decides(echo, stream)
+            feed = FollowingFeed(echo, make, stream, tally, crew, decides)
+        else:
+            feed = PooledFeed(echo, make, stream, tally)
+        self.feeds.append(feed)
+        return feed
+
+    def _decides(self, echo: Echo, stream: Any) -> Decides:
+        if echo.record is not None:
+            return Replay(echo.record.of(echo.position, self._epoch))
+        if self._ranks is None:
+            return Demand()
+        self.planned = self._agreed(echo, stream, self._ranks)
+        return self.planned
+
+    def _agreed(self, echo: Echo, stream: Any, ranks: Ranks) -> Planned:
+        """Return what decides where ranks agree. Raises ValueError where they cannot."""
+        if self.planned is not None:
+            raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
+        parts = self._plan.parts
+        filters = any(
+            isinstance(stage, Filter)
+            for part in parts
+            if isinstance(part, Segment)
+            for stage in part.maps
+        )
+        total: int | None = stream.total
+        if isinstance(stream, Sieve):
+            total = self._ledger.examples
+        source = self._plan.source
+        if isinstance(source, LoaderSource) and hasattr(source.loader, "__len__"):
+            total = len(source)
+        if (total is None or filters) and self._steps is None:
+            raise ValueError(
+                f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
+                "its end here; .steps(n) says how many all ranks take"
+            )
+        return Planned(
+            ranks,
+            echo.max_factor,
+            1 if self._keeps_batches(echo) else self._plan.group,
+            None if filters else total,
+            self._tempo.factor or UNIT,
+            self._planning,
+            leaky=any(isinstance(part, Sift) for part in parts[parts.index(echo) :]),
+        )
+
+    def _made(self, feed: EchoFeed[Any], crew: Crew) -> Any:
+        echo = feed.echo
+        group = 1 if self._keeps_batches(echo) else self._plan.group
+        resolved = self._resolved.get(echo.position)
+        if echo.record is not None:
+            size = echo.record.size(echo.position, echo.name, group)
+            resolved = self._resolved[echo.position] = Resolved(size)
+        if resolved is None:
+            resolved = self._resolved[echo.position] = self._sized(feed, group, crew)
+        if resolved.size < echo.smallest_distinct(group):
+            what = "repeat a batch at once" if group == 1 else "hold an example twice"
+            what = "find nothing to use again" if echo.follows else what
+            warnings.warn(
+                f"{echo.name}: with a pool of {resolved.size} a batch may {what}; "
+                f"at least {echo.smallest_distinct(group)} keep uses apart",
+                stacklevel=7,
+            )
+        if echo.factor is None:
+            return Following(echo.max_factor, resolved.size, group)
+        assert isinstance(feed, PooledFeed)
+        key = randomness.key(self._seed, self._epoch, randomness.ECHO + echo.position)
+        # The pool admits an epoch of less than two groups whole.
+        return Pool(
+            echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
+        )
+
+    def _keeps_batches(self, echo: Echo) -> bool:
+        at = self._plan.parts.index(echo)
+        before = self._plan.parts[at - 1] if at else None
+        if isinstance(before, Sift):
+            return False
+        if isinstance(before, Segment):
+            return before.batch is not None or before.batches_in
+        return True
+
+    def _sized(self, feed: EchoFeed[Any], group: int, crew: Crew) -> Resolved:
+        """Return a pool's size, by its first item where that decides."""
+        echo = feed.echo
+        on_device = isinstance(feed.upstream, DeviceStream)
+        if echo.pool is not None and not on_device:
+            return Resolved(echo.pool)
+        item = feed.upstream.peek()
+        if item is None:
+            return Resolved(echo.pool or DEFAULT_POOL_BATCHES * group)
+        crew.wait(item.job)
+        value = item.job.values[item.row]
+        if type(value) is Failure:
+            raise value.error
+        each = max(1, structure.nbytes(value))
+        resolved = Resolved(_size(echo, each, group, feed.upstream.usable_bytes), each)
+        device = next((d for d in map(structure.device_of, structure.leaves(value)) if d), None)
+        if on_device and device:
+            _log.warning(
+                "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
+                echo.name, resolved.size, machine.format_bytes(resolved.size * each), device,
+            )  # fmt: skip
+        return resolved
+
+
+def _size(echo: Echo, each: int, group: int, usable_bytes: Callable[[], int]) -> int:
+    """Return how many items of ``each`` bytes a pool holds.
+
+    Raises ValueError when that is less than a batch.
+    """
+    if echo.pool is not None:
+        return echo.pool
+    if echo.pool_bytes is None:
+        usable = int(usable_bytes() * DEFAULT_POOL_MEMORY_FRACTION)
+        return max(group, min(DEFAULT_POOL_BATCHES * group, usable // each))
+    size = echo.pool_bytes // each
+    if size < group:
+        raise ValueError(
+            f"{echo.name}: a pool of {machine.format_bytes(echo.pool_bytes)} holds {size} "
+            f"items of {machine.format_bytes(each)}, less than a batch of {group}; "
+            "give the pool more, or make batches smaller"
+        )
+    return size

@@ -1,0 +1,48 @@
+"""Where an epoch is: enough to save it, and to go on from there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.echoing.following import Moment
+from stoker.echoing.pool import Snapshot
+from stoker.engine.sieve import Record
+
+
+@dataclass
+class Resolved:
+    """A pool's size, once it is known.
+
+    Attributes:
+        size: items.
+        item_bytes: bytes of the first item, 0 while nobody has looked.
+    """
+
+    size: int
+    item_bytes: int = 0
+
+
+@dataclass
+class Position:
+    """Where an epoch is: enough to go on from there.
+
+    Attributes:
+        yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
+        loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
+        snapshots: one of each pool, in the order that data meets them.
+        items: how many fresh items each pool had in the epoch, where its end has told.
+        records: of each sift, which examples it left out.
+        spent: how much of each skip budget is spent; ``filtered``: what filters left out.
+    """
+
+    yielded: int = 0
+    uses: int = 0
+    snapshots: list[Snapshot | Moment] = field(default_factory=list)
+    items: list[int | None] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    spent: dict[int, int] = field(default_factory=dict)
+    filtered: int = 0
+    fresh: int = 0
+    loaded: int = 0
+    loader_state: Any = None

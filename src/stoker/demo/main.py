@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.demo.arms import Arm, default_arms, full_arms
-from stoker.demo.artefacts import as_json, write_json, write_picture
+from stoker.demo.artefacts import as_json, write_json
 from stoker.demo.calibrate import Calibration, calibrate, step_seconds
 from stoker.demo.experiment import Budget, RunRecord, budget_of, pool_examples, run_arm
 from stoker.demo.images import ImageSet, composed_digits, user_images
+from stoker.demo.picture import write_picture
 from stoker.demo.report import conclusion, summaries, target_of
+from stoker.demo.scene import Scene, run_scene, stretches_of
 from stoker.demo.screen import RunsView, Screen
 from stoker.demo.settings import Settings
-from stoker.demo.storage import Source, Storage, in_memory, storage_of
+from stoker.demo.storage import EmulatedStorage, Source, Storage, in_memory, storage_of
 from stoker.demo.task import one_thread
 from stoker.machine import format_bytes
 
@@ -69,10 +71,13 @@ class _Experiment:
         self._target = settings.target_accuracy
         self._calibrations: dict[float, Calibration] = {}
         self._budgets: dict[float, Budget] = {}
+        self._scene: Scene | None = None
         self._runs: list[RunRecord] = []
 
     def run(self) -> None:
-        self._calibrate()
+        step_s = self._calibrate()
+        if self._settings.scene:
+            self._play(step_s)
         try:
             with self._screen.runs(self._arms, self._settings.seeds) as view:
                 view.target = self._target
@@ -88,7 +93,8 @@ class _Experiment:
             raise
         self._write(complete=True)
 
-    def _calibrate(self) -> None:
+    def _calibrate(self) -> float:
+        """Set the storage's speed for all arms; return the time of a training step in seconds."""
         settings, screen = self._settings, self._screen
         slownesses = list(dict.fromkeys(arm.slowness for arm in self._arms))
         with screen.working("measuring a training step"):
@@ -104,6 +110,22 @@ class _Experiment:
                 f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
                 f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
             )
+        return step_s
+
+    def _play(self, step_s: float) -> None:
+        images, settings, screen = self._images, self._settings, self._screen
+        storage = EmulatedStorage(images, settings)
+        which = (
+            "storage"
+            if storage.name == self._storage.name
+            else f"{storage.name} storage, not {self._storage.name},"
+        )
+        with screen.working("setting the storage's speed for a scene"):
+            stretches = stretches_of(images, storage, settings, step_s)
+        screen.say(f'Scene: {which} slows down and recovers while echo("auto") is trained.')
+        with screen.scene(sum(stretch.seconds for stretch in stretches)) as view:
+            self._scene = run_scene(images, storage, settings, stretches, view.moved)
+        screen.say(f"[bold]{self._scene.conclusion}[/]")
 
     def _train(self, view: RunsView) -> None:
         memory = in_memory(self._images, self._settings)
@@ -147,14 +169,14 @@ class _Experiment:
             as_json(
                 self._images, self._settings, self._storage.name,
                 list(self._calibrations.values()), self._budgets, self._runs, found, target,
-                closing, complete,
+                self._scene, closing, complete,
             ),
         )  # fmt: skip
         if not complete or target is None:
             return
         ordered = sorted(self._runs, key=lambda run: self._arms.index(run.arm))
-        title = f"{self._images.name[0].upper()}{self._images.name[1:]}: accuracy over time"
-        write_picture(self._out / "demo.png", ordered, target, self._budgets, title)
+        title = f"{self._images.name[0].upper()}{self._images.name[1:]}"
+        write_picture(self._out / "demo.png", ordered, target, self._budgets, self._scene, title)
         self._screen.table(found, target, self._budgets)
         self._screen.say(f"[bold]{closing}[/]")
         self._screen.say(f"Raw rows: {self._out / 'demo.json'}. Picture: {self._out / 'demo.png'}.")
@@ -166,7 +188,7 @@ def _introduce(screen: Screen, images: ImageSet, settings: Settings, arms: Seque
         f"{train:,} training files ({format_bytes(images.train_bytes)}) and "
         f"{len(images.test_images):,} test images: {images.name}, {len(images.classes)} classes."
     )
-    largest = max(pool_examples(images, settings, arm.factor) for arm in arms)
+    largest = max(pool_examples(images, settings, arm.most_uses) for arm in arms)
     share = largest / train
     text = f"Pools hold at most {largest:,} examples, {share:.1%} of the training files"
     if share > settings.largest_pool_fraction:

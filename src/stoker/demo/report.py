@@ -34,6 +34,8 @@ class Summary:
     a miss. Where the run without echoing missed, its whole length counts: a lower bound."""
     speedups_are_bounds: bool
     """Whether a run without echoing missed the target."""
+    factor: float
+    """Median echoing factor that was realised, over whole runs."""
     waited_fraction: float
     """Median share of the time of a run that training waited for data."""
     accuracy_at_fresh: float | None
@@ -111,6 +113,7 @@ def _summary(
         seconds=_median([hit.seconds if hit else None for hit in hits]),
         speedups=tuple(sorted(speedups)),
         speedups_are_bounds=bounds,
+        factor=statistics.median(run.evaluations[-1].factor for run in runs),
         waited_fraction=statistics.median(
             run.evaluations[-1].waited_s / run.evaluations[-1].seconds for run in runs
         ),
@@ -139,17 +142,18 @@ def conclusion(found: Sequence[Summary], target: float) -> str:
     parts = [_gain(slow, target)]
     even = [s for s in found if s.arm.slowness <= 1 and s.arm.echoes]
     for summary in even:
+        factor = _factor(summary)
         if summary.speedup is None:
-            parts.append("With R = 1, where nothing waits, echoing missed the target.")
+            parts.append(f"With R = 1, where nothing waits, {factor} missed the target.")
         elif summary.speedup <= 1.1:
             parts.append(
-                "With R = 1, where hardly anything waits, it brought nothing: "
+                f"With R = 1, where hardly anything waits, {factor} brought nothing: "
                 f"{summary.speedup:.2f} times the speed."
             )
         else:
             parts.append(
-                f"With R = 1, where it should bring nothing, it was {summary.speedup:.2f} times as "
-                "fast: fresh data was still the slower side on this machine."
+                f"With R = 1, where it should bring nothing, {factor} was {summary.speedup:.2f} "
+                "times as fast: fresh data was still the slower side on this machine."
             )
     return " ".join(parts)
 
@@ -177,7 +181,7 @@ def _gain(found: Sequence[Summary], target: float) -> str:
     )
     least = "at least " if best.speedups_are_bounds else ""
     text = (
-        f"With storage {plain.arm.slowness:g} times slower than training, {_named(best.arm)} "
+        f"With storage {plain.arm.slowness:g} times slower than training, {_named(best)} "
         f"reached {target:.1%} in {best.seconds:.1f} s and {best.fresh:,.0f} fresh examples, "
         f"{reached}: {least}{best.speedup:.1f} times as fast "
         f"({low:.1f} to {high:.1f} over {best.runs} {'seed' if best.runs == 1 else 'seeds'})."
@@ -185,12 +189,23 @@ def _gain(found: Sequence[Summary], target: float) -> str:
     bound = next((s for s in found if s.arm.place == "memory"), None)
     if bound is not None and bound.speedup is not None:
         text += f" Training from memory, the bound, was {bound.speedup:.1f} times as fast."
+    auto = next((s for s in found if s.arm.follows), None)
+    if auto is not None and auto is not best and auto.speedup is not None:
+        text += (
+            f' With "auto" nobody chose a factor: it came to {auto.factor:.1f}, and training was '
+            f"{auto.speedup:.1f} times as fast."
+        )
     losers = [s.arm.label for s in echoing if (s.speedup or 0.0) <= 1.0]
     if losers:
         text += f" Not faster than no echoing: {'; '.join(losers)}."
     return text
 
 
-def _named(arm: Arm) -> str:
-    where = "batch echoing" if arm.place == "batch" else f"example echoing {arm.place} augmentation"
-    return f"{where} (e = {arm.factor})"
+def _named(s: Summary) -> str:
+    place = s.arm.place
+    where = "batch echoing" if place == "batch" else f"example echoing {place} augmentation"
+    return f"{where} ({_factor(s)})"
+
+
+def _factor(s: Summary) -> str:
+    return f"auto, which came to {s.factor:.1f}" if s.arm.follows else f"e = {s.arm.factor}"

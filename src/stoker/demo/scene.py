@@ -1,6 +1,9 @@
 """The scene: storage slows down and recovers while one arm trains, and its factor follows.
 
-Nothing is restarted and nobody is told: reads just begin to take longer, and later no longer do.
+Nothing is restarted and nobody is told: reads begin to take longer, and later no longer do.
+
+R is what it is while this arm runs, with steps timed beside this reading: they take longer than
+beside the in-memory copy, for two cores and one interpreter are shared.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 
+import stoker
 from stoker.demo.arms import FOLLOWING, epoch_after_epoch, pipeline_of
-from stoker.demo.calibrate import Calibration
+from stoker.demo.calibrate import Calibration, calibrate, step_seconds
 from stoker.demo.experiment import pool_examples
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
-from stoker.demo.storage import EmulatedStorage
+from stoker.demo.storage import EmulatedStorage, Source
 from stoker.demo.task import Learner
 
 _BATCHES_A_ROW = 4
@@ -43,11 +47,13 @@ class SceneRow:
     latency_s: float
     """Latency of a read that was set, in seconds."""
     ratio: float
-    """R that was set, as it was measured before."""
+    """R that was set, as measured."""
     factor: float
     """The echoing factor over a window of batches: uses for each fresh example."""
     waited_fraction: float
     """Share of the time of that window that training waited for a batch."""
+    step_s: float
+    """Mean time of a step in that window, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,13 @@ class Scene:
     """What happened."""
 
     window_batches: int
+    """Batches in a window."""
     stretches: Sequence[Stretch]
     rows: Sequence[SceneRow]
 
     @property
     def conclusion(self) -> str:
-        """What one sees, in a sentence: medians of the second half of each stretch, when settled."""
+        """What one sees, in a sentence: medians over the second half of each stretch."""
         ratios, factors, waits = [], [], []
         for ratio, group in groupby(self.rows, key=lambda row: row.ratio):
             rows = list(group)
@@ -76,32 +83,43 @@ class Scene:
         )
 
 
+def stretches_of(
+    images: ImageSet, storage: EmulatedStorage, settings: Settings, step_s: float
+) -> list[Stretch]:
+    """Find what storage is limited to in each part of the scene.
+
+    Args:
+        step_s: the time of a step beside the in-memory copy, in seconds, to begin with.
+    """
+    found: dict[float, Calibration] = {}
+    for ratio, _ in settings.scene:
+        if ratio not in found:
+            with storage.opened(storage.limits(ratio * step_s)) as source:
+                pipeline = _pipeline(images, settings, source)
+                beside_s = step_seconds(images, settings, pipeline, settings.scene_step_samples)
+            found[ratio] = calibrate(images, settings, storage, ratio, beside_s)
+    return [Stretch(found[ratio], seconds) for ratio, seconds in settings.scene]
+
+
 def run_scene(
     images: ImageSet,
     storage: EmulatedStorage,
-    stretches: Sequence[Stretch],
     settings: Settings,
+    stretches: Sequence[Stretch],
     on_row: Callable[[SceneRow], None] = lambda row: None,
 ) -> Scene:
-    """Train the arm that follows while the storage goes through `stretches`."""
+    """Train the arm that follows while the storage goes through `stretches`, at least one."""
     learner = Learner(len(images.classes), settings.widths, settings.learning_rate, seed=0)
+    window = settings.scene_window_batches
+    rows: list[SceneRow] = []
     with storage.opened(stretches[0].calibration.limits) as source:
-        pipeline = pipeline_of(
-            FOLLOWING,
-            source,
-            images,
-            batch_size=settings.batch_size,
-            pool_examples=pool_examples(images, settings, FOLLOWING.most_uses),
-            seed=0,
-        )
-        window = settings.scene_window_batches
+        pipeline = _pipeline(images, settings, source)
         marks = deque([(0.0, 0.0, 0, 0)], maxlen=window + 1)  # one behind each batch
-        rows: list[SceneRow] = []
         waited_s = ends_s = 0.0
         started = time.perf_counter()
         with closing(epoch_after_epoch(pipeline)) as batches:
             for stretch in stretches:
-                latency_s = stretch.calibration.limits.latency_s
+                ratio, latency_s = stretch.calibration.ratio, stretch.calibration.limits.latency_s
                 source.set_latency(latency_s)
                 ends_s += stretch.seconds
                 while (asked_s := time.perf_counter() - started) < ends_s:
@@ -117,11 +135,22 @@ def run_scene(
                         now - before for before, now in zip(marks[0], marks[-1], strict=True)
                     )
                     if fresh:
-                        ratio = stretch.calibration.ratio
-                        row = SceneRow(seconds, latency_s, ratio, uses / fresh, waited / span_s)
-                        rows.append(row)
-                        on_row(row)
+                        step_s = (span_s - waited) / window
+                        shares = (uses / fresh, waited / span_s)
+                        rows.append(SceneRow(seconds, latency_s, ratio, *shares, step_s))
+                        on_row(rows[-1])
     return Scene(window, stretches, rows)
+
+
+def _pipeline(images: ImageSet, settings: Settings, source: Source) -> stoker.Pipeline:
+    return pipeline_of(
+        FOLLOWING,
+        source,
+        images,
+        batch_size=settings.batch_size,
+        pool_examples=pool_examples(images, settings, FOLLOWING.most_uses),
+        seed=0,
+    )
 
 
 def _then(values: Sequence[str]) -> str:

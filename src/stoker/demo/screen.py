@@ -1,7 +1,7 @@
 """What is shown: a live table on a terminal, a line for every run elsewhere.
 
 Nothing is drawn while an arm is run: the display moves between runs, so that it takes no time from
-any arm.
+any arm. Only the scene, which is not compared with anything, is drawn as it goes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from rich.text import Text
 
 from stoker.demo.experiment import Budget, RunRecord
 from stoker.demo.report import Summary, to_target
+from stoker.demo.scene_view import SceneView
 
 if TYPE_CHECKING:
     from stoker.demo.arms import Arm
 
-_PLAIN_WIDTH = 118
+_PLAIN_WIDTH = 130
 _PROGRESS_EVERY_S = 2.0
 _REDRAW_EVERY_S = 0.1
 
@@ -81,6 +82,20 @@ class Screen:
             view = RunsView(self._console, live, arms, seeds)
             view.refresh()
             yield view
+
+    @contextmanager
+    def scene(self, seconds: float) -> Iterator[SceneView]:
+        """Show a scene of so many seconds; yields what is to be told about it."""
+        width = self._console.width
+        if not self._console.is_terminal:
+            view = SceneView(None, width, seconds)
+            yield view
+            self._console.print(view.drawn())
+            return
+        with Live(console=self._console, auto_refresh=False) as live:
+            view = SceneView(live, width, seconds)
+            yield view
+            view.refresh()
 
     def table(self, found: Sequence[Summary], target: float, budgets: dict[float, Budget]) -> None:
         """Print the comparison."""
@@ -142,7 +157,7 @@ class RunsView:
         self._console.print(
             f"[{self._finished}/{len(self._arms) * self._seeds}] {record.arm.label}{slowness}, "
             f"seed {record.seed}: {reached}; at the end {last.accuracy:.1%}, {last.fresh:,} fresh, "
-            f"{last.seconds:.1f} s, {last.waited_s / last.seconds:.0%} waited",
+            f"factor {last.factor:.1f}, {last.seconds:.1f} s, {last.waited_s / last.seconds:.0%} waited",
             markup=False,
         )
 
@@ -157,7 +172,7 @@ class RunsView:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("", width=1)
         table.add_column("arm", min_width=24)
-        for name in ("seeds", "accuracy", "fresh", "seconds", "waited", "to target"):
+        for name in ("seeds", "accuracy", "fresh", "factor", "seconds", "waited", "to target"):
             table.add_column(name, justify="right", min_width=8)
         for arm in self._arms:
             records = self._records[arm]
@@ -165,7 +180,7 @@ class RunsView:
             running = self._running == arm
             mark, style = (">", "bold") if running else ("", None)
             if not records:
-                table.add_row(mark, name, *["-"] * 6, style=style or "dim")
+                table.add_row(mark, name, *["-"] * 7, style=style or "dim")
                 continue
             last = list(records.values())[-1].evaluations[-1]
             hits = (
@@ -179,6 +194,7 @@ class RunsView:
                 f"{len(records)}/{self._seeds}",
                 f"{last.accuracy:.1%}",
                 f"{last.fresh:,}",
+                f"{last.factor:.1f}",
                 f"{last.seconds:.1f} s",
                 f"{last.waited_s / last.seconds:.0%}",
                 " ".join(f"{hit.seconds:.1f}" for hit in hits if hit) + (" s" if any(hits) else ""),
@@ -202,6 +218,7 @@ def _comparison(found: Sequence[Summary], target: float, slowness: float, budget
         "\nsteps",
         "\nseconds",
         "\nspeed-up",
+        "\nfactor",
         "time\nwaited",
         f"accuracy at\n{budget.fresh:,} fresh",
         f"accuracy at\n{budget.seconds:.1f} s",
@@ -217,6 +234,7 @@ def _comparison(found: Sequence[Summary], target: float, slowness: float, budget
                 else ["missed"] * 3
             ),
             _speedup(s),
+            f"{s.factor:.1f}",
             f"{s.waited_fraction:.0%}",
             "-" if s.accuracy_at_fresh is None else f"{s.accuracy_at_fresh:.1%}",
             f"{s.accuracy_at_seconds:.1%}",

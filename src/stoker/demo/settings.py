@@ -48,10 +48,12 @@ class Settings:
     longest_run: float = 1.5
     """A run ends at this multiple of the budget of seconds, wherever it then is."""
 
-    scene: tuple[tuple[float, float], ...] = ((1.0, 2.0), (3.4, 3.0), (1.0, 2.5))
+    scene: tuple[tuple[float, float], ...] = ((1.0, 1.5), (3.4, 2.5), (1.0, 2.5))
     """The storage that slows down and recovers: R, and for how many seconds. Empty: no scene."""
     scene_window_batches: int = 20
     """Over so many batches the scene's factor and share of time waited are taken."""
+    scene_step_samples: int = 40
+    """Steps timed for it at each R, after a third as many to warm up."""
 
     image_px: int = 48
     """Side to which images of a user's folder are resized."""

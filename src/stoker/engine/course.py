@@ -55,8 +55,8 @@ def forget(segments: Sequence[SegmentStream], yielded: int) -> None:
     """Drop what only a resume before ``yielded`` would need."""
     snapshots, records = needed(segments, yielded)
     feeds = [feed for stream in segments if isinstance(feed := stream.feed, EchoFeed)]
-    for feed, snapshot in zip(feeds, snapshots, strict=False):
-        feed.pool.forget_before(snapshot.step)
+    for pooled, snapshot in zip(feeds, snapshots, strict=False):
+        pooled.pool.forget_before(snapshot.step)
     for sieve, record in zip(sieves_of(segments), records, strict=False):
         sieve.forget_before(record.survivors)
 

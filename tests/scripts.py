@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 60
+WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
+"""How many real ranks there are: starting four takes its time."""
 
 PRELUDE = """
 import faulthandler, gc, json, multiprocessing, os, signal, sys, threading, time, warnings

@@ -57,17 +57,17 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long the runs of one R are."""
+    """How long the runs of one R are: until they have had both."""
 
     fresh: int
     """Fresh examples."""
     seconds: float
-    """What reading them takes when nothing else does."""
+    """Time since a run began."""
 
 
 def budget_of(calibration: Calibration, settings: Settings) -> Budget:
-    """Return the budget of fresh examples, and the seconds that storage needs for it."""
-    batches = settings.budget_fresh / settings.batch_size
+    """Return the budget of fresh examples, and of the seconds that storage needs for some more."""
+    batches = settings.budget_seconds_share * settings.budget_fresh / settings.batch_size
     # R = 1 has the same examples to read, and steps that no longer fit into the reading.
     return Budget(settings.budget_fresh, batches * max(calibration.batch_s, calibration.step_s))
 

@@ -200,6 +200,6 @@ def _introduce(screen: Screen, images: ImageSet, settings: Settings, arms: Seque
         else f"{settings.target_share:.0%} of what training from memory reaches"
     )
     screen.say(
-        f"{len(arms)} arms, {settings.seeds} seeds for each, {settings.budget_fresh:,} fresh "
-        f"examples a run; target: {aim}."
+        f"{len(arms)} arms, {settings.seeds} seeds for each, at least {settings.budget_fresh:,} "
+        f"fresh examples a run; target: {aim}."
     )

@@ -34,7 +34,7 @@ class Summary:
     a miss. Where the run without echoing missed, its whole length counts: a lower bound."""
     speedups_are_bounds: bool
     """Whether a run without echoing missed the target."""
-    factor: float
+    realised_factor: float
     """Median echoing factor that was realised, over whole runs."""
     waited_fraction: float
     """Median share of the time of a run that training waited for data."""
@@ -113,7 +113,7 @@ def _summary(
         seconds=_median([hit.seconds if hit else None for hit in hits]),
         speedups=tuple(sorted(speedups)),
         speedups_are_bounds=bounds,
-        factor=statistics.median(run.evaluations[-1].factor for run in runs),
+        realised_factor=statistics.median(run.evaluations[-1].factor for run in runs),
         waited_fraction=statistics.median(
             run.evaluations[-1].waited_s / run.evaluations[-1].seconds for run in runs
         ),
@@ -192,8 +192,8 @@ def _gain(found: Sequence[Summary], target: float) -> str:
     auto = next((s for s in found if s.arm.follows), None)
     if auto is not None and auto is not best and auto.speedup is not None:
         text += (
-            f' With "auto" nobody chose a factor: it came to {auto.factor:.1f}, and training was '
-            f"{auto.speedup:.1f} times as fast."
+            f' With "auto" nobody chose a factor: it came to {auto.realised_factor:.1f}, and '
+            f"training was {auto.speedup:.1f} times as fast."
         )
     losers = [s.arm.label for s in echoing if (s.speedup or 0.0) <= 1.0]
     if losers:
@@ -208,4 +208,6 @@ def _named(s: Summary) -> str:
 
 
 def _factor(s: Summary) -> str:
-    return f"auto, which came to {s.factor:.1f}" if s.arm.follows else f"e = {s.arm.factor}"
+    if s.arm.follows:
+        return f"auto, which came to {s.realised_factor:.1f}"
+    return f"e = {s.arm.factor}"

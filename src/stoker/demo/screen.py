@@ -157,7 +157,8 @@ class RunsView:
         self._console.print(
             f"[{self._finished}/{len(self._arms) * self._seeds}] {record.arm.label}{slowness}, "
             f"seed {record.seed}: {reached}; at the end {last.accuracy:.1%}, {last.fresh:,} fresh, "
-            f"factor {last.factor:.1f}, {last.seconds:.1f} s, {last.waited_s / last.seconds:.0%} waited",
+            f"factor {last.factor:.1f}, {last.seconds:.1f} s, "
+            f"{last.waited_s / last.seconds:.0%} waited",
             markup=False,
         )
 
@@ -234,7 +235,7 @@ def _comparison(found: Sequence[Summary], target: float, slowness: float, budget
                 else ["missed"] * 3
             ),
             _speedup(s),
-            f"{s.factor:.1f}",
+            f"{s.realised_factor:.1f}",
             f"{s.waited_fraction:.0%}",
             "-" if s.accuracy_at_fresh is None else f"{s.accuracy_at_fresh:.1%}",
             f"{s.accuracy_at_seconds:.1%}",

@@ -49,8 +49,8 @@ class Ranks:
             self._distributed.all_reduce(tensor, op=maximum, group=self._group)
         except RuntimeError as error:
             raise StokerError(
-                "ranks could not agree on an echoing factor; one of them has ended, or takes no "
-                f"more batches: {error}"
+                "ranks could not agree on an echoing factor: one of them has ended, or takes no "
+                "more batches"
             ) from error
         return [int(value) for value in tensor.tolist()]
 
@@ -138,7 +138,7 @@ class Planned:
             StokerError: a rank is gone.
         """
         with self._planning.lock:
-            mine = self._measured() if self._began else self.factor
+            mine = self.measured() if self._began else self.factor
         total = -1 if self._total is None else self._total
         factor, longest, shortest = self._ranks.largest([mine, total, -total])
         if longest != -shortest:
@@ -190,15 +190,18 @@ class Planned:
     def _watch(self, pool: Following, upstream: Watched) -> None:
         """Measure production while it was not held up by a full window."""
         now = time.perf_counter_ns()
-        ready, full = upstream.stock()
+        ready, full_ns = upstream.stock()
         there = pool.admitted + ready
-        if self._seen is not None and not full:
-            self._producing_ns += now - self._seen[0]
+        if self._seen is not None and there > self._seen[1]:
+            busy_until = now if full_ns is None else min(now, full_ns)
+            self._producing_ns += max(0, busy_until - self._seen[0])
             self._produced += there - self._seen[1]
+        elif self._seen is not None and full_ns is None:
+            self._producing_ns += now - self._seen[0]
         self._seen = now, there
 
-    def _measured(self) -> int:
-        """Return this rank's ratio of production to consumption time, in units, within bounds.
+    def measured(self) -> int:
+        """Return this rank's ratio of production to consumption time since this was last asked.
 
         The largest ratio decides, not the largest times: who waits for another rank's data inside
         its step seems to consume slowly.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -49,6 +50,7 @@ class Ahead:
         self._ended = False
         self._closed = False
         self._fresh = 0
+        self._arrived_ns = 0
         self._thread: threading.Thread | None = None
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
@@ -74,9 +76,11 @@ class Ahead:
                     raise NotYet(None)
                 self._changed.wait()
 
-    def stock(self) -> tuple[int, bool]:
-        """Return how many items wait, and whether there is no room for more."""
-        return len(self._queue), len(self._queue) >= self._size
+    def stock(self) -> tuple[int, int | None]:
+        """Return how many items wait, and since when there is no room for more."""
+        with self._changed:
+            ready = len(self._queue)
+            return ready, self._arrived_ns if ready >= self._size else None
 
     def pull(self) -> Item | None:
         """Return the next item, None at the end; raise what reading raised there."""
@@ -143,6 +147,7 @@ class Ahead:
                 except BaseException as error:
                     item = error
                 with self._changed:
+                    self._arrived_ns = time.perf_counter_ns()
                     if item is None:
                         self._ended = True
                     elif not self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.echoing.following import Moment
@@ -54,9 +54,8 @@ def needed(
 def forget(segments: Sequence[SegmentStream], yielded: int) -> None:
     """Drop what only a resume before ``yielded`` would need."""
     snapshots, records = needed(segments, yielded)
-    feeds = [feed for stream in segments if isinstance(feed := stream.feed, EchoFeed)]
-    for pooled, snapshot in zip(feeds, snapshots, strict=False):
-        pooled.pool.forget_before(snapshot.step)
+    for feed, snapshot in zip(_echoes(segments), snapshots, strict=False):
+        feed.pool.forget_before(snapshot.step)
     for sieve, record in zip(sieves_of(segments), records, strict=False):
         sieve.forget_before(record.survivors)
 
@@ -65,8 +64,8 @@ def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
     """Go on behind what a loader gave before, with empty pools."""
     for stream in segments:
         stream.start_at(position.yielded)
-        if isinstance(stream.feed, EchoFeed):
-            stream.feed.pool.restore(Moment(position.yielded, position.loaded, ()))
+    for feed in _echoes(segments):
+        feed.pool.restore(Moment(position.yielded, position.loaded, ()))
 
 
 def resume(segments: Sequence[SegmentStream], position: Position) -> None:
@@ -104,9 +103,15 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             record.seen = max(record.seen, outputs)  # all survived where nothing could be left out
             again = {record.number_of(n) for n in again}
             outputs = upstream.start_at(record, outputs)
+    for pooled in _echoes(segments):
+        pooled.refill()
+
+
+def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoFeed[Any]]:
     for stream in segments:
-        if isinstance(stream.feed, EchoFeed):
-            stream.feed.refill()
+        feed: Any = stream.feed
+        if isinstance(feed, EchoFeed):
+            yield feed
 
 
 def _sieve(feed: Feed) -> Sieve | None:

@@ -97,8 +97,8 @@ class Job:
     """Rows to be done; what comes of them is in ``values``."""
 
     __slots__ = (
-        "batch", "builder", "claimed", "done", "failed", "fresh", "indices", "items", "left",
-        "line", "number", "ordinals", "pending", "rows", "values", "waiting", "words",
+        "batch", "builder", "claimed", "done", "done_ns", "failed", "fresh", "indices", "items",
+        "left", "line", "number", "ordinals", "pending", "rows", "values", "waiting", "words",
     )  # fmt: skip
 
     def __init__(self, line: Any, number: int, rows: int) -> None:
@@ -109,6 +109,7 @@ class Job:
         self.left = rows
         self.pending = 0
         self.done = False
+        self.done_ns = 0
         self.waiting: list[Job] | None = None
         self.values: list[Any] = []
         self.builder: Any = None
@@ -363,6 +364,7 @@ class Crew:
             line.pace.note(rows, wall)
             line.account(spent, rows)
             if last:
+                job.done_ns = began + wall
                 self._settle(job)
             if self._undecided:
                 self._decide(line.pace, rows, wall, cpu)

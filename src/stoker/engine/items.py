@@ -140,8 +140,11 @@ class Watched(Stream, Protocol):
         """
         ...
 
-    def stock(self) -> tuple[int, bool]:
-        """Return how many items wait ready, and whether there is no room for more."""
+    def stock(self) -> tuple[int, int | None]:
+        """Return how many items wait ready, and since when there is no room for more.
+
+        That is None while there is room, else in nanoseconds of ``time.perf_counter_ns``.
+        """
         ...
 
 
@@ -176,6 +179,7 @@ class Ready:
 
     __slots__ = ("items", "values", "waiting")
     done = True
+    done_ns = 0
 
     def __init__(self, value: Any) -> None:
         self.values = [value]

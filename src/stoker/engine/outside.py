@@ -186,15 +186,12 @@ class DeviceStream:
         if self._peeked is None and not self._under_way:
             self._begin(wait=True)
 
-    def stock(self) -> tuple[int, bool]:
-        """Return how many batches wait, on the host too, and whether there is no room for more."""
-        upstream = self._upstream
-        if isinstance(upstream, SegmentStream):
-            ready, size = upstream.occupancy()
-            full = ready >= size
-        else:
-            ready, full = upstream.stock() if isinstance(upstream, Ahead) else (0, False)
-        return ready + len(self._under_way), full and bool(self._under_way)
+    def stock(self) -> tuple[int, int | None]:
+        """Return how many batches wait, on the host too, and since when there is no room there."""
+        if isinstance(self._upstream, LoaderStream):
+            return len(self._under_way), None
+        ready, since = self._upstream.stock()
+        return ready + len(self._under_way), since
 
     def pull(self) -> Item | None:
         """Return the next batch on the device, and begin to move the one after it."""

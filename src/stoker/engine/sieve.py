@@ -172,10 +172,10 @@ class Sieve:
         """Return when the next ``count`` survivors are there, or all that are left."""
         self._have(count)
 
-    def stock(self) -> tuple[int, bool]:
-        """Return how many items wait, decided or not, and whether there is no room for more."""
-        ready, full = self._upstream.stock()
-        return len(self._kept) + ready, full
+    def stock(self) -> tuple[int, int | None]:
+        """Return how many items wait, decided or not, and since when there is no room for more."""
+        ready, since = self._upstream.stock()
+        return len(self._kept) + ready, since
 
     def surviving(self, number: int) -> int:
         """Return how many survivors wait of the items up to a number, once all are decided.

@@ -227,10 +227,13 @@ class SegmentStream:
                     raise NotYet(item.job)
                 self.crew.wait(item.job)
 
-    def stock(self) -> tuple[int, bool]:
-        """Return how many outputs in the window are done, and whether all are and it is full."""
-        done = sum(item.job.done for item in self._window)
-        return done, done == len(self._window) >= self.ahead()
+    def stock(self) -> tuple[int, int | None]:
+        """Return how many outputs in the window are done, and since when all are and it is full."""
+        jobs = [item.job for item in tuple(self._window)]
+        done = sum(job.done for job in jobs)
+        if done < len(jobs) or done < self.ahead():
+            return done, None
+        return done, max((job.done_ns for job in set(jobs)), default=0)
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 

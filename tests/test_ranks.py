@@ -1,0 +1,209 @@
+"""Echoing that follows the stall across ranks: real processes, gloo, unequal latency."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import WORLDS, script
+
+pytest.importorskip("torch.distributed")
+
+SETUP = """
+import datetime, logging
+import torch, torch.distributed as dist
+
+RANK, WORLD = {rank}, {world}
+torch.set_num_threads(1)
+logging.getLogger("stoker").setLevel(logging.ERROR)
+
+
+class Slow:
+    \"\"\"The slower, the higher the rank.\"\"\"
+
+    def __init__(self, length, fails=()):
+        self.length, self.fails = length, set(fails)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        time.sleep(0.0003 * RANK)
+        if index in self.fails:
+            raise OSError("rotten")
+        return {{"id": index, "x": np.float32([index % 7, index % 5, 1])}}
+
+
+def jitter(x, rng):
+    return x + rng.normal(size=3).astype(np.float32)
+
+
+def batches(pipeline):
+    \"\"\"Take every step together, as training does.\"\"\"
+    taken = []
+    for batch in pipeline:
+        dist.all_reduce(torch.ones(1))
+        taken.append(len(batch["id"]))
+    return taken
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        dist.init_process_group(
+            "gloo", init_method={init!r}, rank=RANK, world_size=WORLD,
+            timeout=datetime.timedelta(seconds=20),
+        )
+"""
+
+
+@contextlib.contextmanager
+def ranks(folder: Path, world: int, body: str) -> Any:
+    """Start a process for each rank."""
+    init = f"file://{folder / 'rendezvous'}"
+    with contextlib.ExitStack() as stack:
+        running = []
+        for rank in range(world):
+            place = folder / str(rank)
+            place.mkdir()
+            text = SETUP.format(rank=rank, world=world, init=init) + body
+            running.append(stack.enter_context(script(place, text)))
+        yield running
+
+
+def told_by(folder: Path, world: int, body: str) -> list[dict[str, Any]]:
+    """Run ranks to their good end; return what each told."""
+    ending = """
+    say(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+    with ranks(folder, world, body + ending) as running:
+        told = [json.loads(process.line()) for process in running]
+        assert [process.finish()[0] for process in running] == [0] * world
+    return told
+
+
+TRAINED = """
+    data = stoker.from_dataset(Slow(480), seed=3)
+    train = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(2).to("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+    told = {"printed": str(train), "steps": [], "seen": []}
+    for epoch in range(2):
+        steps, seen = 0, []
+        for batch in train:
+            loss = model(batch["x"]).square().mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            steps += 1
+            seen += batch["id"].tolist()
+        told["steps"].append(steps)
+        told["seen"].append(seen)
+    told["parameters"] = [p.detach().flatten().tolist() for p in model.parameters()]
+    told["record"] = train.record()["echoes"]["0"]["epochs"]
+
+    # And exactly so again, from the record.
+    again = data.shuffle().shard().echo(replay=train.record())
+    again = again.random_map(jitter, on="x").batch(8).workers(1)
+    told["again"] = [i for batch in again for i in batch["id"].tolist()] == told["seen"][0]
+"""
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ranks_take_equal_steps_by_equal_factors(tmp_path: Path, world: int) -> None:
+    told = told_by(tmp_path, world, TRAINED)
+    first = told[0]
+    assert f"planned: {world} ranks agree every 64 batches" in first["printed"]
+    for each in told:
+        assert each["steps"] == first["steps"]
+        assert each["parameters"] == first["parameters"]  # bit for bit
+        assert each["record"] == first["record"]  # the same factors, at the same steps
+        assert each["again"]
+    for epoch in range(2):
+        parts = [set(each["seen"][epoch]) for each in told]
+        assert sum(map(len, parts)) == 480  # disjoint, and whole
+        assert len(set().union(*parts)) == 480
+        for each in told:
+            uses = [each["seen"][epoch].count(i) for i in parts[told.index(each)]]
+            assert max(uses) <= 4
+
+
+SKIPPED = """
+    rotten = range(0, 400, 9) if RANK == 1 else ()
+    told = {}
+    data = stoker.from_dataset(Slow(400, rotten), seed=3, on_error=60)
+    told["skipped"] = batches(data.shard().echo().batch(8).workers(2))
+    told["behind"] = batches(
+        data.shard().echo().random_map(lambda x, rng: x, on="x").batch(8).workers(2)
+    )
+    good = stoker.from_dataset(Slow(400), seed=3)
+    told["filtered"] = batches(
+        good.shard().filter(lambda i: i % 3 or RANK, on="id").echo().batch(8).steps(12)
+    )
+    stream = lambda: ({"id": i, "x": np.zeros(3)} for i in range(400))
+    told["streamed"] = batches(
+        stoker.from_iterable(stream, seed=3).shard().echo().batch(8).steps(12)
+    )
+    sampler = torch.utils.data.DistributedSampler(Slow(100), seed=1)
+    loader = torch.utils.data.DataLoader(Slow(100), batch_size=8, sampler=sampler)
+    told["loaded"] = batches(stoker.echo(loader, seed=1))
+
+    told["refused"] = []
+    for chain in (
+        good.shard().filter(bool).echo().batch(8),
+        good.shard(uneven=True).echo().batch(8),
+        stoker.from_iterable(stream, seed=3).shard().echo().batch(8),
+        good.shard().echo().map(lambda x: x).echo().batch(8),
+        stoker.from_dataset(Slow(400 + RANK), seed=3).shard(rank=0, world=1).echo().batch(8),
+    ):
+        try:
+            next(iter(chain))
+        except ValueError as error:
+            told["refused"].append(str(error))
+"""
+
+
+def test_what_is_left_out_leaves_steps_equal(tmp_path: Path) -> None:
+    told = told_by(tmp_path, 2, SKIPPED)
+    for kind in ("skipped", "behind", "filtered", "streamed", "loaded"):
+        assert len({len(each[kind]) for each in told}) == 1, kind
+    assert set(told[1]["skipped"][:-1]) == {8}  # what failed is made up for by others
+    assert len(told[0]["filtered"]) == len(told[0]["streamed"]) == 12
+    for each in told:
+        assert len(each["refused"]) == 5, each["refused"]
+        assert all("\n" not in text for text in each["refused"])
+        assert sum(".steps(n)" in text for text in each["refused"]) == 3
+        assert "between 400 and 401 fresh items" in each["refused"][-1]
+
+
+LEFT = """
+    data = stoker.from_dataset(Slow(100_000), seed=3)
+    train = data.shard().echo().batch(8)
+    try:
+        for step, batch in enumerate(train):
+            if RANK == 1 and step == 20:
+                say("here")
+                time.sleep(60)
+    except stoker.StokerError as error:
+        say(str(error))
+    say(str(left()["threads"]))
+    os._exit(0)  # the default group has a rank that is gone
+"""
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, LEFT) as (survivor, victim):
+        assert victim.line() == "here"
+        os.kill(victim.pid, signal.SIGKILL)
+        assert "ranks could not agree on an echoing factor" in survivor.line()
+        assert survivor.line() == "[]"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 60
-WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
+REAL_WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
 """How many real ranks there are: starting four takes its time."""
 
 PRELUDE = """

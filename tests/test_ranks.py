@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts import WORLDS, script
+from scripts import REAL_WORLDS, script
 
 pytest.importorskip("torch.distributed")
 
@@ -119,7 +119,7 @@ TRAINED = """
 """
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_take_equal_steps_by_equal_factors(tmp_path: Path, world: int) -> None:
     told = told_by(tmp_path, world, TRAINED)
     first = told[0]

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
-from scripts import WORLDS, script
+from scripts import REAL_WORLDS, script
 from stoker import testing
 from stoker.orders import TRUE_PERMUTATION_LIMIT, Share, order_of
 from strategies import (
@@ -583,7 +583,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
     pytest.importorskip("torch.distributed")
     init = f"file://{tmp_path / 'rendezvous'}"

@@ -147,7 +147,7 @@ class Crew:
         threads: how many there may be; with 0 everything is done by the consumer.
         depths: how many segments there are.
         tempo: the pipeline's memory of its speed.
-        remotes: connections to worker processes, one for each thread, or None for threads.
+        remotes: worker processes, as each thread uses one, or None for threads.
     """
 
     def __init__(
@@ -195,6 +195,11 @@ class Crew:
     def closed(self) -> bool:
         """Whether nothing more is to be done."""
         return self._closed
+
+    @property
+    def workers(self) -> int:
+        """How many threads or processes take part."""
+        return self.active // 2 if self.remote else self.active
 
     @property
     def inline(self) -> bool:

@@ -27,5 +27,5 @@ def hired(
         from stoker.engine import processes  # multiprocessing takes its time to import
 
         remotes = processes.start(workers.count, host, seed, epoch, rank)
-        return Crew(workers.count, depths, tempo, remotes)
+        return Crew(len(remotes), depths, tempo, remotes)
     return Crew(workers.count, depths, tempo)

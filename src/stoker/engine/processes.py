@@ -1,6 +1,6 @@
 """Worker processes: each has its own copy of the dataset and does what it is sent.
 
-A thread of the crew talks to one process. Arrays cross in memory that both map (a memfd, which
+Two threads of the crew talk to one process. Arrays cross in memory that both map (a memfd, which
 the kernel frees with its last owner); everything else crosses in a pipe. Where there is no
 memfd, arrays cross in the pipe too.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -19,10 +20,11 @@ import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,23 +37,61 @@ from stoker.stages.batch import Builder, collated
 from stoker.stages.source import DatasetSource
 
 _GRACE_S = 1.0
+_SLOTS = 2  # requests that a process may have at a time
 _PAGE = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
 
 
-class Remote:
-    """One worker process, seen from the thread that uses it."""
+class _Line:
+    """The connection to one process, which several threads share: answers come in turn."""
 
-    def __init__(
-        self, process: Any, connection: Connection, there: _Shared | None, back: _Shared | None
-    ) -> None:
-        self._process = process
-        self._connection = connection
+    def __init__(self, process: Any, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+        self.closed = False
+        self._turns: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._turns)
+
+    def ask(self, slot: int, request: Any, there: _Shared | None, back: _Shared | None) -> Any:
+        """Send a request and wait for its answer."""
+        me = object()
+        with self._changed:
+            _send(self.connection, request, slot, there)
+            self._turns.append(me)
+            while self._turns[0] is not me:
+                self._changed.wait()
+        try:
+            return _receive(self.connection, [back] * _SLOTS)[1]
+        finally:
+            with self._changed:
+                self._turns.popleft()
+                self._changed.notify_all()
+
+    def exit_code(self) -> int | None:
+        """Return how a process that is gone has ended."""
+        with self._changed:  # the other thread learns of it, too
+            self.process.join(_GRACE_S)
+            return cast(int | None, self.process.exitcode)
+
+
+class Remote:
+    """A worker process, seen from one of the threads that use it.
+
+    A process has two of them, so that it finds its next request waiting: a thread that comes late,
+    because all cores are busy, would leave it idle.
+    """
+
+    def __init__(self, line: _Line, slot: int, there: _Shared | None, back: _Shared | None) -> None:
+        self._line = line
+        self.slot = slot
         self._there = there
         self._back = back
-        self._busy = False
-        self._closed = False
 
     @contextlib.contextmanager
     def run(self, *request: Any) -> Iterator[tuple[Any, list[int]]]:
@@ -59,54 +99,52 @@ class Remote:
 
         Raises WorkerDied when the process ends without an answer.
         """
-        self._busy = True
         try:
-            try:
-                _send(self._connection, request, self._there)
-                answer = _receive(self._connection, self._back)
-            except (EOFError, OSError) as error:
-                raise self._died() from error
-        finally:
-            self._busy = False
+            answer = self._line.ask(self.slot, request, self._there, self._back)
+        except (EOFError, OSError) as error:
+            raise self._died() from error
         yield answer
 
     def stop(self) -> None:
         """Have the process end: by asking if it is idle, by force if it is busy."""
-        if self._busy:
-            self._process.kill()
-            return
-        with contextlib.suppress(OSError):  # it may have died by itself
-            _send(self._connection, None, None)
+        if self._line.busy:
+            self._line.process.kill()
+        elif self.slot == 0:
+            with contextlib.suppress(OSError):  # it may have died by itself
+                _send(self._line.connection, None, 0, None)
 
     def close(self) -> None:
         """End the process, and free what belonged to it; nobody may use it any more."""
-        if self._closed:
-            return
-        self._closed = True
-        self._process.join(_GRACE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._process.close()
-        self._connection.close()
+        line = self._line
+        if not line.closed:
+            line.closed = True
+            line.process.join(_GRACE_S)
+            if line.process.is_alive():
+                line.process.kill()
+                line.process.join()
+            line.process.close()
+            line.connection.close()
         for shared in (self._there, self._back):
             if shared is not None:
                 shared.close()
+        self._there = self._back = None
 
     def _died(self) -> WorkerDied:
-        self._process.join(_GRACE_S)
-        code = self._process.exitcode
+        process = self._line.process
+        code = self._line.exit_code()
         how = (
             f"was killed by signal {signal.Signals(-code).name}"
             if code and code < 0
             else (f"ended with exit code {code}")
         )
         hint = "; is memory short?" if code == -signal.SIGKILL else ""
-        return WorkerDied(f"worker process {self._process.pid} {how}{hint}")
+        return WorkerDied(f"worker process {process.pid} {how}{hint}")
 
 
 def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> list[Remote]:
     """Start worker processes by the start method that ``multiprocessing`` is set to.
+
+    Returns what threads use them by, two for each, first one of every process.
 
     Raises what pickling raises where the start method pickles and something cannot be.
     """
@@ -117,8 +155,8 @@ def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> li
     with contextlib.ExitStack() as undo:
         for _ in range(count):
             ours, theirs = context.Pipe()
-            there, back = _Shared.create(), _Shared.create()
-            for opened in (ours, theirs, there, back):
+            shared = [(_Shared.create(), _Shared.create()) for _ in range(_SLOTS)]
+            for opened in (ours, theirs, *itertools.chain(*shared)):
                 undo.callback(opened.close if opened is not None else int)
             forked = context.get_start_method() == "fork"
             process = context.Process(
@@ -126,8 +164,7 @@ def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> li
                 args=(
                     theirs,
                     [*ours_before, ours] if forked else [],
-                    there and there.handle,
-                    back and back.handle,
+                    [(there and there.handle, back and back.handle) for there, back in shared],
                     works,
                     randomness.key(seed, epoch, randomness.LEGACY, rank),
                     os.getpid(),
@@ -140,12 +177,13 @@ def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> li
             undo.pop_all()
             theirs.close()
             ours_before.append(ours)
-            remotes.append(Remote(process, ours, there, back))
+            line = _Line(process, ours)
+            remotes += [Remote(line, slot, *each) for slot, each in enumerate(shared)]
             for remote in remotes:
                 undo.callback(remote.close)
                 undo.callback(remote.stop)
         undo.pop_all()
-    return remotes
+    return sorted(remotes, key=lambda remote: remote.slot)
 
 
 class _Shared:
@@ -202,7 +240,7 @@ def _as_tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def _send(connection: Connection, value: Any, shared: _Shared | None) -> None:
+def _send(connection: Connection, value: Any, slot: int, shared: _Shared | None) -> None:
     buffers: list[pickle.PickleBuffer] = []
     stream = BytesIO()
     _Pickler(stream, 5, buffer_callback=buffers.append if shared else None).dump(value)
@@ -214,19 +252,21 @@ def _send(connection: Connection, value: Any, shared: _Shared | None) -> None:
         for raw, start in zip(raws, starts, strict=False):
             if raw.nbytes:
                 view[start : start + raw.nbytes] = raw
-    connection.send_bytes(pickle.dumps(sizes))
+    connection.send_bytes(pickle.dumps((slot, sizes)))
     connection.send_bytes(stream.getbuffer())
 
 
-def _receive(connection: Connection, shared: _Shared | None) -> Any:
-    sizes = pickle.loads(connection.recv_bytes())
+def _receive(connection: Connection, slots: Sequence[_Shared | None]) -> tuple[int, Any]:
+    """Return what came, and the slot that its arrays came through."""
+    slot, sizes = pickle.loads(connection.recv_bytes())
     data = connection.recv_bytes()
+    shared = slots[slot]
     if shared is None or not sizes:
-        return pickle.loads(data)
+        return slot, pickle.loads(data)
     starts = _starts(sizes)
     view = shared.view(starts[-1], grow=False)
     buffers = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    return pickle.loads(data, buffers=buffers)
+    return slot, pickle.loads(data, buffers=buffers)
 
 
 def _starts(sizes: list[int]) -> list[int]:
@@ -243,8 +283,7 @@ def _starts(sizes: list[int]) -> list[int]:
 def _serve(
     connection: Connection,
     not_ours: list[Connection],
-    there: str | None,
-    back: str | None,
+    slots: list[tuple[str | None, str | None]],
     works: list[Work],
     legacy_key: NDArray[np.uint64],
     parent: int,
@@ -256,12 +295,14 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    inbox = _Shared.open(there) if there else None
-    outbox = _Shared.open(back) if back else None
+    inboxes, outboxes = (
+        [_Shared.open(handle) if handle else None for handle in handles]
+        for handles in zip(*slots, strict=True)
+    )
     hand = _Hand(works, legacy_key)
     while True:
         try:
-            request = _receive(connection, inbox)
+            slot, request = _receive(connection, inboxes)
         except (EOFError, OSError):
             return
         if request is None:
@@ -269,7 +310,7 @@ def _serve(
         ns = [0] * len(works[request[0]].segment.names)
         answer = hand.do(ns, *request)
         try:
-            _send(connection, (answer, ns), outbox)
+            _send(connection, (answer, ns), slot, outboxes[slot])
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
@@ -277,7 +318,7 @@ def _serve(
                 sendable: Any = hand.sendable(answer, *request)
             else:
                 sendable = Failure(StageError("worker process", _plain(error)))
-            _send(connection, (sendable, ns), outbox)
+            _send(connection, (sendable, ns), slot, outboxes[slot])
 
 
 def _die_with(parent: int, by_main_thread: bool) -> None:

@@ -293,7 +293,7 @@ class Run:
             consumer_wait_s=self.wait_ns / 1e9,
             production_s_per_example=worked_s / self.fresh if self.fresh else 0.0,
             stages=stages,
-            workers=self.crew.active,
+            workers=self.crew.workers,
             window_ready=ready,
             window_size=size,
             window_bytes=self._window_bytes() + self.recycler.held_bytes(),

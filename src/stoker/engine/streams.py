@@ -289,7 +289,7 @@ class SegmentStream:
         if self._gathers:
             return GATHER_AHEAD
         chunk = self.pace.chunk(self.crew.target_ns)
-        examples = max(2 * self._group, 8 * self.crew.active * chunk, self._read_ahead)
+        examples = max(2 * self._group, 8 * self.crew.workers * chunk, self._read_ahead)
         if self._followed:  # or jitter alone would call for echoing
             examples = max(FOLLOWED_BATCHES * self._group, examples)
         elif self.feed is not None and self.feed.follows:  # what is decided early is decided badly

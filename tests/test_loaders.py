@@ -158,6 +158,22 @@ def test_a_pool_on_a_device_says_how_much_it_may_hold(caplog: pytest.LogCaptureF
     ]
 
 
+@pytest.mark.gpu
+def test_batches_kept_on_an_accelerator_are_augmented_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def drawn(batch: Any, rng: Any) -> Any:
+        assert batch[0].is_cuda
+        return batch[0] + torch.rand(batch[0].shape, generator=rng, device=rng.device), batch[1]
+
+    pipeline = stoker.echo(
+        DataLoader(Numbers(), batch_size=BATCH), "auto", transform=drawn, device="cuda", seed=0
+    )
+    with caplog.at_level(logging.WARNING, logger="stoker"):
+        assert set(seen(pipeline)) == set(range(LENGTH))
+    assert "of the memory of cuda" in caplog.text
+
+
 def test_batches_in_shared_memory_are_copied_before_they_are_kept() -> None:
     loader = DataLoader(Numbers(), batch_size=BATCH, num_workers=1)
     shared = [batch[0].is_shared() for batch in loader]

@@ -37,6 +37,8 @@ from strategies import (
 )
 from test_state import tails_agree
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are fewer than.*ranks")
+
 WORLDS = st.sampled_from([1, 2, 3, 8])
 
 
@@ -643,3 +645,11 @@ def test_asking_for_a_group_does_not_import_torch() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_fewer_examples_than_ranks_are_warned_of() -> None:
+    pipeline = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world=4).batch(2)
+    with pytest.warns(UserWarning, match=r"3 examples are fewer than 4 ranks.*uneven=True"):
+        assert list(pipeline) == []
+    kept = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world=4, uneven=True)
+    assert [int(x) for x in kept] == [1]

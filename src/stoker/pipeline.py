@@ -614,6 +614,14 @@ class Pipeline:
                 )
         if share is None and not isinstance(self._source, LoaderSource):
             warn_unsharded()
+        addressed = not isinstance(self._source, (LoaderSource, IterableSource))
+        even = share is not None and not share.uneven
+        if share is not None and even and addressed and 0 < len(self._source) < share.world:
+            warnings.warn(
+                f"{len(self._source)} examples are fewer than {share.world} ranks: equal parts of "
+                "them are empty (.shard(uneven=True) keeps them)",
+                stacklevel=3,
+            )
 
     def _follows(self) -> Echo | None:
         """Return the first echo that decides by what is ready."""

@@ -42,7 +42,7 @@ class Ahead:
 
     def __init__(self, inner: Read, size: int, planning: Planning, crew: Crew) -> None:
         self._inner = inner
-        self._size = size
+        self.size = size
         self._planning = planning
         self._crew = crew
         self._changed = threading.Condition()
@@ -80,7 +80,7 @@ class Ahead:
         """Return how many items wait, and since when there is no room for more."""
         with self._changed:
             ready = len(self._queue)
-            return ready, self._arrived_ns if ready >= self._size else None
+            return ready, self._arrived_ns if ready >= self.size else None
 
     def pull(self) -> Item | None:
         """Return the next item, None at the end; raise what reading raised there."""
@@ -161,6 +161,6 @@ class Ahead:
 
     def _full(self, last: Item | BaseException | None) -> bool:
         """Whether to read no more for now: not behind an error before it was raised, either."""
-        return len(self._queue) >= self._size or (
+        return len(self._queue) >= self.size or (
             isinstance(last, BaseException) and bool(self._queue)
         )

@@ -312,6 +312,9 @@ class Run:
                 known = self._resolved.get(echoes.pop(0) if echoes else -1)
                 unit = known.item_bytes if known else 0
             total += stream.ahead() * unit
+        if self._ahead is not None and self.pools.feeds:
+            known = self._resolved.get(self.pools.feeds[0].echo.position)
+            total += self._ahead.size * (known.item_bytes if known else 0)
         return total
 
     def _dropped(self) -> int:

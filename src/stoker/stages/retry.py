@@ -29,10 +29,16 @@ _LASTING_NAMES = re.compile("Credential|Auth|Validation|Configuration|Unknown")
 
 
 class StatusError(Exception):
-    """An answer whose status is not 200."""
+    """An answer whose status is not 200.
 
-    def __init__(self, status: int, reason: str | None) -> None:
+    Attributes:
+        retry_after_s: how long the server wants to be left alone, 0 where it does not say.
+    """
+
+    def __init__(self, status: int, reason: str | None, retry_after: str | None = None) -> None:
         self.status = status
+        # Seconds; a date is rare, and a clock that is wrong would make it a long wait.
+        self.retry_after_s = int(retry_after) if retry_after and retry_after.isdecimal() else 0
         super().__init__(f"HTTP {status} {reason or ''}".rstrip())
 
 
@@ -87,8 +93,9 @@ async def persistently(
                 raise RemoteError(
                     url, _reason(error), status=status, attempts=attempts, elapsed_s=now - began
                 ) from error
+            asked_s = getattr(error, "retry_after_s", 0)
         pause_s = min(2 * pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        await asyncio.sleep(min(pause_s * _jitter.uniform(0.5, 1), left_s))
+        await asyncio.sleep(min(max(asked_s, pause_s * _jitter.uniform(0.5, 1)), left_s))
         on_retry()
 
 

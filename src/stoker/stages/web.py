@@ -86,7 +86,8 @@ class WebStorage(Storage):
         try:
             async with session.get(self._yarl.URL(url, encoded=True), **self._request) as answer:
                 if answer.status != 200:
-                    raise StatusError(answer.status, answer.reason)
+                    retry_after = answer.headers.get("Retry-After")
+                    raise StatusError(answer.status, answer.reason, retry_after)
                 return await answer.read(), answer
         except TimeoutError as error:
             raise StalledError(f"no answer for {storage.STALL_S:g} s") from error

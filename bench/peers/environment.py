@@ -13,8 +13,8 @@ HOME = HERE.parent.parent / ".peers"
 
 
 def known() -> list[str]:
-    """Return the names of the peers: those that have a list of requirements."""
-    return sorted(path.stem for path in HERE.glob("*.txt"))
+    """Return the names of the peers of ``arrays.py``: a file and a list of requirements each."""
+    return sorted(path.stem for path in HERE.glob("*.txt") if path.with_suffix(".py").exists())
 
 
 def python(name: str) -> Path:

@@ -43,7 +43,7 @@ class PipelineIterator(Iterator[Any]):
             run.complete = True
             self.close()
             if run.short:
-                if run.ranks is not None:
+                if run.together:
                     raise StokerError(
                         f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "
                         "that .steps() says, and the others go on: give .steps() fewer"

@@ -95,6 +95,8 @@ def _batched(stages: Sequence[Any]) -> bool:
 def _pool(echo: Echo, stages: Sequence[Any], resolved: dict[int, Resolved], loader: bool) -> str:
     known = resolved.get(echo.position)
     unit = "batches" if loader or _batched(stages[: stages.index(echo)]) else "examples"
+    if known is None and echo.record is not None:
+        known = Resolved(echo.record.echo(echo.position, echo.name).size)
     if known is not None:
         held = f", {format_bytes(known.size * known.item_bytes)}" if known.item_bytes else ""
         return f"pool of {known.size:,} {unit}{held}"

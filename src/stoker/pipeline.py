@@ -250,7 +250,7 @@ class Pipeline:
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
                 (``"2GiB"``). By default the smaller of 16 batches and 10 % of usable memory.
             replay: what ``record()`` returned: repeats that run exactly, for any number of
-                workers. Its pool and ``max_factor`` are those of the record.
+                workers. Pool, ``max_factor`` and, if none was given, the seed are the record's.
 
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
         arguments that do not go together; StateError for a damaged record.
@@ -265,7 +265,10 @@ class Pipeline:
                     raise ValueError("replay= has pool and max_factor of its own: leave them out")
                 record = read_record(replay)
                 most = record.echo(position, ".echo(replay=)").max_factor
-            return self._with(Echo(None, most, size, size_bytes, position, record))
+            twin = self._with(Echo(None, most, size, size_bytes, position, record))
+            if record is not None and self._given_seed is None:
+                twin._reset(record.seed)
+            return twin
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
@@ -350,6 +353,7 @@ class Pipeline:
         epoch, position = cursor.upcoming()
         self._check_ranks()
         self._check_workers()
+        self._check_replay()
         plan = compiled(self._source, self._stages, self._budget)
         workers = self._workers or Workers(machine.usable_cores(), "thread")
         run = Run(
@@ -468,7 +472,7 @@ class Pipeline:
         """
         if not any(isinstance(stage, Echo) and stage.follows for stage in self._stages):
             raise ValueError('there is nothing to record: no .echo("auto") stands in this chain')
-        return written(self._seed, self._cursor.record())
+        return written(self._seed, self._outline(), self._cursor.record())
 
     @property
     def seed(self) -> int:
@@ -504,13 +508,14 @@ class Pipeline:
         return getattr(self._source.loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state at the last batch that was yielded, ready for JSON.
+        """Return the state at the last batch that was yielded, ready for JSON (see below).
 
         At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is
         built alike, it makes the next iteration continue right behind that batch.
 
-        Over a loader that has a state of its own (``StatefulDataLoader``) that is nested in it, as
-        it is; ``.echo("auto")`` then goes on with an empty pool.
+        Over a loader that has a state of its own (``StatefulDataLoader``) that is nested in it as
+        it is, tensors included (save it with ``torch.save``); ``.echo("auto")`` then goes on with
+        an empty pool.
 
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
         made again.
@@ -652,6 +657,21 @@ class Pipeline:
                 f"{echo.name} follows what workers prepare meanwhile, and .workers(0) leaves none: "
                 "give it workers, or a factor"
             )
+
+    def _check_replay(self) -> None:
+        """Refuse to replay what another pipeline did."""
+        for stage in self._stages:
+            record = stage.record if isinstance(stage, Echo) else None
+            if record is None:
+                continue
+            if record.seed != self._seed:
+                raise StateError(
+                    f"the record is of another run: its seed is {record.seed}, this pipeline's "
+                    f"is {self._seed}"
+                )
+            if record.pipeline != self._outline():
+                difference = state.difference_of(record.pipeline, self._outline())
+                raise StateError(f"the record belongs to another pipeline: {difference}")
 
     def _check_fields(self, on: str | int | None) -> None:
         kept = (Shuffle, Shard, Filter)

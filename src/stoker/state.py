@@ -80,7 +80,7 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
     try:
         theirs, pools = list(state["pipeline"]), state["pools"]
         if theirs != outline:
-            difference = _difference(theirs, outline)
+            difference = difference_of(theirs, outline)
             raise StateError(f"the state belongs to another pipeline: {difference}")
         if seed is not None and seed != state["seed"]:
             raise StateError(
@@ -151,7 +151,8 @@ def _checksum(state: dict[str, Any]) -> int:
         raise StateError(f"the state is damaged: {error}") from error
 
 
-def _difference(theirs: list[str], ours: list[str]) -> str:
+def difference_of(theirs: list[str], ours: list[str]) -> str:
+    """Say where two outlines differ."""
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
             return f"it has {a} where this one has {b}"

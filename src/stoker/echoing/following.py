@@ -9,7 +9,8 @@ Guarantees:
 
 - Every fresh item is used in the step that it enters, and at most ``max_factor`` times in all.
 - No item is used twice in a step, nor in two steps that follow each other.
-- A full pool drops the most used items, of these the oldest.
+- A full pool drops the most used items, of these the oldest. A step of fresh items alone may leave
+  the pool as it is: while there are plenty, no item need be copied to be kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from stoker import packing
 from stoker.echoing.pool import Draw
 
 SNAPSHOT_STEPS = 64
-_CODES = 255  # a byte says how many grains of fresh items a step has
+_CODES = 254  # a byte says how many grains of fresh items a step has
+ALONE = 255
+"""The code of a step of fresh items alone, none of which the pool keeps."""
+
 _NONE = np.empty(0, np.int64)
 
 
@@ -99,7 +103,7 @@ class Following:
 
     def fresh_of(self, code: int) -> int:
         """Return how many fresh items a code stands for, unless the epoch has fewer left."""
-        return min(code * self.grain, self.group)
+        return self.group if code == ALONE else min(code * self.grain, self.group)
 
     def code_of(self, ready: int, *, over: bool) -> int:
         """Return the code of a step for which so many fresh items are ready.
@@ -118,11 +122,24 @@ class Following:
         now = self.step + 1
         entering = np.arange(self.admitted, self.admitted + fresh)
         self.admitted += fresh
-        parts, uses, distance_sum, repeats = [entering], [0], 0, 0
+        if code == ALONE:
+            self._recent = 0
+            draw = Draw(entering, np.zeros(fresh, np.int64), np.ones(fresh, bool), 0, 0, 0)
+        else:
+            draw = self._mixed(now, entering)
+        self.step = now
+        self.uses += len(draw.ordinals)
+        self.codes.append(code)
+        if now % SNAPSHOT_STEPS == 0:
+            self._take_moment()
+        return draw
+
+    def _mixed(self, now: int, entering: NDArray[np.int64]) -> Draw:
         levels = self._levels
+        parts, numbers, distance_sum, repeats = [entering], [0], 0, 0
         arrivals: list[list[NDArray[np.int64]]] = [[] for _ in range(len(levels) + 1)]
         arrivals[0].append(entering)
-        need = min(self.group - fresh, self.reusable)
+        need = min(self.group - len(entering), self.reusable)
         while need:
             at = min((level[0].after, number) for number, level in enumerate(levels) if level)[1]
             stretch = levels[at].popleft()
@@ -134,25 +151,23 @@ class Following:
             repeats += count
             distance_sum += count * (now - stretch.after)
             parts.append(stretch.ordinals)
-            uses.append(at + 1)
+            numbers.append(at + 1)
             arrivals[at + 1].append(stretch.ordinals)
-        lengths = [len(part) for part in parts]
-        ordinals = np.concatenate(parts)
-        numbers = np.repeat(np.array(uses), lengths)
-        self.held += fresh - sum(map(len, arrivals[-1]))
+        self.held += len(entering) - sum(map(len, arrivals[-1]))
         self._recent = 0
         for level, came in zip(levels, arrivals, strict=False):
             items = came[0] if len(came) == 1 else np.concatenate(came) if came else _NONE
             if len(items):
                 level.append(Stretch(items, now))
                 self._recent += len(items)
-        dropped = self._dropped(now)
-        self.step = now
-        self.uses += len(ordinals)
-        self.codes.append(code)
-        if self.step % SNAPSHOT_STEPS == 0:
-            self._take_moment()
-        return Draw(ordinals, numbers, numbers == len(levels), distance_sum, repeats, 0, dropped)
+        dropped = self._dropped(now) if self.held > self.size else _NONE
+        if self.group == 1:  # one part is empty, or there is none: scalars cost less
+            which = 0 if len(entering) else -1
+            ordinals, uses = parts[which], np.array(numbers[which:][: len(parts[which])])
+        else:
+            ordinals = np.concatenate(parts)
+            uses = np.repeat(np.array(numbers), [len(part) for part in parts])
+        return Draw(ordinals, uses, uses == len(levels), distance_sum, repeats, 0, dropped)
 
     def _dropped(self, now: int) -> NDArray[np.int64]:
         """Drop what is too much: the most used first, of these the oldest."""

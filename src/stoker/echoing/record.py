@@ -75,8 +75,16 @@ class EchoRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What ``pipeline.record()`` returned, read."""
+    """What ``pipeline.record()`` returned, read.
 
+    Attributes:
+        seed: the run's.
+        pipeline: what must be alike for the record to fit, as in states.
+        echoes: what each echo decided, by its position.
+    """
+
+    seed: int
+    pipeline: list[str]
     echoes: Mapping[int, EchoRecord]
 
     def of(self, position: int, epoch: int) -> Decisions:
@@ -113,11 +121,12 @@ def _listed(epochs: list[int]) -> str:
     return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
 
 
-def written(seed: int, echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
+def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
     """Write a record; everything in it goes into JSON. At most 1.25 bytes a step, and a little."""
     return {
         "format": FORMAT,
         "seed": seed,
+        "pipeline": pipeline,
         "echoes": {
             str(at): {
                 "max_factor": echo.max_factor,
@@ -153,7 +162,8 @@ def read(record: Any) -> RunRecord:
             f"the record has format {record.get('format')}; this version reads {FORMAT}"
         )
     try:
-        return RunRecord({int(at): _echo(echo) for at, echo in record["echoes"].items()})
+        echoes = {int(at): _echo(echo) for at, echo in record["echoes"].items()}
+        return RunRecord(int(record["seed"]), list(record["pipeline"]), echoes)
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
         raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
 

@@ -144,7 +144,8 @@ class Planned:
         if longest != -shortest:
             raise ValueError(
                 f"ranks have between {-shortest} and {longest} fresh items, and would take unequal "
-                "numbers of steps: .shard() makes parts of equal length"
+                "numbers of steps: .shard(), or a loader's DistributedSampler, makes equal parts; "
+                ".steps(n) ends all epochs after n"
             )
         with self._planning.lock:
             start = step + _LEAD if self._began else step

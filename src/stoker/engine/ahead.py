@@ -76,6 +76,11 @@ class Ahead:
                     raise NotYet(None)
                 self._changed.wait()
 
+    @property
+    def plenty(self) -> bool:
+        """Whether there is no room for more."""
+        return len(self._queue) >= self.size
+
     def stock(self) -> tuple[int, int | None]:
         """Return how many items wait, and since when there is no room for more."""
         with self._changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stoker.echoing.following import Following, Moment
+from stoker.echoing.following import ALONE, Following, Moment
 from stoker.echoing.pool import Draw
 from stoker.engine.crew import Crew
 from stoker.engine.items import Tally, Use, Watched
@@ -30,7 +30,11 @@ class Demand:
         if not over and ready < pool.needed:
             upstream.wait_for(pool.needed)
             ready, over = upstream.look(pool.group)
-        return None if over and not ready else pool.code_of(ready, over=over)
+        if over and not ready:
+            return None
+        if ready == pool.group and pool.held >= pool.size and upstream.plenty:
+            return ALONE
+        return pool.code_of(ready, over=over)
 
 
 class FollowingFeed(EchoFeed[Following]):

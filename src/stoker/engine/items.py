@@ -140,6 +140,11 @@ class Watched(Stream, Protocol):
         """
         ...
 
+    @property
+    def plenty(self) -> bool:
+        """Whether more items wait than will soon be asked for."""
+        ...
+
     def stock(self) -> tuple[int, int | None]:
         """Return how many items wait ready, and since when there is no room for more.
 

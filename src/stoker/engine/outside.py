@@ -186,6 +186,11 @@ class DeviceStream:
         if self._peeked is None and not self._under_way:
             self._begin(wait=True)
 
+    @property
+    def plenty(self) -> bool:
+        """Whether there is no room for more on the host."""
+        return not isinstance(self._upstream, LoaderStream) and self._upstream.plenty
+
     def stock(self) -> tuple[int, int | None]:
         """Return how many batches wait, on the host too, and since when there is no room there."""
         if isinstance(self._upstream, LoaderStream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from stoker.engine.plan import Failure, Plan, Segment, Sift
 from stoker.engine.pooled import EchoFeed, PooledFeed
 from stoker.engine.position import Resolved
 from stoker.engine.sieve import Ledger, Sieve
+from stoker.stages.device import usable_bytes
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.stream import LoaderSource
@@ -109,11 +111,15 @@ class Pools:
                 f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
                 "its end here; .steps(n) says how many all ranks take"
             )
+        share = self._plan.share
+        uneven = isinstance(source, LoaderSource) or (share is not None and share.uneven)
+        if filters or (uneven and self._steps is not None):  # then steps alone end an epoch
+            total = None
         return Planned(
             ranks,
             echo.max_factor,
             1 if self._keeps_batches(echo) else self._plan.group,
-            None if filters else total,
+            total,
             self._tempo.factor or UNIT,
             self._planning,
             leaky=any(isinstance(part, Sift) for part in parts[parts.index(echo) :]),
@@ -157,8 +163,8 @@ class Pools:
     def _sized(self, feed: EchoFeed[Any], group: int, crew: Crew) -> Resolved:
         """Return a pool's size, by its first item where that decides."""
         echo = feed.echo
-        on_device = isinstance(feed.upstream, DeviceStream)
-        if echo.pool is not None and not on_device:
+        loader = isinstance(self._plan.source, LoaderSource)
+        if echo.pool is not None and not loader and not isinstance(feed.upstream, DeviceStream):
             return Resolved(echo.pool)
         item = feed.upstream.peek()
         if item is None:
@@ -168,9 +174,10 @@ class Pools:
         if type(value) is Failure:
             raise value.error
         each = max(1, structure.nbytes(value))
-        resolved = Resolved(_size(echo, each, group, feed.upstream.usable_bytes), each)
         device = next((d for d in map(structure.device_of, structure.leaves(value)) if d), None)
-        if on_device and device:
+        usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
+        resolved = Resolved(_size(echo, each, group, usable), each)
+        if device:
             _log.warning(
                 "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
                 echo.name, resolved.size, machine.format_bytes(resolved.size * each), device,
@@ -178,7 +185,7 @@ class Pools:
         return resolved
 
 
-def _size(echo: Echo, each: int, group: int, usable_bytes: Callable[[], int]) -> int:
+def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
     """Return how many items of ``each`` bytes a pool holds.
 
     Raises ValueError when that is less than a batch.
@@ -186,8 +193,8 @@ def _size(echo: Echo, each: int, group: int, usable_bytes: Callable[[], int]) ->
     if echo.pool is not None:
         return echo.pool
     if echo.pool_bytes is None:
-        usable = int(usable_bytes() * DEFAULT_POOL_MEMORY_FRACTION)
-        return max(group, min(DEFAULT_POOL_BATCHES * group, usable // each))
+        allowed = int(usable() * DEFAULT_POOL_MEMORY_FRACTION)
+        return max(group, min(DEFAULT_POOL_BATCHES * group, allowed // each))
     size = echo.pool_bytes // each
     if size < group:
         raise ValueError(

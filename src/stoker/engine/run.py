@@ -127,6 +127,12 @@ class Run:
         return self.steps is not None and self._stream.total is None and self.yielded < self.steps
 
     @property
+    def together(self) -> bool:
+        """Whether other ranks take the same steps, and would wait for this one."""
+        share = self.plan.share
+        return self.ranks is not None or (share is not None and share.world > 1)
+
+    @property
     def crew(self) -> Crew:
         """The crew of the host's segments."""
         return self._crews[0]

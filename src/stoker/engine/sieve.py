@@ -172,6 +172,11 @@ class Sieve:
         """Return when the next ``count`` survivors are there, or all that are left."""
         self._have(count)
 
+    @property
+    def plenty(self) -> bool:
+        """Whether more items wait than will soon be asked for."""
+        return self._upstream.plenty
+
     def stock(self) -> tuple[int, int | None]:
         """Return how many items wait, decided or not, and since when there is no room for more."""
         ready, since = self._upstream.stock()

@@ -227,6 +227,14 @@ class SegmentStream:
                     raise NotYet(item.job)
                 self.crew.wait(item.job)
 
+    @property
+    def plenty(self) -> bool:
+        """Whether the window is full and done; inline, outputs are there when they are wanted."""
+        window = self._window
+        if self.crew.inline:
+            return True
+        return len(window) >= self.ahead() and window[0].job.done and window[-1].job.done
+
     def stock(self) -> tuple[int, int | None]:
         """Return how many outputs in the window are done, and since when all are and it is full."""
         jobs = [item.job for item in tuple(self._window)]

@@ -38,6 +38,17 @@ def torch_device(device: Any) -> str:
     return str(torch.device(device))
 
 
+def usable_bytes(device: Any) -> int:
+    """Return the free memory of a device; the host's where a device does not tell."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return machine.usable_memory_bytes()
+
+
 class Mover:
     """Moves batches to one device. Used by the consumer's thread alone.
 
@@ -61,10 +72,7 @@ class Mover:
 
     def usable_bytes(self) -> int:
         """Return the free memory of the device."""
-        if self._device.type == "cuda":
-            free, _ = self._torch.cuda.mem_get_info(self._device)
-            return int(free)
-        return machine.usable_memory_bytes()
+        return usable_bytes(self._device)
 
     def start(self, batch: Any) -> Callable[[], Any]:
         """Begin to move a batch; call what is returned to have it, when it is needed."""

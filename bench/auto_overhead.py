@@ -1,0 +1,162 @@
+"""What following the stall costs, against a factor that is fixed, where both sides are fast.
+
+Images in memory, two workers, a pool of eight batches. Examples are turned upside down by a map,
+echoed and batched; or batches, small and large ones, are gathered and echoed. Two consumers: one
+that takes batches as fast as they come, and one whose step takes twice as long, asleep, as a batch
+without echo, so that nothing stalls and auto has nothing to echo.
+
+Auto is held against the fixed factor that it has just realised (at least 1.02: at 1 there would be
+no pool), with the same pool. So both make as many uses of as many fresh examples and keep as much;
+one by a schedule that is known in advance, the other by what is ready. Beside it, for scale, the
+same chain without echo: what it costs to leave ``.echo()`` in where nothing needs it.
+
+Command::
+
+    python bench/auto_overhead.py
+
+Target: less than 2 % of the fixed factor's rate.
+
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a plain loop
+iteration takes 290 ns there, so that Python's own share weighs several times more than
+usual), NumPy 2.4.6, torch 2.13.0.
+
+Results (batches a second; CPU time of the whole process, a batch)::
+
+    (to be filled in from a quiet machine)
+
+Every use but an item's last is a copy, and under auto only the ``max_factor``-th is known to be
+the last: where auto realises 1.02, each batch is copied, and at a fixed 1.02 one in fifty. Without
+echo nothing is.
+
+Caveats: in a round auto comes first, for the fixed factor is its own. Rates are of the middle half
+of an epoch. With a step the machine is half idle: there, cost that is hidden shows in CPU time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from harness import Ratio, Report, parser, report
+
+import stoker
+
+POOL_BATCHES = 8
+WORKERS = 2
+SHORTEST_STEP_S = 0.001
+LEAST_FACTOR = 1.02
+
+Build = Callable[[float | str], Any]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The middle half of an epoch."""
+
+    batch_s: float
+    cpu_s: float
+    """CPU time of the process, a batch."""
+    factor: float
+    """Uses of each fresh example, in the whole epoch."""
+
+
+def consume(pipeline: Any, step_s: float) -> Speed:
+    """Run an epoch."""
+    times, cpu = [], []
+    for _ in pipeline:
+        if step_s:
+            time.sleep(step_s)
+        times.append(time.perf_counter())
+        cpu.append(time.process_time())
+    first, last = len(times) // 4, 3 * len(times) // 4
+    batches = last - first
+    return Speed(
+        batch_s=(times[last] - times[first]) / batches,
+        cpu_s=(cpu[last] - cpu[first]) / batches,
+        factor=pipeline.stats().realised_factor,
+    )
+
+
+def upside_down(image: Any) -> Any:
+    """Do what costs little."""
+    return image[::-1].copy()
+
+
+def examples(side: int, batch: int, count: int) -> Build:
+    """Echo examples, then batch."""
+    images = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
+    start = stoker.from_arrays(images, np.arange(count), seed=0).shuffle().workers(WORKERS)
+    mapped = start.map(upside_down, on=0)
+    return lambda factor: mapped.echo(factor, pool=POOL_BATCHES * batch).batch(batch)
+
+
+def batches(side: int, batch: int, count: int) -> Build:
+    """Batch, then echo."""
+    images = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
+    start = stoker.from_arrays(images, np.arange(count), seed=0).shuffle().workers(WORKERS)
+    return lambda factor: start.batch(batch).echo(factor, pool=POOL_BATCHES)
+
+
+def compare(found: Report, what: str, build: Build, rounds: int) -> list[list[object]]:
+    """Compare auto with its own factor, fixed, and with no echo, in turns; under both consumers."""
+    alone_s = statistics.median(consume(build(1), 0.0).batch_s for _ in range(3))
+    steps_s = {"no step": 0.0, "step": max(SHORTEST_STEP_S, 2 * alone_s)}
+    samples: dict[str, dict[str, list[Speed]]] = {
+        step: {"auto": [], "fixed": [], "no echo": []} for step in steps_s
+    }
+    for number in range(rounds + 1):
+        for step, step_s in steps_s.items():
+            auto = consume(build("auto"), step_s)
+            factors = {"fixed": max(LEAST_FACTOR, round(auto.factor, 2)), "no echo": 1.0}
+            names = sorted(factors, reverse=number % 2 == 1)
+            speeds = {"auto": auto} | {n: consume(build(factors[n]), step_s) for n in names}
+            if number:  # the first round warms up
+                for name, speed in speeds.items():
+                    samples[step][name].append(speed)
+    lines: list[list[object]] = []
+    for step, cases in samples.items():
+        rates = {name: [1 / s.batch_s for s in each] for name, each in cases.items()}
+        kept = Ratio.of(rates["auto"], rates["fixed"])
+        for name, each in cases.items():
+            runs = [asdict(s) for s in each]
+            found.add(what=what, consumer=step, step_s=steps_s[step], case=name, runs=runs)
+            lines.append(
+                [
+                    f"{what}, {step}: {name}",
+                    f"{statistics.median(s.factor for s in each):.2f}",
+                    f"{statistics.median(rates[name]):.1f}",
+                    f"{1e3 * statistics.median(s.cpu_s for s in each):.2f}",
+                    "" if name == "auto" else Ratio.of(rates["auto"], rates[name]),
+                ]
+            )
+        found.expect(f"{what}, {step}: share of the fixed factor's rate", kept.median, 0.98)
+    return lines
+
+
+def main() -> None:
+    """Compare three pipelines."""
+    made = parser(__doc__)
+    made.set_defaults(rounds=9)
+    arguments = made.parse_args()
+    quick = arguments.quick
+    rounds = 1 if quick else arguments.rounds
+    pipelines: dict[str, Callable[[], Build]] = {
+        "examples 256x32x32x3": lambda: examples(32, 256, 2_560 if quick else 25_600),
+        "batches 256x32x32x3": lambda: batches(32, 256, 2_560 if quick else 51_200),
+        "batches 64x224x224x3": lambda: batches(224, 64, 640 if quick else 6_400),
+    }
+    with report(__file__, arguments) as found:
+        lines = [
+            line
+            for what, build in pipelines.items()
+            for line in compare(found, what, build(), rounds)
+        ]
+        found.show(("", "factor", "batches/s", "CPU ms a batch", "auto / it"), lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Against MONAI's ``ThreadDataLoader(repeats=)``: the same loader, the same step.
+
+MONAI hands out each batch ``repeats`` times in a row while a thread prepares the next one;
+``stoker.echo(loader, e)`` keeps batches in a pool and hands out copies; ``stoker.echo(loader,
+"auto")`` does so as often as the stall asks for. All in one process, in an environment with MONAI
+(``.peers/monai``), on one DataLoader: batches of 32, each example behind a sleep, collated by one
+function.
+
+1. Batches per second, handed out and fresh, against what there could be at most: min(G, 4 P), and
+   P, with G the step (a sleep) alone and P the plain loader with no step. R = G / P is 2 and 4; the
+   loader has no worker process (then a thread is what makes it overlap with the step), or two.
+2. Training the demo's network (docs/demo.md) at R = 4 with two worker processes to 90 % test
+   accuracy: fresh examples, steps and seconds. Images are augmented in the loader, so that uses of
+   a batch are alike; in the last row they are augmented behind the echo, each use anew.
+
+Command::
+
+    python bench/monai.py --install        # makes .peers/monai; later without
+
+Targets: at least 0.98 of MONAI's batches a second, in every row; under auto no more fresh examples
+to the target than with MONAI's four repeats.
+
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a plain loop
+iteration takes 290 ns there, so that Python's own share weighs several times more than
+usual), NumPy 2.4.6, torch 2.13.0, MONAI 1.6.1.
+
+Results::
+
+    (to be filled in from a quiet machine)
+
+Caveats: rates are from the full pool to the last fresh batch; the pool holds eight batches. The
+seeds of the network are the same for all, so is the order of the data for the same seed; but
+batches overlap with steps differently, so a run under auto does not repeat. MONAI's batches are
+one object each time: a step that changes its batch in place changes the next use, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Ratio, Report, interleaved, parser, report
+from peers import environment
+
+from stoker.demo.digits import CLASSES, DigitSpec
+from stoker.demo.images import composed_digits
+from stoker.demo.settings import Settings
+
+NAME = "monai"
+BATCH = 32
+REPEATS = 4
+POOL = 8
+WORKERS = 2
+TRAINED_RATIO = 4.0
+SPACING_BATCHES = 2  # fresh ones, from one evaluation to the next
+QUICK = Settings(
+    digits=DigitSpec(train=400, test=40),
+    batch_size=8,
+    widths=(4, 4, 8),
+    target_accuracy=0.05,
+    budget_fresh=160,
+    step_samples=8,
+)
+
+Ask = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to use batches more than once."""
+
+    label: str
+    maker: str
+    factor: int | str
+    anew: bool = False
+
+
+PLAIN = Arm("DataLoader", "torch", 1)
+MONAI = Arm(f"MONAI, repeats = {REPEATS}", "monai", REPEATS)
+FIXED = Arm(f"stoker, e = {REPEATS}", "stoker", REPEATS)
+AUTO = Arm("stoker, auto", "stoker", "auto")
+ANEW = Arm("stoker, auto, augmented anew", "stoker", "auto", anew=True)
+
+
+@contextmanager
+def asked(python: Path, images: Path, settings: Settings) -> Iterator[Ask]:
+    """Run ``peers/echoed.py`` in an environment within a block; yield how to give it orders."""
+    told = {
+        "classes": len(CLASSES),
+        "widths": settings.widths,
+        "learning_rate": settings.learning_rate,
+        "batch": settings.batch_size,
+        "workers": WORKERS,
+    }
+    here = Path(__file__).resolve().parent
+    process = subprocess.Popen(
+        [python, "-P", here / "peers" / "echoed.py", images, json.dumps(told)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(here.parent / "src")},
+    )
+
+    def ask(call: str, **order: Any) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps((call, order)), file=process.stdin, flush=True)
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer ended with code {process.wait()}")
+        return json.loads(line)
+
+    try:
+        yield ask
+    finally:
+        process.communicate()
+
+
+def rates(
+    found: Report,
+    ask: Ask,
+    arms: list[Arm],
+    ratio: float,
+    workers: int,
+    steps: int,
+    step_s: float,
+    rounds: int,
+) -> list[list[object]]:
+    """Compare rates at one R, with so many worker processes."""
+    order = {
+        "batch": BATCH,
+        "pool": POOL,
+        "workers": workers,
+        "latency_s": ratio * step_s * max(1, workers) / BATCH,
+    }
+
+    def used(arm: Arm, step_s: float) -> dict[str, float]:
+        most = REPEATS if arm is AUTO else int(arm.factor)
+        realised = min(most, ratio) if arm is AUTO else most
+        fresh = max(4, round(steps * min(1, most / ratio) / realised))
+        answer: dict[str, float] = ask(
+            "rate",
+            maker=arm.maker,
+            factor=arm.factor,
+            step_s=step_s,
+            batches=POOL + 1 + fresh,
+            **order,
+        )
+        return answer
+
+    cases: dict[str, Callable[[], dict[str, float]]] = {
+        "G": partial(ask, "alone", steps=steps, step_s=step_s),
+        "P": partial(used, PLAIN, 0.0),
+    }
+    samples = interleaved(cases | {arm.label: partial(used, arm, step_s) for arm in arms}, rounds)
+    most_g, most_p = ([s["batches"] for s in samples[name]] for name in ("G", "P"))
+    measured = Ratio.of(most_g, most_p).median
+    ideal = [min(g, REPEATS * p) for g, p in zip(most_g, most_p, strict=True)]
+    lines: list[list[object]] = []
+    for arm in arms:
+        handed_out = [s["batches"] for s in samples[arm.label]]
+        fresh = [s["fresh"] for s in samples[arm.label]]
+        name = f"R = {ratio:g}, {workers} workers: {arm.label}"
+        lines.append(
+            [
+                name,
+                f"{measured:.2f}",
+                f"{statistics.median(handed_out):.1f}",
+                f"{statistics.median(fresh):.1f}",
+                Ratio.of(handed_out, ideal),
+                f"{Ratio.of(fresh, most_p).median:.3f}",
+            ]
+        )
+        if arm.maker == "stoker" and MONAI in arms:
+            share = Ratio.of(handed_out, [s["batches"] for s in samples[MONAI.label]])
+            found.expect(f"{name}: of MONAI's batches a second", share.median, 0.98)
+    found.add(r=ratio, workers=workers, step_s=step_s, samples=samples)
+    return lines
+
+
+def trained(found: Report, ask: Ask, arms: list[Arm], settings: Settings) -> list[list[object]]:
+    """Train with all arms in turns, seed by seed."""
+    step_s = ask("times", latency_s=0.0, steps=settings.step_samples)["step_s"]
+    latency_s = TRAINED_RATIO * step_s * WORKERS / settings.batch_size
+    times = ask("times", latency_s=latency_s, steps=settings.step_samples)
+    ratio = times["batch_s"] / step_s
+    found.add(latency_s=latency_s, step_s=step_s, batch_s=times["batch_s"])
+    runs: dict[str, list[dict[str, float] | None]] = {arm.label: [] for arm in arms}
+    for seed in range(settings.seeds):
+        turned = arms[seed % len(arms) :] + arms[: seed % len(arms)]
+        for arm in turned:
+            reached = ask(
+                "train",
+                maker=arm.maker,
+                factor=arm.factor,
+                anew=arm.anew,
+                pool=POOL,
+                seed=seed,
+                latency_s=latency_s,
+                target=settings.target_accuracy,
+                spacing=settings.batch_size * SPACING_BATCHES,
+                budget=settings.budget_fresh if arm is PLAIN else settings.budget_fresh // 2,
+            )
+            runs[arm.label].append(reached)
+    lines: list[list[object]] = []
+    medians = {}
+    for label, each in runs.items():
+        found.add(arm=label, ratio=ratio, reached=each)
+        columns = {}
+        for key in ("fresh", "steps", "seconds"):
+            values = sorted(reached[key] if reached else math.inf for reached in each)
+            columns[key] = statistics.median_high(values), values[0], values[-1]
+        medians[label] = columns["fresh"][0]
+        texts = [
+            f"{middle:{form}} ({low:{form}} .. {high:{form}})"
+            for (middle, low, high), form in zip(
+                columns.values(), (",.0f", ",.0f", ".2f"), strict=True
+            )
+        ]
+        lines.append([label, f"{ratio:.2f}", *texts])
+    if MONAI in arms:
+        share = medians[AUTO.label] / medians[MONAI.label]
+        found.expect("fresh examples to the target, auto / MONAI", share, 1.0, at_least=False)
+    return lines
+
+
+def run(arguments: Namespace, found: Report) -> None:
+    """Prepare the environment and the images, and compare."""
+    quick = arguments.quick
+    if arguments.install:
+        environment.install(NAME)
+    python = environment.python(NAME)
+    if not python.exists():
+        if not quick:
+            raise SystemExit(f".peers/{NAME} is not there: add --install")
+        python = Path(sys.executable)  # stoker's side alone
+    if quick:
+        settings = replace(QUICK, seeds=1)
+        ratios, steps, step_s, rounds = [2.0], 8, 0.002, 1
+    else:
+        settings = replace(Settings(), seeds=arguments.rounds)
+        ratios, steps, step_s, rounds = [2.0, 4.0], 60, 0.008, arguments.rounds
+    with tempfile.TemporaryDirectory() as folder:
+        images = composed_digits(settings.digits, Path(folder), lambda done, total: None)
+        for name, array in (
+            ("images", images.train_images),
+            ("labels", np.asarray(images.train_labels)),
+            ("test_images", images.test_images),
+            ("test_labels", images.test_labels),
+        ):
+            np.save(Path(folder, f"{name}.npy"), array)
+        with asked(python, Path(folder), settings) as ask:
+            versions = ask("versions")
+            found.add(versions=versions)
+            arms = [
+                arm for arm in (PLAIN, MONAI, FIXED, AUTO) if arm.maker in (*versions, "stoker")
+            ]
+            lines = [
+                line
+                for ratio in ratios
+                for workers in (0, WORKERS)
+                for line in rates(found, ask, arms, ratio, workers, steps, step_s, rounds)
+            ]
+            head = ("", "R as measured", "batches/s", "fresh", "of the ideal", "fresh / P")
+            found.show(head, lines)
+            lines = trained(found, ask, [*arms, ANEW], settings)
+            found.show(("", "R as measured", "fresh", "steps", "seconds"), lines)
+
+
+def main() -> None:
+    """Run both parts and report."""
+    made = parser(__doc__)
+    made.add_argument("--install", action="store_true", help="make MONAI's environment")
+    arguments = made.parse_args()
+    with report(__file__, arguments) as found:
+        run(arguments, found)
+
+
+if __name__ == "__main__":
+    main()

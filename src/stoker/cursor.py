@@ -55,7 +55,7 @@ class PipelineIterator(Iterator[Any]):
                 )
             raise
         except BaseException as error:
-            if error is not run.loader_error():
+            if not run.raised_by_loader(error):
                 self.close()
             raise
 

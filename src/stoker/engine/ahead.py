@@ -107,13 +107,15 @@ class Ahead:
             count -= 1
 
     def peek(self) -> Item | None:
-        """Return the next item without taking it."""
+        """Return the next item without taking it; raise what reading raised there."""
         self.wait_for(1)
-        first = self._queue[0] if self._queue else None
-        if isinstance(first, BaseException):
-            self._queue.popleft()
-            raise first
-        return first
+        with self._changed:
+            first = self._queue[0] if self._queue else None
+            if isinstance(first, BaseException):
+                self._queue.popleft()
+                self._changed.notify_all()
+                raise first
+            return first
 
     def again(self, number: int) -> Item:
         """Refuse: states that would need this are refused before."""

@@ -86,7 +86,7 @@ class LoaderStream:
         self._pulled = loaded
         self._fresh = fresh
         self._peeked: Item | None = None
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
         self._loader = source.loader if source.stateful else None
         self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
 
@@ -109,7 +109,7 @@ class LoaderStream:
             self._iterator = None
             return None
         except Exception as error:
-            self._error = error
+            self._errors.append(error)
             raise
         if self._keep is not None:
             batch = self._keep.copied(batch)
@@ -142,10 +142,11 @@ class LoaderStream:
             self._states.popleft()
         return self._states[0][1] if self._states else None
 
-    def take_error(self) -> BaseException | None:
-        """Return what the loader raised since this was last asked."""
-        error, self._error = self._error, None
-        return error
+    def raised(self, error: BaseException) -> bool:
+        """Tell whether an error is the loader's own; of each it is told once."""
+        own = [each for each in self._errors if each is error]
+        self._errors = [each for each in self._errors if each is not error]
+        return bool(own)
 
     def clear(self) -> None:
         """Let go of the loader's iterator, which ends its workers."""
@@ -167,6 +168,7 @@ class DeviceStream:
         self._next: Item | None = None
         self._peeked: Item | None = None
         self._over = False
+        self._raised: Exception | None = None
         self.total = upstream.total
 
     @property
@@ -177,13 +179,13 @@ class DeviceStream:
     def look(self, count: int) -> tuple[int, bool]:
         """Return whether a batch is on its way to the device (0 or 1), and whether none is left."""
         if self._peeked is None and not self._under_way:
-            self._begin(wait=False)
-        ready = self._peeked is not None or bool(self._under_way)
+            self._begin_early()
+        ready = self._peeked is not None or bool(self._under_way) or self._raised is not None
         return int(ready), self._over and not ready
 
     def wait_for(self, count: int) -> None:
         """Return when a batch is on its way to the device, or none is left."""
-        if self._peeked is None and not self._under_way:
+        if self._peeked is None and not self._under_way and self._raised is None:
             self._begin(wait=True)
 
     @property
@@ -207,7 +209,7 @@ class DeviceStream:
             return None
         item, move = self._under_way.popleft()
         if not isinstance(self._upstream, LoaderStream):
-            self._begin(wait=False)
+            self._begin_early()
         value = move if type(move) is Failure else self._tried(move, item)
         return like(item, Ready(value), item.word, item.fresh)
 
@@ -233,8 +235,19 @@ class DeviceStream:
             value = self._tried(lambda: self._mover.start(value)(), item)
         return like(item, Ready(value), item.word, item.fresh)
 
+    def _begin_early(self) -> None:
+        """Start to move the next batch if the host has it; what that raises is raised in turn."""
+        if self._raised is None:
+            try:
+                self._begin(wait=False)
+            except Exception as error:
+                self._raised = error
+
     def _begin(self, *, wait: bool) -> bool:
         """Start to move the next batch; without ``wait`` only if the host has it ready."""
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            raise error
         upstream = self._upstream
         if self._next is None and isinstance(upstream, SegmentStream):
             try:

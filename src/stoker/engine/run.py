@@ -257,9 +257,9 @@ class Run:
             for crew in self._crews:
                 rest.callback(crew.shut)  # this first of all
 
-    def loader_error(self) -> BaseException | None:
-        """Return what a foreign loader raised, once."""
-        return self._loader.take_error() if self._loader is not None else None
+    def raised_by_loader(self, error: BaseException) -> bool:
+        """Tell whether a foreign loader raised an error, and may go on."""
+        return self._loader is not None and self._loader.raised(error)
 
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
         """Return what each echo that follows the stall decided so far, by its position."""

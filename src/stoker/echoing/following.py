@@ -112,7 +112,8 @@ class Following:
             ready: at most ``group``.
             over: whether these are the epoch's last, so that what a grain has too little counts.
         """
-        return -(-ready // self.grain) if over else ready // self.grain
+        whole = over or ready == self.group
+        return -(-ready // self.grain) if whole else ready // self.grain
 
     def draw(self, code: int, fresh: int) -> Draw:
         """Choose a step's uses: ``fresh`` new items first, then others.

@@ -171,8 +171,15 @@ def read(record: Any) -> RunRecord:
 def _echo(echo: Mapping[str, Any]) -> EchoRecord:
     epochs = {
         int(epoch): Decisions(
-            int(epoch), int(each["first"]), packing.unpacked_bytes(each["codes"]).tobytes()
+            int(epoch), _whole(each["first"], 0), packing.unpacked_bytes(each["codes"]).tobytes()
         )
         for epoch, each in echo["epochs"].items()
     }
-    return EchoRecord(int(echo["max_factor"]), int(echo["pool"]), int(echo["group"]), epochs)
+    most, size, group = _whole(echo["max_factor"], 2), _whole(echo["pool"]), _whole(echo["group"])
+    return EchoRecord(most, size, group, epochs)
+
+
+def _whole(number: Any, least: int = 1) -> int:
+    if not isinstance(number, int) or number < least:
+        raise ValueError(f"{number!r} cannot be")
+    return number

@@ -243,8 +243,13 @@ class Crew:
             return job.done
 
     def wait(self, job: Job) -> None:
-        """Return when a job is done; raise what broke a worker, if one broke."""
+        """Return when a job is done; raise what broke a worker, if one broke.
+
+        Where all threads may be busy with what a pool will want later, who waits for what stands
+        behind it helps.
+        """
         while not job.done:
+            helps = job.line.depth if self._remotes is None else 0
             with self.lock:
                 claim = None
                 while not job.done and claim is None:
@@ -252,8 +257,8 @@ class Crew:
                         raise self._broken
                     if self._closed:
                         raise RuntimeError("the iterator was closed while it was waited for")
-                    if self.active == 0:
-                        claim = self._claim()
+                    if self.active == 0 or helps:
+                        claim = self._claim(helps if self.active else 0)
                     if claim is None:
                         self._progress.wait()
             if claim is not None:
@@ -326,8 +331,8 @@ class Crew:
                 self._broken = self._broken or error
                 self._progress.notify_all()
 
-    def _claim(self) -> tuple[Job, int, int] | None:
-        for queue in reversed(self._ready):
+    def _claim(self, depth: int = 0) -> tuple[Job, int, int] | None:
+        for queue in reversed(self._ready[depth:]):
             if queue:
                 job = queue[0]
                 start, stop = self._next_rows(job)

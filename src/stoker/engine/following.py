@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from stoker.echoing.following import ALONE, Following, Moment
 from stoker.echoing.pool import Draw
+from stoker.echoing.record import Decisions
 from stoker.engine.crew import Crew
-from stoker.engine.items import Tally, Use, Watched
+from stoker.engine.items import NotYet, Planning, Tally, Use, Watched
 from stoker.engine.pooled import EchoFeed
 from stoker.stages.echo import Echo
 
@@ -117,21 +118,25 @@ class Replay:
 
     Args:
         decisions: those of this echo in this epoch.
+        planning: says whether who plans may wait, and is told where the record ends.
     """
 
-    def __init__(self, decisions: Any) -> None:
+    def __init__(self, decisions: Decisions, planning: Planning) -> None:
         self._decisions = decisions
+        self._planning = planning
 
     def code(self, pool: Following, upstream: Watched) -> int | None:
         """Return what was decided, once the fresh items are there.
 
         Raises StateError where the record has nothing of this step.
         """
-        code: int | None = self._decisions.code(pool.step)
+        code = self._decisions.code(pool.step)
         if code is None:
             upstream.wait_for(1)
             if upstream.look(1) == (0, True):
                 return None
+            if not self._planning.patient:
+                raise NotYet(None)
             self._decisions.spent(pool.step)
         else:
             upstream.wait_for(pool.fresh_of(code))

@@ -36,7 +36,6 @@ class Pools:
         seed, epoch: they key the draws.
         resolved: the sizes that are known, by the echo's position; filled in here.
         tempo: remembers the factor that ranks agreed on last.
-        planning: held while ranks change their plans.
         ranks: who agrees, None where nobody has to.
         ledger: knows how many examples the epoch has.
         steps: how many outputs there are at most, or None.
@@ -50,7 +49,6 @@ class Pools:
         *,
         resolved: dict[int, Resolved],
         tempo: Tempo,
-        planning: Planning,
         ranks: Ranks | None,
         ledger: Ledger,
         steps: int | None,
@@ -59,14 +57,15 @@ class Pools:
         self._seed, self._epoch = seed, epoch
         self._resolved = resolved
         self._tempo = tempo
-        self._planning = planning
         self._ranks = ranks
         self._ledger = ledger
         self._steps = steps
         self.planned: Planned | None = None
         self.feeds: list[EchoFeed[Any]] = []
 
-    def feed(self, echo: Echo, stream: Any, tally: Tally, crew: Crew) -> EchoFeed[Any]:
+    def feed(
+        self, echo: Echo, stream: Any, tally: Tally, crew: Crew, planning: Planning
+    ) -> EchoFeed[Any]:
         """Return what feeds the segment behind an echo from ``stream``."""
 
         def make(feed: EchoFeed[Any]) -> Any:
@@ -74,22 +73,22 @@ class Pools:
 
         feed: EchoFeed[Any]
         if echo.follows:
-            decides = self._decides(echo, stream)
+            decides = self._decides(echo, stream, planning)
             feed = FollowingFeed(echo, make, stream, tally, crew, decides)
         else:
             feed = PooledFeed(echo, make, stream, tally)
         self.feeds.append(feed)
         return feed
 
-    def _decides(self, echo: Echo, stream: Any) -> Decides:
+    def _decides(self, echo: Echo, stream: Any, planning: Planning) -> Decides:
         if echo.record is not None:
-            return Replay(echo.record.of(echo.position, self._epoch))
+            return Replay(echo.record.of(echo.position, self._epoch), planning)
         if self._ranks is None:
             return Demand()
-        self.planned = self._agreed(echo, stream, self._ranks)
+        self.planned = self._agreed(echo, stream, self._ranks, planning)
         return self.planned
 
-    def _agreed(self, echo: Echo, stream: Any, ranks: Ranks) -> Planned:
+    def _agreed(self, echo: Echo, stream: Any, ranks: Ranks, planning: Planning) -> Planned:
         """Return what decides where ranks agree. Raises ValueError where they cannot."""
         if self.planned is not None:
             raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
@@ -121,7 +120,7 @@ class Pools:
             1 if self._keeps_batches(echo) else self._plan.group,
             total,
             self._tempo.factor or UNIT,
-            self._planning,
+            planning,
             leaky=any(isinstance(part, Sift) for part in parts[parts.index(echo) :]),
         )
 

@@ -97,7 +97,6 @@ class Run:
             epoch,
             resolved=resolved,
             tempo=tempo,
-            planning=self._planning,
             ranks=ranks,
             ledger=self._ledger,
             steps=steps,
@@ -363,6 +362,7 @@ class Run:
         if iterable and crew.limit:
             crew.work_ahead()  # nobody knows what reading costs, so it goes on beside the consumer
         tail = Crew(0, max(1, len(works) - len(host)), Tempo())
+        apart = Planning()  # of what the consumer alone plans
         self._crews = [crew, tail]
         crew.begin()
         if iterable:
@@ -393,7 +393,8 @@ class Run:
         depth = 0
         for i, part in enumerate(parts):
             if isinstance(part, Echo):
-                feed = self.pools.feed(part, stream, self.tally, crew if i < device else tail)
+                here, planning = (crew, self._planning) if i < device else (tail, apart)
+                feed = self.pools.feed(part, stream, self.tally, here, planning)
             elif isinstance(part, Sift):
                 stream = Sieve(part, i - 1, stream, crew, self._ledger, self._planning)
             elif isinstance(part, To):
@@ -421,7 +422,7 @@ class Run:
                     tally=self.tally,
                     into_pool=behind[:1] != [] and isinstance(behind[0], Echo),
                     followed=_followed(behind),
-                    planning=self._planning if here is crew else Planning(),
+                    planning=self._planning if here is crew else apart,
                     read_ahead=2 * plan.source.requests if works[i].reader else 0,
                 )
                 if here is crew:

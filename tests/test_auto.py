@@ -1,0 +1,1328 @@
+"""``.echo("auto")`` as users meet it: real threads, processes, files and loaders.
+
+What is decided here depends on time, so nothing is said about how often an example is used, but
+between which bounds; and that a record makes it certain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import stoker
+from stoker import testing
+from stoker.echoing.record import read
+from stoker.engine import ahead
+from strategies import (
+    POINTS,
+    Examples,
+    Faulty,
+    Keep,
+    few,
+    frozen,
+    halve,
+    ids,
+    jitter,
+    scale_batch,
+    small_pools_allowed,
+    spoil,
+    stream,
+    through_json,
+)
+
+PATIENCE_S = 30.0  # for what is sure to come; nothing waits so long unless it is broken
+KINDS = [(2, "thread"), (2, "process")]
+
+Echo = Callable[[stoker.Pipeline], stoker.Pipeline]
+
+
+def auto(**options: Any) -> Echo:
+    return lambda chain: chain.echo("auto", **options)
+
+
+class Slow(Examples):
+    """Some of it takes a while, so that threads are used and something is echoed."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(0.001 * (index % 3))
+        return super().__getitem__(index)
+
+
+class Gate:
+    """Holds whoever comes until it is opened, and tells that somebody came."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened, self.in_time = threading.Event(), threading.Event(), True
+
+    def wait(self) -> None:
+        self.reached.set()
+        self.in_time = self.opened.wait(PATIENCE_S)
+
+
+class Held(Examples):
+    """Waits at some examples until they are let go."""
+
+    def __init__(self, length: int, *at: int) -> None:
+        super().__init__(length)
+        self.gates = {index: Gate() for index in at}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(0.002)
+        if index in self.gates:
+            self.gates[index].wait()
+        return super().__getitem__(index)
+
+
+class Stream:
+    """Examples one after another, from some number on only when they are let go.
+
+    Args:
+        held: the number that is held back.
+        fails: what is raised in place of a last example.
+    """
+
+    def __init__(self, length: int, held: int | None = None, fails: Exception | None = None):
+        self.length, self.held, self.fails = length, held, fails
+        self.gate = Gate()
+        self.begun = self.ended = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.begun += 1
+        try:
+            examples = Slow(self.length)
+            for number in range(self.length):
+                if number == self.held:
+                    self.gate.wait()
+                yield examples[number]
+            if self.fails is not None:
+                raise self.fails
+        finally:
+            self.ended += 1
+
+
+class Batches:
+    """A loader: batches of four examples, as ``Stream`` gives examples."""
+
+    def __init__(self, length: int, held: int | None = None, fails: tuple[int, ...] = ()) -> None:
+        self.length, self.held, self.fails = length, held, fails
+        self.gate = Gate()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return _Batches(self)
+
+
+class _Batches(Iterator[dict[str, Any]]):
+    """Goes on behind what it raised, as torch's does."""
+
+    def __init__(self, of: Batches) -> None:
+        self.of, self.number = of, -1
+
+    def __next__(self) -> dict[str, Any]:
+        of = self.of
+        self.number += 1
+        if self.number >= of.length:
+            raise StopIteration
+        if self.number == of.held:
+            of.gate.wait()
+        if self.number in of.fails:
+            raise ArithmeticError(f"batch {self.number}")
+        time.sleep(0.001)
+        numbers = np.arange(4 * self.number, 4 * self.number + 4)
+        return {"id": numbers, "x": np.repeat(numbers[:, None], 3, 1).astype(np.float64)}
+
+
+def built(
+    source: stoker.Pipeline,
+    point: str,
+    echo: Echo,
+    *,
+    batch: int = 4,
+    on: Any = "x",
+    workers: int | None = 2,
+    kind: str = "thread",
+) -> stoker.Pipeline:
+    """Put an echo into a chain, at a point."""
+    chain = source.map(halve, on=on)
+    chain = echo(chain) if point == "before" else chain
+    chain = chain.random_map(jitter, on=on)
+    chain = echo(chain) if point == "after" else chain
+    chain = chain.batch(batch)
+    chain = echo(chain) if point == "batch" else chain
+    if point == "device":
+        chain = echo(chain.to("cpu"))
+    return chain if workers is None else chain.workers(workers, kind=kind)
+
+
+def slow(length: int, point: str, echo: Echo, **options: Any) -> stoker.Pipeline:
+    """A shuffled chain over the slow data set."""
+    return built(stoker.from_dataset(Slow(length), seed=0).shuffle(), point, echo, **options)
+
+
+def used(pipeline: stoker.Pipeline) -> list[list[int]]:
+    """Run an epoch and return the ids in each batch, their rows being sound."""
+    found = []
+    with small_pools_allowed():
+        for batch in pipeline:
+            assert_sound(batch)
+            found.append(ids(batch))
+            spoil(batch)
+    return found
+
+
+def collect(batches: Iterator[Any], found: list[list[int]]) -> None:
+    """Add the ids of each batch, as long as they come."""
+    for batch in batches:
+        found.append(ids(batch))
+
+
+def assert_sound(batch: Any) -> None:
+    """Check that no row was written into by anybody, and that each belongs to its id."""
+    rows = np.asarray(batch["x"] if isinstance(batch, dict) else batch[1])
+    noise = rows - np.array(ids(batch), float)[:, None] / 2
+    assert ((noise >= 0) & (noise < 1)).all()
+
+
+def shift_on_device(batch: Any, rng: Any) -> Any:
+    """Shift a whole batch of tensors in place."""
+    batch["x"] += float(rng.initial_seed() % 1000)
+    return batch
+
+
+def assert_covered(
+    batches: list[list[int]],
+    expected: set[int],
+    *,
+    point: str = "before",
+    batch: int = 4,
+    max_factor: int = 4,
+) -> None:
+    """Check everything that is promised of an epoch, whatever the timing was."""
+    counts = Counter(itertools.chain.from_iterable(batches))
+    assert set(counts) == expected
+    assert max(counts.values(), default=0) <= max_factor
+    assert all(len(set(numbers)) == len(numbers) for numbers in batches)
+    if point in ("before", "after"):
+        assert all(len(numbers) == batch for numbers in batches[:-1])
+        assert all(batches[-1:])
+        for one, other in itertools.pairwise(batches):
+            assert not set(one) & set(other)
+    else:
+        whole, rest = divmod(len(expected), batch)
+        kinds = {tuple(numbers) for numbers in batches}
+        assert sorted(map(len, kinds)) == [rest] * (rest > 0) + [batch] * whole
+        assert all(one != other for one, other in itertools.pairwise(batches))
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children()
+
+
+def threads() -> set[threading.Thread]:
+    """Those that nobody may leave behind; torch's queues have some that end in their own time."""
+    return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("stoker")}
+
+
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    before = threads(), set(children())
+    yield
+    assert threads() <= before[0]
+    assert set(children()) <= before[1]
+
+
+# -- arguments
+
+
+def test_it_is_what_echo_does_and_4_uses_are_the_most() -> None:
+    chain = stoker.from_dataset(Examples(40), seed=0)
+    plain, named, full = chain.echo(), chain.echo("auto"), chain.echo("auto", max_factor=4)
+    assert str(plain) == str(named) == str(full)
+    assert "echo(auto, max_factor=4)" in str(plain)
+    assert "example echoing" in str(plain.random_map(jitter, on="x").batch(4))
+    assert repr(plain) == repr(full)
+    state = through_json(plain.batch(4).state_dict())
+    full.batch(4).load_state_dict(state)
+    with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
+        chain.echo(max_factor=5).batch(4).load_state_dict(state)
+    with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
+        chain.echo(4).batch(4).load_state_dict(state)
+
+
+def chain() -> stoker.Pipeline:
+    return stoker.from_dataset(Examples(8), seed=0)
+
+
+def sound_record() -> dict[str, Any]:
+    pipeline = chain().echo().batch(2).workers(1)
+    list(pipeline)
+    return through_json(pipeline.record())
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "max_factor 1": (lambda: chain().echo(max_factor=1), ValueError, "at least 2"),
+    "max_factor 0": (lambda: chain().echo("auto", max_factor=0), ValueError, "at least 2"),
+    "max_factor of a float": (lambda: chain().echo(max_factor=2.5), TypeError, "whole number"),  # type: ignore[arg-type]
+    "max_factor of a bool": (lambda: chain().echo(max_factor=True), TypeError, "whole number"),
+    "max_factor of a fixed factor": (
+        lambda: chain().echo(2, max_factor=4), ValueError, r'\.echo\("auto"\)'
+    ),
+    "replay of a fixed factor": (
+        lambda: chain().echo(2, replay=sound_record()), ValueError, r'\.echo\("auto"\)'
+    ),
+    "replay with a pool": (
+        lambda: chain().echo(pool=9, replay=sound_record()), ValueError, "leave them out"
+    ),
+    "replay with max_factor": (
+        lambda: chain().echo(max_factor=4, replay=sound_record()), ValueError, "leave them out"
+    ),
+    "autos": (lambda: chain().echo("autos"), TypeError, "'autos'"),
+    "no record": (lambda: chain().echo(replay={"epochs": 3}), stoker.StateError, "no record"),
+    "a damaged record": (
+        lambda: chain().echo(replay={**sound_record(), "echoes": {"0": {}}}),
+        stoker.StateError, "damaged",
+    ),
+    "a record of another format": (
+        lambda: chain().echo(replay={**sound_record(), "format": 9}), stoker.StateError, "format 9"
+    ),
+    "a record of fewer echoes": (
+        lambda: chain().echo(2).echo(replay=sound_record()), stoker.StateError, "no decisions"
+    ),
+    "no workers": (
+        lambda: iter(chain().echo().batch(2).workers(0)), ValueError, r"\.workers\(0\)"
+    ),
+    "a pool below a batch": (lambda: chain().echo(pool=3).batch(4), ValueError, "at least 8"),
+    "a pool in words": (lambda: chain().echo(pool="lots"), ValueError, "2GiB"),
+    "steps 0": (lambda: chain().steps(0), ValueError, "at least one"),
+    "steps of a float": (lambda: chain().steps(2.0), TypeError, "whole number"),  # type: ignore[arg-type]
+    "steps of a bool": (lambda: chain().steps(True), TypeError, "whole number"),
+    "a record of fixed factors": (
+        lambda: chain().echo(2).batch(2).record(), ValueError, "nothing to record"
+    ),
+    "a record of nothing": (lambda: chain().record(), ValueError, "nothing to record"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused_in_one_line_that_says_what_to_do(case: str) -> None:
+    wrong, kind, says = WRONG[case]
+    with leaving_nothing(), pytest.raises(kind, match=says) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_pool_of_less_than_two_batches_warns_where_it_is_used() -> None:
+    pipeline = stoker.from_dataset(Slow(20), seed=0).echo(pool=6).batch(4).workers(2)
+    with pytest.warns(UserWarning, match="pool of 6.*at least 8") as caught:
+        batches = [ids(batch) for batch in pipeline]
+    assert len(caught) == 1
+    assert set(itertools.chain(*batches)) == set(range(20))
+
+
+def test_a_pool_of_bytes_smaller_than_a_batch_is_refused() -> None:
+    pipeline = stoker.from_arrays(np.zeros((100, 1000))).echo(pool="20KB").batch(8)
+    with leaving_nothing(), pytest.raises(ValueError, match=r"pool of .* holds 2 items .* batch"):
+        list(pipeline)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_print_says_where_it_echoes(point: str) -> None:
+    pipeline = slow(12, point, auto(pool="1MB"))
+    assert "echo(auto, max_factor=4)" in str(pipeline)
+    assert "auto" in repr(pipeline)
+    list(pipeline)
+    assert "echo(auto, max_factor=4)" in str(pipeline.stats())
+
+
+# -- every fresh example, between once and max_factor times
+
+
+@few(10)
+@given(
+    st.integers(0, 45),
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.sampled_from(POINTS),
+    st.none() | st.integers(2, 8),
+    st.sampled_from([1, 3]),
+)
+@example(0, 4, 4, "before", None, 2)
+@example(1, 4, 4, "before", None, 2)
+@example(3, 4, 4, "after", None, 2)
+@example(3, 4, 4, "batch", None, 2)
+@example(40, 4, 2, "device", 2, 2)
+def test_every_example_is_used_at_least_once_and_at_most_max_factor_times(
+    length: int, batch: int, max_factor: int, point: str, pool: int | None, workers: int
+) -> None:
+    group = batch if point in ("before", "after") else 1
+    size = None if pool is None else pool * group
+    echo = auto(max_factor=max_factor, pool=size)
+    pipeline = slow(length, point, echo, batch=batch, workers=workers)
+    for epoch in range(2):
+        assert pipeline.epoch == epoch
+        batches = used(pipeline)
+        assert_covered(batches, set(range(length)), point=point, batch=batch, max_factor=max_factor)
+        stats = pipeline.stats()
+        assert stats.fresh_examples == length
+        assert stats.uses == sum(map(len, batches))
+        assert stats.batches == len(batches)
+        assert stats.repeats_in_batches == 0
+        assert all(pool.held <= pool.size for pool in stats.pools)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+@pytest.mark.parametrize("point", POINTS)
+def test_an_epoch_of_a_batch_at_most_is_used_once(point: str, length: int) -> None:
+    pipeline = slow(length, point, auto())
+    for _ in range(2):
+        (batch,) = used(pipeline)
+        assert sorted(batch) == list(range(length))
+
+
+@pytest.mark.parametrize("point", ["before", "batch"])
+def test_processes_prepare_for_it_too(point: str) -> None:
+    pipeline = slow(30, point, auto(), kind="process")
+    for _ in range(2):
+        assert_covered(used(pipeline), set(range(30)), point=point)
+    assert not children()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_arrays(point: str) -> None:
+    rows = np.repeat(np.arange(50)[:, None], 3, 1).astype(np.float64)
+    source = stoker.from_arrays(np.arange(50), rows, seed=0).shuffle()
+    pipeline = built(source, point, auto(pool=9), on=1, workers=None)
+    for _ in range(2):
+        assert_covered(used(pipeline), set(range(50)), point=point)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_arrays_that_are_gathered_or_bare(behind: bool) -> None:
+    source = stoker.from_arrays(np.arange(50), seed=0).shuffle()
+    chain = source.batch(4).echo() if behind else source.echo().batch(4)
+    batches = [batch.tolist() for batch in chain.workers(2)]
+    assert_covered(batches, set(range(50)), point="batch" if behind else "before")
+
+
+@pytest.mark.parametrize("batch", [254, 255, 511])
+def test_batches_larger_than_a_byte_can_count(batch: int) -> None:
+    length = 4 * batch + 7
+
+    def build(**options: Any) -> stoker.Pipeline:
+        chain = stoker.from_arrays(np.arange(length), seed=0).shuffle()
+        return chain.echo(**options).batch(batch).workers(1)
+
+    pipeline = build()
+    batches, states = [], []
+    for found in pipeline:
+        batches.append(found.tolist())
+        states.append(through_json(pipeline.state_dict()))
+    assert_covered(batches, set(range(length)), batch=batch)
+    record = through_json(pipeline.record())
+    for yielded, state in enumerate(states, 1):
+        restored = build(replay=record)
+        restored.load_state_dict(state)
+        assert [found.tolist() for found in restored] == batches[yielded:]
+
+
+def test_folders(tmp_path: Path) -> None:
+    for number in range(30):
+        folder = tmp_path / f"class {number % 3}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:02}.png").write_bytes(bytes([number] * 3))
+    pipeline = (
+        stoker.from_folder(tmp_path, seed=0)
+        .shuffle()
+        .map(decoded, on="image")
+        .echo()
+        .random_map(jitter, on="image")
+        .batch(4)
+        .workers(2)
+    )
+    batches = []
+    for batch in pipeline:
+        numbers = [int(row[0]) for row in batch.image]
+        assert batch.label.tolist() == [n % 3 for n in numbers]
+        batches.append(numbers)
+        batch.image.fill(-99)
+    assert_covered(batches, set(range(30)))
+
+
+def decoded(raw: bytes) -> Any:
+    return np.frombuffer(raw, np.uint8).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("point", "kind"), [(p, "thread") for p in POINTS] + [("before", "process")]
+)
+def test_streams(point: str, kind: str) -> None:
+    source = Stream(30)
+    pipeline = built(
+        stoker.from_iterable(source, seed=0).shuffle(buffer=7), point, auto(), kind=kind
+    )
+    for epoch in range(2):
+        assert_covered(used(pipeline), set(range(30)), point=point)
+        assert source.begun == source.ended == epoch + 1
+    with pytest.raises(TypeError, match="no length"):
+        len(pipeline)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+@pytest.mark.parametrize("device", [False, True])
+def test_lists_of_batches(length: int, device: bool) -> None:
+    loader = list(Batches(length))
+    chain = stoker.from_loader(loader, seed=0)
+    pipeline = (chain.to("cpu") if device else chain).echo()
+    for _ in range(2):
+        batches = [ids(batch) for batch in pipeline]
+        assert_covered(batches, set(range(4 * length)), point="batch")
+        stats = pipeline.stats()
+        assert (stats.fresh_examples, stats.uses) == (4 * length, 4 * len(batches))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_loaders(workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    data: Any = Slow(30)
+    loader: Any = DataLoader(data, 4, num_workers=workers)
+    for pipeline in (
+        stoker.from_loader(loader, seed=0).echo(),
+        stoker.from_loader(loader, seed=0).to("cpu").echo(pool=3).random_map(shift_on_device),
+    ):
+        for _ in range(2):
+            with leaving_nothing():
+                batches = []
+                for batch in pipeline:
+                    batches.append(ids(batch))
+                    spoil(batch)
+                assert_covered(batches, set(range(30)), point="batch")
+
+
+@pytest.mark.parametrize("source", ["dataset", "iterable"])
+@pytest.mark.parametrize(
+    ("point", "kind"), [(p, "thread") for p in POINTS] + [("before", "process")]
+)
+def test_what_filters_and_skip_budgets_leave_is_covered(point: str, source: str, kind: str) -> None:
+    bad = {3, 4, 17, 29}
+
+    def fail(x: Any) -> Any:
+        if x["id"] in bad:
+            raise OSError(f"{x['id']} cannot be read")
+        return x
+
+    if source == "dataset":
+        chain = stoker.from_dataset(Slow(33), seed=0, on_error=4).shuffle()
+    else:
+        chain = stoker.from_iterable(Stream(33), seed=0, on_error=4)
+    chain = chain.map(fail).filter(Keep(3, 0), on="id")
+    expected = {i for i in range(33) if i not in bad and i % 3}
+    pipeline = built(chain, point, auto(), kind=kind)
+    for _ in range(2):
+        assert_covered(used(pipeline), expected, point=point)
+        stats = pipeline.stats()
+        assert stats.skipped_examples == len(bad)
+        assert stats.filtered_examples == 33 - len(bad) - len(expected)
+    with pytest.raises(TypeError, match=r"\.steps\(n\)"):
+        len(pipeline)
+
+
+def test_a_filter_that_lets_nothing_through_leaves_an_empty_epoch() -> None:
+    chain = stoker.from_dataset(Slow(20), seed=0).filter(Keep(1, 0), on="id")
+    assert used(chain.echo().batch(4).workers(2)) == []
+
+
+@pytest.mark.parametrize("other", [2, "auto"])
+@pytest.mark.parametrize("points", [("before", "after"), ("before", "batch"), ("batch", "device")])
+def test_it_stands_beside_other_echoes(points: tuple[str, str], other: Any) -> None:
+    for factors in (("auto", other), (other, "auto")):
+        chain = stoker.from_dataset(Slow(30), seed=0)
+        for point in POINTS:
+            if point == "after":
+                chain = chain.random_map(jitter, on="x")
+            elif point == "batch":
+                chain = chain.batch(4)
+            elif point == "device":
+                chain = chain.to("cpu")
+            if point in points:
+                chain = chain.echo(factors[points.index(point)])
+        with small_pools_allowed():
+            counts = Counter(i for batch in chain.workers(2) for i in ids(batch))
+        most = 4 * (other if other == 2 else 4)
+        least = other if other == 2 else 1
+        assert set(counts) == set(range(30))
+        assert least <= min(counts.values())
+        assert max(counts.values()) <= most
+
+
+# -- while nothing fresh comes
+
+
+def stalled(pipeline: stoker.Pipeline, *gates: Gate) -> list[list[int]]:
+    """Run an epoch; while nothing fresh comes any more, take twelve batches of sixteen."""
+    with iter(pipeline) as iterator:
+        batches = [ids(next(iterator)) for _ in range(4)]
+        assert all(gate.reached.wait(PATIENCE_S) for gate in gates)
+        batches += [ids(next(iterator)) for _ in range(12)]
+        for gate in gates:
+            gate.opened.set()
+        collect(iterator, batches)
+    assert all(gate.in_time for gate in gates)
+    return batches
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_while_a_stream_gives_nothing_the_consumer_goes_on(point: str) -> None:
+    source = Stream(60, held=32)
+    pipeline = built(stoker.from_iterable(source, seed=0), point, auto())
+    batches = stalled(pipeline, source.gate)  # eight batches may be used four times
+    assert max(itertools.chain(*batches[:16])) < 32
+    assert_covered(batches, set(range(60)), point=point)
+
+
+@pytest.mark.parametrize("held", [(64,), (64, 65)])  # a worker is left, or none
+@pytest.mark.parametrize("point", POINTS)
+def test_while_a_data_set_gives_nothing_the_consumer_goes_on(
+    point: str, held: tuple[int, ...]
+) -> None:
+    data = Held(120, *held)
+    pipeline = built(stoker.from_dataset(data, seed=0), point, auto(), batch=8)
+    batches = stalled(pipeline, *data.gates.values())
+    assert max(itertools.chain(*batches[:16])) < 64
+    assert_covered(batches, set(range(120)), point=point, batch=8)
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_while_a_loader_gives_nothing_the_consumer_goes_on(device: bool) -> None:
+    loader = Batches(16, held=8)
+    chain = stoker.from_loader(loader, seed=0)
+    chain = chain.to("cpu") if device else chain
+    pipeline = chain.echo().random_map(shift_on_device if device else scale_batch)
+    batches = stalled(pipeline, loader.gate)
+    assert max(itertools.chain(*batches[:16])) < 32
+    assert_covered(batches, set(range(64)), point="batch")
+
+
+def test_no_example_is_used_more_often_than_it_may_though_nothing_comes() -> None:
+    source = Stream(16, held=8)
+    pipeline = stoker.from_iterable(source, seed=0).echo(max_factor=3).batch(4).workers(2)
+    with iter(pipeline) as iterator:
+        opened = threading.Timer(0.3, source.gate.opened.set)
+        opened.start()
+        batches = [ids(batch) for batch in iterator]
+        opened.join()
+    assert_covered(batches, set(range(16)), max_factor=3)
+    early = list(itertools.takewhile(lambda numbers: max(numbers) < 8, batches))
+    assert len(early) <= 6
+
+
+# -- on record
+
+
+def live(
+    length: int, point: str, epochs: int, **options: Any
+) -> tuple[list[list[Any]], dict[str, Any]]:
+    """Run some epochs; return what came, bit for bit, and the record after a trip through JSON."""
+    pipeline = slow(length, point, auto(max_factor=3, pool=options.pop("pool", None)), **options)
+    found = [stream(pipeline) for _ in range(epochs)]
+    return found, through_json(pipeline.record())
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_record_repeats_epochs_bit_for_bit(point: str) -> None:
+    found, record = live(30, point, 3)
+    assert len({str(epoch) for epoch in found}) == 3
+    process = [(2, "process")] if point in ("before", "batch") else []
+    for workers, kind in ((1, "thread"), (3, "thread"), *process):
+        again = slow(30, point, auto(replay=record), workers=workers, kind=kind)
+        assert [stream(again) for _ in range(3)] == found
+        assert through_json(again.record()) == record
+        with pytest.raises(stoker.StateError, match=r"no epoch 3; it has 0, 1, 2") as caught:
+            list(again)
+        assert "\n" not in str(caught.value)
+    again = slow(30, point, auto(replay=json.dumps(record)))
+    again.set_epoch(2)
+    assert stream(again) == found[2]
+
+
+@few(6)
+@given(
+    st.integers(0, 50),
+    st.integers(1, 6),
+    st.sampled_from(POINTS),
+    st.none() | st.integers(2, 6),
+    st.booleans(),
+)
+def test_a_record_repeats_any_epoch(
+    length: int, batch: int, point: str, pool: int | None, process: bool
+) -> None:
+    group = batch if point in ("before", "after") else 1
+    size = None if pool is None else pool * group
+    found, record = live(length, point, 1, batch=batch, pool=size, workers=3)
+    kind = "process" if process else "thread"
+    again = slow(length, point, auto(replay=record), batch=batch, workers=1, kind=kind)
+    assert [stream(again)] == found
+
+
+@pytest.mark.parametrize("source", ["stream", "loader", "device", "arrays", "sieve", "two"])
+def test_a_record_repeats_every_source(source: str) -> None:
+    def build(**options: Any) -> stoker.Pipeline:
+        if source == "loader":
+            return stoker.from_loader(Batches(12), seed=0).echo(**options).random_map(scale_batch)
+        if source == "device":
+            return stoker.from_loader(Batches(12), seed=0).to("cpu").echo(**options)
+        if source == "arrays":
+            return stoker.from_arrays(np.arange(90), seed=0).shuffle().echo(**options).batch(4)
+        if source == "two":
+            chain = stoker.from_dataset(Slow(40), seed=0).echo(**options)
+            return chain.random_map(jitter, on="x").batch(4).echo(**options)
+        if source == "sieve":
+            data = stoker.from_dataset(Slow(60), seed=0).shuffle().filter(Keep(3, 0), on="id")
+            return data.echo(**options).random_map(jitter, on="x").batch(4)
+        chain = stoker.from_iterable(Stream(40), seed=0).shuffle(buffer=9).echo(**options)
+        return chain.random_map(jitter, on="x").batch(4).workers(2)
+
+    pipeline = build()
+    found = [stream(pipeline) for _ in range(2)]
+    again = build(replay=through_json(pipeline.record()))
+    assert [stream(again) for _ in range(2)] == found
+
+
+def test_the_record_grows_while_an_epoch_runs_and_is_compact() -> None:
+    pipeline = stoker.from_dataset(Slow(10), seed=0).echo(pool=2).workers(1)
+    with small_pools_allowed():
+        assert json.loads(json.dumps(pipeline.record())) == pipeline.record()
+        list(pipeline)
+        before = len(json.dumps(pipeline.record()))
+        pipeline.set_epoch(0)
+    long = stoker.from_arrays(np.arange(3000), seed=0).echo().workers(1)
+    steps = sum(1 for _ in long)
+    assert len(json.dumps(long.record())) <= 2 * steps + 300
+    assert before < 500
+
+
+def lingering(x: Any, rng: np.random.Generator) -> Any:
+    """Jitter, taking a while: what is planned ahead is planned before this is done."""
+    time.sleep(0.002)
+    return jitter(x, rng)
+
+
+@pytest.mark.parametrize("point", [*POINTS, "lingering"])
+def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(point: str) -> None:
+    def build(**options: Any) -> stoker.Pipeline:
+        if point != "lingering":
+            return slow(80, point, auto(**options), workers=3)
+        chain = stoker.from_dataset(Slow(80), seed=0).echo(**options)
+        return chain.random_map(lingering, on="x").batch(4).workers(3)
+
+    pipeline = build()
+    found = []
+    with iter(pipeline) as iterator:
+        for _ in range(5):
+            found.append(frozen(next(iterator)))
+        during = through_json(pipeline.record())
+    after = through_json(pipeline.record())
+    for record in (during, after):
+        decided = len(read(record).echoes[0].epochs[0].codes)
+        assert decided >= 5
+        rest: list[list[int]] = []
+        with leaving_nothing():
+            again = iter(build(replay=record))
+            assert [frozen(next(again)) for _ in range(5)] == found
+            says = rf"ends at batch {decided}, .*without replay="
+            with pytest.raises(stoker.StateError, match=says) as caught:
+                collect(again, rest)
+            assert "\n" not in str(caught.value)
+            assert next(again, None) is None
+            del caught
+        assert len(rest) == decided - 5  # all that is on record
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "batch size": (lambda r: slow(30, "before", auto(replay=r), batch=5), "another pipeline|not 5"),
+    "length": (lambda r: slow(31, "before", auto(replay=r)), "another pipeline"),
+    "place": (lambda r: slow(30, "after", auto(replay=r)), "another pipeline"),
+    "order": (
+        lambda r: built(stoker.from_dataset(Slow(30), seed=0), "before", auto(replay=r)),
+        "another pipeline",
+    ),
+    "seed": (
+        lambda r: built(stoker.from_dataset(Slow(30), seed=1).shuffle(), "before", auto(replay=r)),
+        "its seed is 0, this pipeline's is 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_record_of_another_run_is_refused(what: str) -> None:
+    build, says = OTHERS[what]
+    _, record = live(30, "before", 1)
+    with leaving_nothing():
+        pipeline = build(record)
+        with pytest.raises(stoker.StateError, match=says) as caught:
+            list(pipeline)
+        assert "\n" not in str(caught.value)
+        del caught
+
+
+def test_a_drawn_seed_comes_with_the_record() -> None:
+    def build(**options: Any) -> stoker.Pipeline:
+        return built(stoker.from_dataset(Slow(30)).shuffle(), "before", auto(**options))
+
+    pipeline = build()
+    found = stream(pipeline)
+    again = build(replay=through_json(pipeline.record()))
+    assert again.seed == pipeline.seed
+    assert stream(again) == found
+
+
+# -- states
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_saved_before_every_batch_the_tail_is_the_same_with_the_record(point: str) -> None:
+    pipeline = slow(18, point, auto(pool=16))
+    states, whole = [pipeline.state_dict()], []
+    for batch in pipeline:
+        whole.append(frozen(batch))
+        states.append(through_json(pipeline.state_dict()))
+    following = stream(pipeline)
+    record = through_json(pipeline.record())
+    for yielded, state in enumerate(states):
+        restored = slow(18, point, auto(replay=record), workers=1 + yielded % 2)
+        restored.load_state_dict(state)
+        assert restored.epoch == 0
+        assert restored.state_dict() == state
+        assert stream(restored) == whole[yielded:]
+        assert restored.epoch == 1
+    assert stream(restored) == following
+
+
+@pytest.mark.parametrize("point", ["before", "device"])
+def test_the_check_that_users_can_run_passes_a_replay(point: str) -> None:
+    ((found,), record) = live(24, point, 1)
+    checked = testing.check_resume(lambda: slow(24, point, auto(replay=record)))
+    assert checked == len(found)
+
+
+@pytest.mark.parametrize("fixed", [(), ("before",), ("batch",)])
+def test_tails_agree_behind_filters_and_beside_other_echoes(fixed: tuple[str, ...]) -> None:
+    def build(**options: Any) -> stoker.Pipeline:
+        chain = stoker.from_dataset(Slow(45), seed=3).shuffle().filter(Keep(3, 1), on="id")
+        chain = chain.echo(2) if "before" in fixed else chain
+        chain = chain.map(halve, on="x").echo(**options).random_map(jitter, on="x").batch(4)
+        chain = chain.echo(1.5) if "batch" in fixed else chain
+        return chain.workers(2)
+
+    with small_pools_allowed():
+        pipeline = build()
+        states, whole = [], []
+        for batch in pipeline:
+            whole.append(frozen(batch))
+            states.append(through_json(pipeline.state_dict()))
+        record = through_json(pipeline.record())
+        for yielded in range(1, len(whole) + 1, 5):
+            restored = build(replay=record)
+            restored.load_state_dict(states[yielded - 1])
+            assert stream(restored) == whole[yielded:]
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("sieve", [False, True])
+def test_restored_without_a_record_it_goes_on_and_covers_every_example(
+    point: str, sieve: bool
+) -> None:
+    def build(**options: Any) -> stoker.Pipeline:
+        chain = stoker.from_dataset(Slow(24), seed=0).shuffle()
+        chain = chain.filter(Keep(5, 2), on="id") if sieve else chain
+        return built(chain, point, auto(**options))
+
+    expected = {i for i in range(24) if not sieve or i % 5 != 2}
+    pipeline = build(pool=8)
+    taken, states = [], []
+    with small_pools_allowed():
+        for batch in pipeline:
+            taken.append(ids(batch))
+            states.append(through_json(pipeline.state_dict()))
+    for yielded in range(1, len(taken) + 1, 3):
+        restored = build(pool=8)
+        restored.load_state_dict(states[yielded - 1])
+        tail = used(restored)
+        assert_covered(taken[:yielded] + tail, expected, point=point)
+        # What was decided there, with the state it went on from, repeats the tail.
+        again = build(replay=through_json(restored.record()))
+        again.load_state_dict(states[yielded - 1])
+        assert used(again) == tail
+
+
+def test_a_run_that_went_on_from_a_state_has_one_record_of_the_whole_epoch() -> None:
+    pipeline = slow(60, "before", auto())
+    found = []
+    with iter(pipeline) as iterator:
+        for _ in range(6):
+            found.append(frozen(next(iterator)))
+        state = through_json(pipeline.state_dict())
+    pipeline.load_state_dict(state)
+    found += stream(pipeline)
+    assert stream(slow(60, "before", auto(replay=through_json(pipeline.record())))) == found
+
+
+def test_a_record_from_the_middle_is_refused_at_the_beginning() -> None:
+    first = slow(600, "before", auto(pool=16), batch=2)
+    with iter(first) as iterator:
+        for _ in range(70):  # behind the first moment that states go back to
+            next(iterator)
+        state = through_json(first.state_dict())
+    second = slow(600, "before", auto(pool=16), batch=2)
+    second.load_state_dict(state)
+    with iter(second) as iterator:
+        next(iterator)
+        record = through_json(second.record())
+    again = slow(600, "before", auto(replay=record), batch=2)
+    with pytest.raises(stoker.StateError, match=r"begins at batch 64.*load the state") as caught:
+        list(again)
+    assert "\n" not in str(caught.value)
+    again.load_state_dict(state)
+    next(iter(again))
+
+
+def test_there_is_no_state_in_the_middle_of_a_stream_or_a_list_of_batches() -> None:
+    for chain in (
+        built(stoker.from_iterable(Stream(30), seed=0), "before", auto()),
+        stoker.from_loader(list(Batches(9)), seed=0).echo(),
+    ):
+        with iter(chain) as iterator:
+            next(iterator)
+            with pytest.raises(stoker.StateError, match="between epochs"):
+                chain.state_dict()
+            list(iterator)
+        state = through_json(chain.state_dict())
+        chain.load_state_dict(state)
+        assert chain.epoch == 1
+
+
+# -- lengths and steps
+
+
+def test_its_length_is_not_known_and_says_why() -> None:
+    for point in POINTS:
+        pipeline = slow(20, point, auto())
+        with pytest.raises(TypeError, match=r'under \.echo\("auto"\).*\.steps\(n\)') as caught:
+            len(pipeline)
+        assert "\n" not in str(caught.value)
+        assert bool(pipeline)
+        with iter(pipeline) as iterator, pytest.raises(TypeError, match="not known"):
+            len(iterator)
+    with pytest.raises(TypeError, match=r"\.steps\(n\)"):
+        len(stoker.from_loader(Batches(4)).echo())
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_steps_end_an_epoch_and_the_next_is_the_next(point: str) -> None:
+    group = 4 if point in ("before", "after") else 1
+    pipeline = slow(40, point, auto(pool=16 * group)).steps(7)
+    assert len(pipeline) == 7
+    orders = []
+    for epoch in range(3):
+        assert pipeline.epoch == epoch
+        with iter(pipeline) as iterator:
+            batches = []
+            for number in range(7):
+                assert len(iterator) == 7 - number
+                batches.append(ids(next(iterator)))
+            assert len(iterator) == 0
+            assert next(iterator, None) is None
+        assert pipeline.epoch == epoch + 1
+        assert pipeline.stats().batches == 7
+        orders.append(batches[0])
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_steps_are_kept_by_what_is_built_on_and_the_last_counts() -> None:
+    chain = stoker.from_dataset(Examples(40), seed=0).echo().steps(9)
+    assert len(chain.batch(4)) == 9
+    assert len(chain.steps(3).batch(4).workers(2)) == 3
+
+
+def test_where_an_epoch_has_fewer_steps_a_warning_says_so() -> None:
+    pipeline = slow(12, "before", auto(max_factor=2)).steps(7)  # there are six at most
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"of the 7 batches.*no more fresh") as caught:
+            found = [ids(batch) for batch in pipeline]
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert "\n" not in str(caught[0].message)
+        assert_covered(found, set(range(12)), max_factor=2)
+
+
+def test_steps_of_what_has_a_length_shorten_it_and_never_warn() -> None:
+    chain = stoker.from_dataset(Examples(40), seed=0).echo(2).batch(4)
+    assert (len(chain), len(chain.steps(6)), len(chain.steps(99))) == (20, 6, 20)
+    whole = stream(chain)
+    assert stream(chain.steps(6)) == whole[:6]
+    assert stream(chain.steps(99)) == whole
+
+
+def test_steps_give_an_endless_stream_epochs() -> None:
+    def endless() -> Iterator[int]:
+        yield from itertools.count()
+
+    pipeline = stoker.from_iterable(endless, seed=0).shuffle(buffer=5).echo().batch(4)
+    pipeline = pipeline.workers(2).steps(30)
+    assert len(pipeline) == 30
+    for epoch in range(2):
+        assert pipeline.epoch == epoch
+        with leaving_nothing():
+            assert len(list(pipeline)) == 30
+
+
+def test_saved_within_steps_the_rest_of_them_is_left() -> None:
+    pipeline = slow(60, "before", auto()).steps(8)
+    states, whole = [], []
+    for batch in pipeline:
+        whole.append(frozen(batch))
+        states.append(through_json(pipeline.state_dict()))
+    record = through_json(pipeline.record())
+    for yielded, state in enumerate(states, 1):
+        restored = slow(60, "before", auto(replay=record)).steps(8)
+        restored.load_state_dict(state)
+        iterator = iter(restored)
+        assert len(iterator) == 8 - yielded
+        assert [frozen(batch) for batch in iterator] == whole[yielded:]
+        assert restored.epoch == 1
+
+
+# -- clocks
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> None:
+    pipeline = slow(40, point, auto())
+    assert (pipeline.progress, pipeline.clock) == (0.0, stoker.Clock())
+    times, uses, steps = [0.0], 0, 0
+    for epoch in range(3):
+        seen: set[int] = set()
+        for batch in pipeline:
+            seen |= set(ids(batch))
+            uses += len(ids(batch))
+            steps += 1
+            assert pipeline.epoch == epoch
+            assert pipeline.progress == pytest.approx(len(seen) / 40)
+            assert pipeline.clock == stoker.Clock(40 * epoch + len(seen), uses, steps)
+            times.append(pipeline.epoch + pipeline.progress)
+        assert times[-1] == epoch + 1
+        assert (pipeline.epoch, pipeline.progress) == (epoch + 1, 0.0)
+        assert pipeline.clock == stoker.Clock(40 * (epoch + 1), uses, steps)
+        times.append(pipeline.epoch + pipeline.progress)
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("echo", [lambda chain: chain, lambda chain: chain.echo(3), auto()])
+@pytest.mark.parametrize("point", ["before", "device"])
+def test_clocks_do_not_stretch_with_the_factor(point: str, echo: Echo) -> None:
+    pipeline = slow(40, point, echo)
+    with small_pools_allowed():
+        before = pipeline.epoch + pipeline.progress
+        for _ in range(2):
+            for _ in pipeline:
+                now = pipeline.epoch + pipeline.progress
+                assert before <= now <= before + 1
+                before = now
+            assert before == pipeline.epoch
+            assert pipeline.clock.fresh_examples == 40 * pipeline.epoch
+    assert pipeline.clock.uses >= 80
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_clocks_over_a_loader(device: bool) -> None:
+    chain = stoker.from_loader(Batches(8), seed=0)
+    pipeline = (chain.to("cpu") if device else chain).echo()
+    for epoch in range(2):
+        seen: set[int] = set()
+        for batch in pipeline:
+            seen |= set(ids(batch))
+            assert pipeline.progress >= len(seen) / 32 - 1e-9
+            assert device or pipeline.progress == pytest.approx(len(seen) / 32)
+            assert pipeline.clock.fresh_examples >= 32 * epoch + len(seen)
+        assert pipeline.clock.fresh_examples == 32 * (epoch + 1)
+
+
+def test_progress_of_what_has_no_length_counts_steps_or_says_why_not() -> None:
+    chain = built(stoker.from_iterable(Stream(40), seed=0), "before", auto())
+    with pytest.raises(TypeError, match=r"\.steps\(n\)") as caught:
+        chain.progress  # noqa: B018
+    assert "\n" not in str(caught.value)
+    with iter(chain) as iterator:
+        next(iterator)
+        assert chain.clock.steps == 1
+        with pytest.raises(TypeError, match=r"\.steps\(n\)"):
+            chain.progress  # noqa: B018
+    chain = chain.steps(5)
+    assert [chain.progress for _ in chain] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_under_steps_progress_ends_with_the_epoch() -> None:
+    pipeline = slow(80, "before", auto()).steps(5)
+    for epoch in range(2):
+        seen = [pipeline.progress for _ in pipeline]
+        assert seen == sorted(seen)
+        assert seen[-1] == 1.0
+        assert all(at >= (number + 1) / 5 - 1e-9 for number, at in enumerate(seen))
+        assert (pipeline.epoch, pipeline.progress) == (epoch + 1, 0.0)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_clocks_survive_a_state(point: str) -> None:
+    pipeline = slow(24, point, auto(pool=8))
+    with small_pools_allowed():
+        list(pipeline)
+        for number, _ in enumerate(pipeline):
+            if number % 2 == 0:
+                restored = slow(24, point, auto(pool=8))
+                restored.load_state_dict(through_json(pipeline.state_dict()))
+                assert restored.clock == pipeline.clock
+                assert restored.progress == pipeline.progress
+                assert restored.epoch == pipeline.epoch
+                before = restored.clock
+                list(restored)
+                assert restored.clock.fresh_examples == 48
+                assert restored.clock.uses >= before.uses
+                assert restored.clock.steps >= before.steps
+        restored = slow(24, point, auto(pool=8))
+        restored.load_state_dict(through_json(pipeline.state_dict()))
+    assert restored.clock == pipeline.clock
+    assert (restored.epoch, restored.progress) == (2, 0.0)
+
+
+def test_an_epoch_that_was_left_early_counts_for_what_it_gave() -> None:
+    pipeline = slow(40, "before", auto())
+    for number, _ in enumerate(pipeline):
+        if number == 3:
+            break
+    left_at = pipeline.clock
+    assert left_at.steps == 4
+    assert pipeline.progress == left_at.fresh_examples / 40
+    next(iter(pipeline))
+    assert pipeline.epoch == 1
+    assert pipeline.clock.steps == 5
+    assert pipeline.clock.uses == left_at.uses + 4
+    pipeline.set_epoch(7)
+    assert (pipeline.epoch, pipeline.progress) == (7, 0.0)
+    assert pipeline.clock.steps == 5
+
+
+# -- whose batches they are
+
+
+@pytest.mark.parametrize(
+    ("point", "kind"), [(p, "thread") for p in POINTS] + [("before", "process")]
+)
+def test_a_consumer_that_writes_into_its_batches_harms_nobody(point: str, kind: str) -> None:
+    found, record = live(40, point, 1, kind=kind)
+    again = slow(40, point, auto(replay=record), kind=kind)
+    spoilt = []
+    for batch in again:
+        spoilt.append(frozen(batch))
+        spoil(batch)
+    assert [spoilt] == found
+
+
+def test_a_loader_that_fills_one_array_anew_is_echoed_right() -> None:
+    class Reusing:
+        def __iter__(self) -> Any:
+            array = np.zeros(3)
+            for n in range(20):
+                array.fill(n)
+                yield array
+
+    found = []
+    for batch in stoker.from_loader(Reusing(), seed=0).echo():
+        assert len(set(batch.tolist())) == 1
+        found.append([int(batch[0])])
+        batch.fill(-99)
+    assert_covered(found, set(range(20)), point="batch", batch=1)
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_each_use_is_augmented_anew_behind_the_echo_and_once_before_it(point: str) -> None:
+    source = Stream(40, held=20)
+    pipeline = built(stoker.from_iterable(source, seed=0), point, auto())
+    views: dict[int, set[bytes]] = {}
+    uses: Counter[int] = Counter()
+    for number, batch in enumerate(pipeline):
+        if number == 8:  # so that something surely was used again
+            source.gate.opened.set()
+        for i, row in zip(ids(batch), batch["x"], strict=True):
+            views.setdefault(i, set()).add(row.tobytes())
+            uses[i] += 1
+    assert max(uses.values()) > 1
+    for i, count in uses.items():
+        assert len(views[i]) == (count if point == "before" else 1)
+
+
+# -- life and death
+
+SOURCES: dict[str, Callable[[], stoker.Pipeline]] = {
+    "dataset": lambda: stoker.from_dataset(Slow(10**6), seed=0).shuffle().echo().batch(4),
+    "process": lambda: (
+        stoker.from_dataset(Slow(10**6), seed=0).echo().batch(4).workers(2, kind="process")
+    ),
+    "behind a batch": lambda: stoker.from_dataset(Slow(10**6), seed=0).batch(4).to("cpu").echo(),
+    "filtered": lambda: (
+        stoker.from_dataset(Slow(10**6), seed=0).filter(Keep(2, 0), on="id").echo().batch(4)
+    ),
+    "stream": lambda: stoker.from_iterable(Stream(10**6), seed=0).echo().batch(4).workers(2),
+    "loader": lambda: stoker.from_loader(Batches(10**6), seed=0).echo(),
+    "loader on a device": lambda: stoker.from_loader(Batches(10**6), seed=0).to("cpu").echo(),
+}
+
+
+@pytest.mark.parametrize("how", ["break", "error", "dropped", "never asked"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_leaving_leaves_no_thread(source: str, how: str) -> None:
+    pipeline = SOURCES[source]()
+    with leaving_nothing():
+        if how == "break":
+            for number, _ in enumerate(pipeline):
+                if number == 5:
+                    break
+        elif how == "never asked":
+            iterator = iter(pipeline)
+            iterator.close()
+            assert next(iterator, None) is None
+        elif how == "error":
+            with contextlib.suppress(KeyError), iter(pipeline) as iterator:
+                next(iterator)
+                raise KeyError
+        else:
+            iterator = iter(pipeline)
+            next(iterator)
+            del iterator
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize("where", ["before", "behind", "dataset"])
+def test_an_exception_in_fn_is_raised_once_and_leaves_nothing(
+    where: str, workers: int, kind: str
+) -> None:
+    def fail(x: Any) -> Any:
+        if x["id"] == 17:
+            raise ArithmeticError("no good")
+        return x
+
+    data = Faulty(40, {17}) if where == "dataset" else Slow(40)
+    chain = stoker.from_dataset(data, seed=0)
+    chain = chain.map(fail).echo() if where == "before" else chain.echo()
+    chain = chain.map(fail) if where == "behind" else chain
+    found: list[list[int]] = []
+    with leaving_nothing():
+        iterator = iter(chain.batch(4).workers(workers, kind=kind))
+        with pytest.raises(stoker.StageError, match="on example 17") as caught:
+            collect(iterator, found)
+        assert next(iterator, None) is None
+        error = caught.value
+        assert error.index == 17
+        assert type(error.__cause__) is (OSError if where == "dataset" else ArithmeticError)
+        del caught, error
+    seen = set(itertools.chain(*found))  # without what stood in one batch with it
+    assert set(range(14)) <= seen <= set(range(17))
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("length", [0, 5, 30])
+def test_what_a_stream_raises_arrives_once_behind_what_it_gave(point: str, length: int) -> None:
+    source = Stream(length, fails=OSError("the line is dead"))
+    found: list[list[int]] = []
+    with leaving_nothing():
+        iterator = iter(built(stoker.from_iterable(source, seed=0), point, auto()))
+        with pytest.raises(stoker.StageError, match="the line is dead") as caught:
+            collect(iterator, found)
+        assert next(iterator, None) is None
+        assert type(caught.value.__cause__) is OSError
+        assert f"example {length} of the stream" in str(caught.value)
+        del caught
+    # Without what stood in one batch with it.
+    assert set(itertools.chain(*found)) >= set(range(length - 3))
+    assert source.begun == source.ended == 1
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("fails", [(3,), (0,), (11,), (2, 3, 7)])
+def test_what_a_loader_raises_arrives_once_and_it_goes_on(
+    fails: tuple[int, ...], device: bool
+) -> None:
+    chain = stoker.from_loader(Batches(12, fails=fails), seed=0)
+    raised, found = [], []
+    with leaving_nothing():
+        iterator = iter((chain.to("cpu") if device else chain).echo())
+        while True:
+            try:
+                found.append(ids(next(iterator)))
+            except StopIteration:
+                break
+            except ArithmeticError as error:
+                raised.append(str(error))
+    assert raised == [f"batch {n}" for n in fails]
+    expected = {i for i in range(48) if i // 4 not in fails}
+    assert_covered(found, expected, point="batch")
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
+    data = Faulty(60, {5, 21, 40})
+    pipeline = stoker.from_dataset(data, seed=0, on_error=2).echo().batch(4)
+    found: list[list[int]] = []
+    with leaving_nothing():
+        iterator = iter(pipeline.workers(workers, kind=kind))
+        with pytest.raises(stoker.BudgetSpent, match="the skip budget is 2") as caught:
+            collect(iterator, found)
+        assert next(iterator, None) is None
+        assert [skip.index for skip in caught.value.skips] == [5, 21, 40]
+        del caught
+    assert set(itertools.chain(*found)) <= set(range(40)) - {5, 21}
+
+
+def test_closing_does_not_wait_long_for_a_loader_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ahead, "_JOIN_S", 0.2)  # it is a few seconds
+    loader = Batches(16, held=4)
+    before = threads()
+    iterator = iter(stoker.from_loader(loader, seed=0).to("cpu").echo())
+    found = [ids(next(iterator)) for _ in range(4)]
+    assert loader.gate.reached.wait(PATIENCE_S)
+    found += [ids(next(iterator)) for _ in range(4)]
+    assert max(itertools.chain(*found)) < 16
+    began = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - began < PATIENCE_S / 2
+    assert next(iterator, None) is None
+    loader.gate.opened.set()  # and what it hung in is gone as soon as it may
+    give_up_at = time.monotonic() + PATIENCE_S
+    while threads() != before and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    assert threads() == before
+    assert loader.gate.in_time
+
+
+def test_many_short_epochs_leave_nothing_and_lose_nothing() -> None:
+    pipeline = stoker.from_iterable(Stream(9), seed=0).echo().batch(4).workers(2)
+    with leaving_nothing():
+        for _ in range(15):
+            assert {i for batch in pipeline for i in ids(batch)} == set(range(9))

@@ -22,7 +22,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 LEFTOVER_GRACE_S = 5.0
 
 _in_ci = bool(os.environ.get("CI"))
-for _profile, _max_examples in (("short", 30), ("full", 500)):
+for _profile, _max_examples in (("short", 20), ("full", 500)):
     # Everything that Hypothesis would choose otherwise under CI is said here.
     settings.register_profile(
         _profile,

@@ -601,11 +601,11 @@ def test_while_a_stream_gives_nothing_the_consumer_goes_on(point: str) -> None:
 def test_while_a_data_set_gives_nothing_the_consumer_goes_on(
     point: str, held: tuple[int, ...]
 ) -> None:
-    data = Held(120, *held)
+    data = Held(88, *held)
     pipeline = built(stoker.from_dataset(data, seed=0), point, auto(), batch=8)
     batches = stalled(pipeline, *data.gates.values())
     assert max(itertools.chain(*batches[:16])) < 64
-    assert_covered(batches, set(range(120)), point=point, batch=8)
+    assert_covered(batches, set(range(88)), point=point, batch=8)
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -646,17 +646,17 @@ def live(
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_record_repeats_epochs_bit_for_bit(point: str) -> None:
-    found, record = live(30, point, 3)
+    found, record = live(24, point, 3)
     assert len({str(epoch) for epoch in found}) == 3
     process = [(2, "process")] if point in ("before", "batch") else []
     for workers, kind in ((1, "thread"), (3, "thread"), *process):
-        again = slow(30, point, auto(replay=record), workers=workers, kind=kind)
+        again = slow(24, point, auto(replay=record), workers=workers, kind=kind)
         assert [stream(again) for _ in range(3)] == found
         assert through_json(again.record()) == record
         with pytest.raises(stoker.StateError, match=r"no epoch 3; it has 0, 1, 2") as caught:
             list(again)
         assert "\n" not in str(caught.value)
-    again = slow(30, point, auto(replay=json.dumps(record)))
+    again = slow(24, point, auto(replay=json.dumps(record)))
     again.set_epoch(2)
     assert stream(again) == found[2]
 
@@ -816,8 +816,8 @@ def test_saved_before_every_batch_the_tail_is_the_same_with_the_record(point: st
 
 @pytest.mark.parametrize("point", ["before", "device"])
 def test_the_check_that_users_can_run_passes_a_replay(point: str) -> None:
-    ((found,), record) = live(24, point, 1)
-    checked = testing.check_resume(lambda: slow(24, point, auto(replay=record)))
+    ((found,), record) = live(16, point, 1)
+    checked = testing.check_resume(lambda: slow(16, point, auto(replay=record)))
     assert checked == len(found)
 
 
@@ -860,7 +860,7 @@ def test_restored_without_a_record_it_goes_on_and_covers_every_example(
         for batch in pipeline:
             taken.append(ids(batch))
             states.append(through_json(pipeline.state_dict()))
-    for yielded in range(1, len(taken) + 1, 3):
+    for yielded in range(1, len(taken) + 1, 5):
         restored = build(pool=8)
         restored.load_state_dict(states[yielded - 1])
         tail = used(restored)

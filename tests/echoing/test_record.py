@@ -178,8 +178,9 @@ def test_a_damaged_letter_in_what_was_decided_is_noticed(at: int, letter: str) -
     damaged = sound()
     epoch = damaged["echoes"]["0"]["epochs"]["0"]
     codes: str = epoch["codes"]
-    at %= len(codes) - 5  # the last letters may stand for nothing
-    if codes[at] == letter:
-        return
+    at %= len(codes)
     epoch["codes"] = codes[:at] + letter + codes[at + 1 :]
-    assert "damaged" in refused(damaged)
+    try:
+        assert read(damaged) == read(sound())  # some bits stand for nothing
+    except stoker.StateError:
+        assert "damaged" in refused(damaged)

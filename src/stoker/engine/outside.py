@@ -144,9 +144,11 @@ class LoaderStream:
 
     def raised(self, error: BaseException) -> bool:
         """Tell whether an error is the loader's own; of each it is told once."""
-        own = [each for each in self._errors if each is error]
-        self._errors = [each for each in self._errors if each is not error]
-        return bool(own)
+        for at, own in enumerate(self._errors):
+            if own is error:
+                del self._errors[at]  # in place: who reads ahead may add another
+                return True
+        return False
 
     def clear(self) -> None:
         """Let go of the loader's iterator, which ends its workers."""

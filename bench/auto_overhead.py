@@ -20,13 +20,34 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a
 iteration takes 290 ns there, so that Python's own share weighs several times more than
 usual), NumPy 2.4.6, torch 2.13.0.
 
-Results (batches a second; CPU time of the whole process, a batch)::
+Results (nine rounds, load average 3.5: other jobs ran beside, hence the ranges; batches a second;
+CPU time of the whole process, a batch)::
 
-    (to be filled in from a quiet machine)
+                                           factor  batches/s  CPU ms a batch               auto / it
+    ------------------------------------------------------------------------------------------------
+    examples 256x32x32x3, no step: auto      3.86      189.0            5.13
+    examples 256x32x32x3, no step: fixed     3.86      168.9            5.50    1.23 (0.703 .. 1.54)
+    examples 256x32x32x3, no step: no echo   1.00      207.0            4.64   0.722 (0.487 .. 1.26)
+    examples 256x32x32x3, step: auto         1.02       61.3           10.61
+    examples 256x32x32x3, step: fixed        1.02       59.6           11.64     1.02 (0.972 .. 1.6)
+    examples 256x32x32x3, step: no echo      1.00       61.2            5.71   0.999 (0.937 .. 1.04)
+    batches 256x32x32x3, no step: auto       1.00     1637.5            0.64
+    batches 256x32x32x3, no step: fixed      1.02     2277.9            0.43   0.69 (0.246 .. 0.791)
+    batches 256x32x32x3, no step: no echo    1.00     2873.0            0.28  0.467 (0.274 .. 0.636)
+    batches 256x32x32x3, step: auto          1.00      688.6            0.61
+    batches 256x32x32x3, step: fixed         1.02      693.7            0.60        1 (0.87 .. 1.49)
+    batches 256x32x32x3, step: no echo       1.00      803.8            0.41    0.923 (0.71 .. 1.08)
+    batches 64x224x224x3, no step: auto      2.94      232.6            3.38
+    batches 64x224x224x3, no step: fixed     2.94      315.4            2.71   0.738 (0.594 .. 1.13)
+    batches 64x224x224x3, no step: no echo   1.00      301.9            2.45   0.771 (0.552 .. 1.06)
+    batches 64x224x224x3, step: auto         1.05      124.1            2.95
+    batches 64x224x224x3, step: fixed        1.05      116.3            2.93      1.02 (0.9 .. 1.24)
+    batches 64x224x224x3, step: no echo      1.00      120.8            2.59    1.01 (0.853 .. 1.07)
 
-Every use but an item's last is a copy, and under auto only the ``max_factor``-th is known to be
-the last: where auto realises 1.02, each batch is copied, and at a fixed 1.02 one in fifty. Without
-echo nothing is.
+Where the consumer takes a while (step) the target is met: fresh items are plenty, and none is
+copied to be kept. Where it takes none (no step) it is always ahead of what is prepared, however
+fast that is; then batches are kept, every use but the ``max_factor``-th is a copy, and a fixed 1.02
+copies one in fifty. The target is missed there with whole batches.
 
 Caveats: in a round auto comes first, for the fixed factor is its own. Rates are of the middle half
 of an epoch. With a step the machine is half idle: there, cost that is hidden shows in CPU time.

@@ -19,9 +19,31 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a
 iteration takes 290 ns there, so that Python's own share weighs several times more than
 usual), NumPy 2.4.6, torch 2.13.0.
 
-Results::
+Results (five seeds; speed-ups: median and range)::
 
-    (to be filled in from a quiet machine)
+                                    R  fresh  steps  seconds  waited             speed-up  of R
+    -------------------------------------------------------------------------------------------
+    R = 2, no echoing            1.98  2,688     84     2.95     46%  1.00 (1.00 .. 1.00)   50%
+    R = 2, e = 2                 1.98  1,673     94     1.90     16%  1.38 (1.26 .. 1.70)   70%
+    R = 2, e = 3                 1.98  1,165     94     1.91     11%  1.50 (1.18 .. 1.57)   76%
+    R = 2, e = 4                 1.98    902     94     1.99     10%  1.48 (1.13 .. 1.67)   75%
+    R = 2, auto                  1.98  1,224     77     1.53      6%  1.71 (1.59 .. 2.01)   86%
+    R = 4, no echoing            4.01  2,688     84     5.32     77%  1.00 (1.00 .. 1.00)   25%
+    R = 4, e = 2                 4.01  1,673     94     3.41     66%  1.43 (1.30 .. 1.75)   36%
+    R = 4, e = 4                 4.01    902     94     1.89     41%  2.67 (2.16 .. 3.01)   67%
+    R = 4, e = 6                 4.01    706    106     2.02     22%  2.63 (2.17 .. 3.16)   66%
+    R = 4, auto                  4.01    832    101     1.82     27%  2.52 (2.26 .. 3.69)   63%
+    R = 6, no echoing            6.19  2,688     84     8.75     80%  1.00 (1.00 .. 1.00)   16%
+    R = 6, e = 4                 6.19    902     94     3.09     43%  2.61 (2.19 .. 3.00)   42%
+    R = 6, e = 6                 6.19    706    106     2.85     27%  3.16 (2.54 .. 3.38)   51%
+    R = 6, auto                  6.19    768     92     2.70     34%  2.71 (2.11 .. 3.80)   44%
+    R = 6, auto, max_factor = 6  6.19    512     85     1.92     14%  4.04 (3.86 .. 5.01)   65%
+
+           best fixed  its seconds / auto's
+    ---------------------------------------
+    R = 2       e = 2   1.23 (1.12 .. 1.44)
+    R = 4       e = 4   1.04 (0.91 .. 1.23)
+    R = 6       e = 6   0.86 (0.80 .. 1.20)
 
 Caveats: storage, preparation and training share the cores. R is measured with reading alone and
 training alone. What auto does depends on time: a seed fixes weights, order and augmentation, but

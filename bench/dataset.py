@@ -16,12 +16,12 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results::
 
-    case                examples/s            stoker / it
-    -----------------------------------------------------
-    stoker                 143,421             1 (1 .. 1)
-    stoker, workers(2)     144,787  0.998 (0.985 .. 1.07)
-    torch, 0 workers        76,816    1.91 (1.85 .. 2.03)
-    torch, 2 workers        61,318     2.47 (2.32 .. 2.5)
+    case                examples/s             stoker / it
+    ------------------------------------------------------
+    stoker                 142,706              1 (1 .. 1)
+    stoker, workers(2)     144,420  0.984 (0.934 .. 0.999)
+    torch, 0 workers        74,088     1.93 (1.84 .. 1.97)
+    torch, 2 workers        60,639     2.32 (2.26 .. 2.39)
 
 Caveats: the dataset does next to nothing, so this is the cost of the loader alone.
 """

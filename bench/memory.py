@@ -19,12 +19,12 @@ Results::
 
     configuration          growth MiB  bound  pool  window  in front  growth / bound  worst
     ---------------------------------------------------------------------------------------
-    no echo, thread                16     23     0      19         0            0.69   0.69
-    example echo, thread           99    122    75      33         9            0.82   0.83
+    no echo, thread                16     23     0      19         0            0.70   0.70
+    example echo, thread          100    122    75      33         9            0.82   0.83
     batch echo, thread            102    127    75      38         9            0.80   0.81
-    no echo, process               13     38     0      33         0            0.35   0.42
-    example echo, process         140    217    75      98        39            0.65   0.69
-    batch echo, process           100    159    75      52        28            0.62   0.66
+    no echo, process               14     38     0      33         0            0.36   0.43
+    example echo, process         138    216    75      97        39            0.64   0.66
+    batch echo, process           100    155    75      52        23            0.65   0.67
 
 Caveats: pool and window as ``stats()`` states them, at their largest; the fresh items that may
 wait in front of an example pool are at most the larger of 2 batches and 8 chunks a worker, here

@@ -20,18 +20,18 @@ torch 2.13.0, aiohttp 3.14.5, fsspec 2026.9.0.
 
 Results::
 
-    case                 examples/s  limit              it / limit            it / best torch
-    -----------------------------------------------------------------------------------------
-    stoker, 1 requests         42.3   45.4  0.933 (0.894 .. 0.937)  0.0898 (0.0886 .. 0.0943)
-    stoker, 8 requests        325.3  363.3   0.895 (0.85 .. 0.925)      0.71 (0.687 .. 0.718)
-    stoker, 32 requests       479.5  494.7  0.969 (0.921 .. 0.983)        1.03 (1.01 .. 1.11)
-    stoker, 64 requests       470.9  494.7  0.952 (0.922 .. 0.979)       1.04 (0.976 .. 1.05)
-    torch, 1 workers           42.5                                 0.0923 (0.0903 .. 0.0982)
-    torch, 2 workers           84.8                                    0.183 (0.181 .. 0.196)
-    torch, 4 workers          170.2                                     0.372 (0.36 .. 0.386)
-    torch, 8 workers          323.8                                    0.712 (0.698 .. 0.733)
-    torch, 16 workers         457.9                                                1 (1 .. 1)
-    torch, 32 workers         451.8                                     0.959 (0.78 .. 0.998)
+    case                 examples/s  limit              it / limit           it / best torch
+    ----------------------------------------------------------------------------------------
+    stoker, 1 requests         42.7   45.4    0.94 (0.93 .. 0.947)  0.0895 (0.088 .. 0.0903)
+    stoker, 8 requests        341.0  363.3  0.939 (0.932 .. 0.945)     0.712 (0.709 .. 0.72)
+    stoker, 32 requests       485.9  494.7  0.982 (0.965 .. 0.984)          1.02 (1 .. 1.02)
+    stoker, 64 requests       482.4  494.7  0.975 (0.939 .. 0.978)      1.01 (0.969 .. 1.02)
+    torch, 1 workers           43.5                                 0.0912 (0.091 .. 0.0913)
+    torch, 2 workers           86.5                                    0.181 (0.18 .. 0.182)
+    torch, 4 workers          172.5                                   0.362 (0.359 .. 0.363)
+    torch, 8 workers          342.1                                   0.718 (0.714 .. 0.718)
+    torch, 16 workers         477.2                                               1 (1 .. 1)
+    torch, 32 workers         461.6                                   0.967 (0.951 .. 0.977)
 
 Caveats: the machine was not quiet throughout. At 8 requests both limits are near, and requests
 wait for the bandwidth behind each other, whoever makes them: those of DataLoader's 8 workers too.

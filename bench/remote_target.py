@@ -22,16 +22,16 @@ torch 2.13.0, aiohttp 3.14.5, fsspec 2026.9.0.
 
 Results::
 
-                             R  fresh  steps  seconds  waited             speed-up  of R
-    ------------------------------------------------------------------------------------
-    server, no echoing    3.98  2,816     88     5.28     52%                    1   25%
-    server, e = 2         3.98  1,809    102     3.84      5%  1.42 (1.38 .. 1.49)   36%
-    server, e = 4         3.98    902     94     2.45      3%  2.16 (1.84 .. 2.40)   54%
-    server, in memory     3.98  2,816     88     1.25      1%  4.22 (4.03 .. 4.27)  106%
-    emulated, no echoing  3.99  2,816     88     5.32     71%                    1   25%
-    emulated, e = 2       3.99  1,809    102     3.48     51%  1.55 (1.52 .. 1.58)   39%
-    emulated, e = 4       3.99    902     94     1.79     11%  2.95 (2.24 .. 3.43)   74%
-    emulated, in memory   3.99  2,816     88     1.22      1%  4.36 (4.35 .. 4.50)  109%
+                                          R  fresh  steps  seconds  waited             speed-up  of R
+    -------------------------------------------------------------------------------------------------
+    HTTP server, no echoing           3.98  2,816     88     4.37     57%  1.00 (1.00 .. 1.00)   25%
+    HTTP server, before augm., e = 2  3.98  1,809    102     3.14      7%  1.47 (1.39 .. 1.57)   37%
+    HTTP server, before augm., e = 4  3.98    902     94     2.10      3%  2.08 (2.00 .. 2.44)   52%
+    HTTP server, in memory (bound)    3.98  2,816     88     1.24      1%  3.78 (3.51 .. 3.84)   95%
+    emulated, no echoing               3.98  2,816     88     4.39     71%  1.00 (1.00 .. 1.00)   25%
+    emulated, before augm., e = 2      3.98  1,809    102     2.86     49%  1.55 (1.52 .. 1.60)   39%
+    emulated, before augm., e = 4      3.98    902     94     1.55      5%  2.81 (2.58 .. 3.12)   71%
+    emulated, in memory (bound)        3.98  2,816     88     1.25      1%  3.82 (3.48 .. 3.84)   96%
 
 With e = 4 a step takes 22 to 24 ms beside the server's requests, 14 to 19 ms beside emulated
 storage and 14 ms from memory (time not waited, per step; in the raw rows): requests are Python, and

@@ -28,10 +28,10 @@ Results::
     HTTP server, before augm., e = 2  3.98  1,809    102     3.14      7%  1.47 (1.39 .. 1.57)   37%
     HTTP server, before augm., e = 4  3.98    902     94     2.10      3%  2.08 (2.00 .. 2.44)   52%
     HTTP server, in memory (bound)    3.98  2,816     88     1.24      1%  3.78 (3.51 .. 3.84)   95%
-    emulated, no echoing               3.98  2,816     88     4.39     71%  1.00 (1.00 .. 1.00)   25%
-    emulated, before augm., e = 2      3.98  1,809    102     2.86     49%  1.55 (1.52 .. 1.60)   39%
-    emulated, before augm., e = 4      3.98    902     94     1.55      5%  2.81 (2.58 .. 3.12)   71%
-    emulated, in memory (bound)        3.98  2,816     88     1.25      1%  3.82 (3.48 .. 3.84)   96%
+    emulated, no echoing              3.98  2,816     88     4.39     71%  1.00 (1.00 .. 1.00)   25%
+    emulated, before augm., e = 2     3.98  1,809    102     2.86     49%  1.55 (1.52 .. 1.60)   39%
+    emulated, before augm., e = 4     3.98    902     94     1.55      5%  2.81 (2.58 .. 3.12)   71%
+    emulated, in memory (bound)       3.98  2,816     88     1.25      1%  3.82 (3.48 .. 3.84)   96%
 
 With e = 4 a step takes 22 to 24 ms beside the server's requests, 14 to 19 ms beside emulated
 storage and 14 ms from memory (time not waited, per step; in the raw rows): requests are Python, and

@@ -22,8 +22,8 @@ torch 2.13.0, aiohttp 3.14.5, fsspec 2026.9.0.
 
 Results::
 
-                                          R  fresh  steps  seconds  waited             speed-up  of R
-    -------------------------------------------------------------------------------------------------
+                                         R  fresh  steps  seconds  waited             speed-up  of R
+    ------------------------------------------------------------------------------------------------
     HTTP server, no echoing           3.98  2,816     88     4.37     57%  1.00 (1.00 .. 1.00)   25%
     HTTP server, before augm., e = 2  3.98  1,809    102     3.14      7%  1.47 (1.39 .. 1.57)   37%
     HTTP server, before augm., e = 4  3.98    902     94     2.10      3%  2.08 (2.00 .. 2.44)   52%

@@ -45,6 +45,9 @@ TINY = Settings(
     target_accuracy=0.05,
     budget_fresh=160,
     grid=((160, 40), (1 << 40, 320)),
+    scene=((1.0, 0.2), (3.4, 0.3), (1.0, 0.2)),
+    scene_window_batches=4,
+    scene_step_samples=6,
     image_px=16,
     step_samples=9,
     drain_batches=6,
@@ -69,7 +72,7 @@ def write_folder(folder: Path, classes: int = 2, images: int = 90) -> Path:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> None:
     # All arms once; what the live display adds, on a few.
-    arms = [Arm("none"), Arm("before", 2), Arm("memory")] if terminal else full_arms()
+    arms = [Arm("none"), Arm("before", "auto"), Arm("memory")] if terminal else full_arms()
     shown, text = screen(terminal)
     settings = replace(TINY, seeds=2 if terminal else 1)
     run_settings(settings, tmp_path, full=True, data=None, arms=arms, screen=shown)
@@ -86,21 +89,54 @@ def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> N
         for e in evaluations:
             assert e["waited_s"] <= e["seconds"]
             assert e["grid"] is None or e["grid"] <= e["fresh"] < e["grid"] + 2 * TINY.batch_size
+            assert e["uses"] == e["steps"] * TINY.batch_size
+    for summary, arm in zip(found["summaries"], arms, strict=True):
+        assert 1 <= summary["realised_factor"] <= arm.most_uses
+    assert_scene(found["scene"])
     Image.open(tmp_path / "demo.png").verify()
     output = text.getvalue()
     assert "ms a read" in output
-    assert output.index("measured") < output.index("speed-up")
-    assert found["conclusion"].split()[0] in output
+    assert output.index("measured") < output.index("Scene") < output.index("speed-up")
+    said = " ".join(output.split())
+    assert found["conclusion"].split()[0] in said
+    assert found["scene"]["conclusion"].split(",")[0] in said
+
+
+def assert_scene(scene: dict[str, Any]) -> None:
+    """The rows of a scene fit together, and with what was set."""
+    assert scene["window_batches"] == TINY.scene_window_batches
+    speeds = [stretch["calibration"] for stretch in scene["stretches"]]
+    assert [speed["wanted_ratio"] for speed in speeds] == [1.0, 3.4, 1.0]
+    known = {(speed["ratio"], speed["limits"]["latency_s"]) for speed in speeds}
+    seconds = [row["seconds"] for row in scene["rows"]]
+    assert seconds
+    assert seconds == sorted(seconds)
+    for row in scene["rows"]:
+        assert (row["ratio"], row["latency_s"]) in known
+        assert 0 <= row["waited_fraction"] <= 1
+        assert row["factor"] > 0
+        assert row["step_s"] > 0
+
+
+def test_without_a_scene_there_is_none(tmp_path: Path) -> None:
+    shown, text = screen()
+    arms = [Arm("none"), Arm("batch", "auto")]
+    settings = replace(TINY, scene=())
+    run_settings(settings, tmp_path, full=False, data=None, arms=arms, screen=shown)
+    assert json.loads((tmp_path / "demo.json").read_text())["scene"] is None
+    assert "Scene" not in text.getvalue()
+    Image.open(tmp_path / "demo.png").verify()
 
 
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
     """Without echoing, emulated storage, a server and memory train alike, step by step."""
     arms = [Arm("none"), Arm("memory")]
+    settings = replace(TINY, scene=(), longest_run=100.0)  # all of it, on a busy machine too
     accuracies: list[dict[int, float]] = []
     for remote in (False, True):
         out = tmp_path / str(remote)
         shown, _ = screen()
-        run_settings(TINY, out, full=False, data=None, remote=remote, arms=arms, screen=shown)
+        run_settings(settings, out, full=False, data=None, remote=remote, arms=arms, screen=shown)
         accuracies += [
             {e["grid"]: e["accuracy"] for e in run["evaluations"] if e["grid"]}
             for run in json.loads((out / "demo.json").read_text())["runs"]
@@ -124,6 +160,8 @@ def test_a_server_takes_the_place_of_emulated_storage(tmp_path: Path) -> None:
     output = " ".join(text.getvalue().split())
     assert "latency 1 ms, bandwidth" in output
     assert "8 requests in flight" in output
+    assert "emulated storage, not a local HTTP server, slows down" in output
+    assert_scene(found["scene"])
 
 
 def test_limits_of_storage_follow_the_time_of_a_batch(tmp_path: Path) -> None:
@@ -159,6 +197,7 @@ def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path, remote: bool) -
     assert found["images"]["train"] == 144
     assert 0 < found["target_accuracy"] < 1
     assert "simply be cached" in text.getvalue()
+    assert_scene(found["scene"])
 
 
 def test_a_users_images_are_parted_the_same_way_every_time(tmp_path: Path) -> None:
@@ -205,11 +244,11 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
     monkeypatch.setattr(main, "run_arm", stopped)
     shown, text = screen()
     with pytest.raises(KeyboardInterrupt):
-        run_settings(TINY, tmp_path, full=False, data=None, screen=shown)
+        run_settings(replace(TINY, scene=()), tmp_path, full=False, data=None, screen=shown)
     found = json.loads((tmp_path / "demo.json").read_text())
     assert not found["complete"]
     assert len(found["runs"]) == 2
-    assert "2 of 5 runs" in text.getvalue()
+    assert "2 of 6 runs" in text.getvalue()
 
 
 @pytest.mark.parametrize("when", ["listing", "reading"])
@@ -240,7 +279,7 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
         seconds = 0.001
     settings = Settings(
         digits=DigitSpec(train=400, test=40), batch_size=8, step_samples=9, drain_batches=6,
-        remote_latency_s=seconds, largest_pool_fraction=0.2,
+        remote_latency_s=seconds, largest_pool_fraction=0.2, scene=(),
     )
     threads = threading.active_count()
     try:

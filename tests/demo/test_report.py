@@ -27,7 +27,7 @@ def run(arm: Arm, seed: int, *rows: tuple[int, float, float]) -> RunRecord:
         arm,
         seed,
         [
-            Evaluation(fresh + 1, fresh // 10, seconds, seconds / 2, accuracy, fresh)
+            Evaluation(fresh + 1, fresh, fresh // 10, seconds, seconds / 2, accuracy, fresh)
             for fresh, seconds, accuracy in rows
         ],
     )
@@ -40,7 +40,7 @@ def plain(seed: int, seconds: float) -> RunRecord:
 
 def test_the_target_is_reached_at_the_first_evaluation_on_the_grid() -> None:
     record = run(ECHO, 0, (100, 1.0, 0.5), (300, 3.0, 0.91), (400, 4.0, 0.99))
-    record.evaluations.insert(1, Evaluation(150, 15, 1.5, 0.0, 0.95, None))
+    record.evaluations.insert(1, Evaluation(150, 150, 15, 1.5, 0.0, 0.95, None))
     hit = to_target(record, 0.9)
     assert hit is not None
     assert hit.grid == 300

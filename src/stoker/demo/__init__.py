@@ -29,8 +29,8 @@ def run_demo(out: Path, seeds: int, full: bool, data: Path | None, remote: bool 
     when the data or the folder will not do. On Ctrl-C the runs that are over are written
     down before KeyboardInterrupt goes on.
     """
+    # Not scikit-learn, which takes seconds to import: that is needed to compose digits, once.
     packages = ["torch", "PIL.Image", "matplotlib"]
-    packages += [] if data else ["sklearn"]
     packages += ["fsspec", "aiohttp"] if remote else []
     for module in packages:
         needed(module)

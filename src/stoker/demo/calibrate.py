@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
-import stoker
 from stoker.demo.arms import Arm, epoch_after_epoch, pipeline_of, upstream_of
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
@@ -40,35 +39,27 @@ class Calibration:
     """Time of a training step with its batch in hand, in seconds (t_downstream)."""
 
 
-def step_seconds(
-    images: ImageSet,
-    settings: Settings,
-    pipeline: stoker.Pipeline | None = None,
-    samples: int | None = None,
-) -> float:
-    """Return the time of a training step in seconds: `samples` of them, after some to warm up.
+def step_seconds(images: ImageSet, settings: Settings) -> float:
+    """Return the time of a training step in seconds, fed by the in-memory copy.
 
-    Fed by `pipeline`, by default by the in-memory copy. With its loader beside it, as in the
-    runs: a step alone on the machine is faster.
+    With its loader beside it, as in the runs: a step alone on the machine is faster.
     """
     learner = Learner(len(images.classes), settings.widths, settings.learning_rate, seed=0)
-    if pipeline is None:
-        pipeline = pipeline_of(
-            Arm("memory"),
-            in_memory(images, settings),
-            images,
-            batch_size=settings.batch_size,
-            pool_examples=0,
-            seed=0,
-        )
-    samples = samples or settings.step_samples
+    pipeline = pipeline_of(
+        Arm("memory"),
+        in_memory(images, settings),
+        images,
+        batch_size=settings.batch_size,
+        pool_examples=0,
+        seed=0,
+    )
     times_s = []
     with closing(epoch_after_epoch(pipeline)) as batches:
-        for batch in islice(batches, samples * 4 // 3):
+        for batch in islice(batches, settings.step_samples * 4 // 3):
             started = time.perf_counter()
             learner.step(*batch)
             times_s.append(time.perf_counter() - started)
-    return statistics.fmean(times_s[-samples:])
+    return statistics.fmean(times_s[-settings.step_samples :])
 
 
 def batch_seconds(images: ImageSet, settings: Settings, source: Source) -> float:

@@ -18,7 +18,7 @@ from stoker.demo.calibrate import Calibration
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
 from stoker.demo.storage import Source
-from stoker.demo.task import Learner, every_core
+from stoker.demo.task import Learner
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,9 @@ def run_arm(
                 seconds >= settings.longest_run * budget.seconds
             )
     record = RunRecord(arm, seed)
-    with every_core():
-        for evaluation, weights in kept:
-            learner.restore(weights)
-            accuracy = learner.accuracy(images.test_images, images.test_labels)
-            record.evaluations.append(evaluation(accuracy=accuracy))
-            on_evaluation(record)
+    for evaluation, weights in kept:
+        learner.restore(weights)
+        accuracy = learner.accuracy(images.test_images, images.test_labels)
+        record.evaluations.append(evaluation(accuracy=accuracy))
+        on_evaluation(record)
     return record

@@ -75,9 +75,9 @@ class _Experiment:
         self._runs: list[RunRecord] = []
 
     def run(self) -> None:
-        step_s = self._calibrate()
+        self._calibrate()
         if self._settings.scene:
-            self._play(step_s)
+            self._play()
         try:
             with self._screen.runs(self._arms, self._settings.seeds) as view:
                 view.target = self._target
@@ -93,8 +93,7 @@ class _Experiment:
             raise
         self._write(complete=True)
 
-    def _calibrate(self) -> float:
-        """Set the storage's speed for all arms; return the time of a training step in seconds."""
+    def _calibrate(self) -> None:
         settings, screen = self._settings, self._screen
         slownesses = list(dict.fromkeys(arm.slowness for arm in self._arms))
         with screen.working("measuring a training step"):
@@ -110,18 +109,16 @@ class _Experiment:
                 f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
                 f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
             )
-        return step_s
 
-    def _play(self, step_s: float) -> None:
+    def _play(self) -> None:
         images, settings, screen = self._images, self._settings, self._screen
-        storage = EmulatedStorage(images, settings)
-        which = (
-            "storage"
-            if storage.name == self._storage.name
-            else f"{storage.name} storage, not {self._storage.name},"
-        )
+        storage, which = EmulatedStorage(images, settings), "storage"
+        known = next(iter(self._calibrations.values()))
         with screen.working("setting the storage's speed for a scene"):
-            stretches = stretches_of(images, storage, settings, step_s)
+            if storage.name != self._storage.name:
+                which = f"{storage.name} storage, not {self._storage.name},"
+                known = calibrate(images, settings, storage, settings.slowness, known.step_s)
+            stretches = stretches_of(images, storage, settings, known)
         screen.say(f'Scene: {which} slows down and recovers while echo("auto") is trained.')
         with screen.scene(sum(stretch.seconds for stretch in stretches)) as view:
             self._scene = run_scene(images, storage, settings, stretches, view.moved)

@@ -14,19 +14,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 
 import stoker
 from stoker.demo.arms import FOLLOWING, epoch_after_epoch, pipeline_of
-from stoker.demo.calibrate import Calibration, calibrate, step_seconds
+from stoker.demo.calibrate import Calibration
 from stoker.demo.experiment import pool_examples
 from stoker.demo.images import ImageSet
 from stoker.demo.settings import Settings
-from stoker.demo.storage import EmulatedStorage, Source
+from stoker.demo.storage import EmulatedStorage, Limits, Source
 from stoker.demo.task import Learner
 
 _BATCHES_A_ROW = 4
-_ROUNDS = 2  # the more is read meanwhile, the longer a step takes; and that says what is to be read
+_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,43 @@ class Scene:
 
 
 def stretches_of(
-    images: ImageSet, storage: EmulatedStorage, settings: Settings, step_s: float
+    images: ImageSet, storage: EmulatedStorage, settings: Settings, known: Calibration
 ) -> list[Stretch]:
-    """Find what storage is limited to in each part of the scene.
-
-    Args:
-        step_s: the time of a step beside the in-memory copy, in seconds, to begin with.
-    """
-    found: dict[float, Calibration] = {}
-    for ratio, _ in settings.scene:
-        if ratio in found:
-            continue
-        beside_s = step_s
-        for _ in range(_ROUNDS):
-            with storage.opened(storage.limits(ratio * beside_s)) as source:
-                pipeline = _pipeline(images, settings, source)
-                beside_s = step_seconds(images, settings, pipeline, settings.scene_step_samples)
-        found[ratio] = calibrate(images, settings, storage, ratio, beside_s)
+    """Find the latencies of the scene, with what is known of the storage at another one."""
+    ratios = dict.fromkeys(ratio for ratio, _ in settings.scene)
+    found = {ratio: _beside(images, storage, settings, ratio, known) for ratio in ratios}
     return [Stretch(found[ratio], seconds) for ratio, seconds in settings.scene]
+
+
+def _beside(
+    images: ImageSet, storage: EmulatedStorage, settings: Settings, ratio: float, known: Calibration
+) -> Calibration:
+    """Find the latency that makes R = `ratio` while the arm runs.
+
+    The less is read, the shorter a step, and that says how much is to be read: so the latency
+    follows the steps for a few rounds. What a batch takes besides reading stays what it is.
+    """
+    learner = _learner(images, settings)
+    beside_reading_s = known.batch_s - storage.reading_s(known.limits)
+    step_s = known.step_s
+
+    def limits() -> Limits:
+        return storage.limits(max(0.0, ratio * step_s - beside_reading_s))
+
+    with (
+        storage.opened(limits()) as source,
+        closing(epoch_after_epoch(_pipeline(images, settings, source))) as batches,
+    ):
+        for _ in range(_ROUNDS):
+            times_s = []
+            for batch in islice(batches, settings.scene_step_samples):
+                started = time.perf_counter()
+                learner.step(*batch)
+                times_s.append(time.perf_counter() - started)
+            step_s = statistics.fmean(times_s)
+            source.set_latency(limits().latency_s)
+    batch_s = storage.reading_s(limits()) + beside_reading_s
+    return Calibration(ratio, batch_s / step_s, limits(), batch_s, step_s)
 
 
 def run_scene(
@@ -113,7 +132,7 @@ def run_scene(
     on_row: Callable[[SceneRow], None] = lambda row: None,
 ) -> Scene:
     """Train the arm that follows while the storage goes through `stretches`, at least one."""
-    learner = Learner(len(images.classes), settings.widths, settings.learning_rate, seed=0)
+    learner = _learner(images, settings)
     window = settings.scene_window_batches
     rows: list[SceneRow] = []
     with storage.opened(stretches[0].calibration.limits) as source:
@@ -144,6 +163,10 @@ def run_scene(
                         rows.append(SceneRow(seconds, latency_s, ratio, *shares, step_s))
                         on_row(rows[-1])
     return Scene(window, stretches, rows)
+
+
+def _learner(images: ImageSet, settings: Settings) -> Learner:
+    return Learner(len(images.classes), settings.widths, settings.learning_rate, seed=0)
 
 
 def _pipeline(images: ImageSet, settings: Settings, source: Source) -> stoker.Pipeline:

@@ -42,7 +42,7 @@ class Settings:
 
     budget_fresh: int = 3_072
     """Fresh examples of every run, at least; a point of the grid."""
-    budget_seconds_share: float = 4 / 3
+    budget_seconds_share: float = 1.25
     """Seconds of every run, at least: what storage needs for so many times these examples. More,
     so that training without echoing gets to the target."""
     grid: tuple[tuple[int, int], ...] = ((1_536, 128), (4_096, 256), (1 << 40, 2_048))
@@ -55,8 +55,8 @@ class Settings:
     """The storage that slows down and recovers: R, and for how many seconds. Empty: no scene."""
     scene_window_batches: int = 20
     """Over so many batches the scene's factor and share of time waited are taken."""
-    scene_step_samples: int = 30
-    """Steps timed for it at each R, twice, after a third as many to warm up."""
+    scene_step_samples: int = 20
+    """Steps timed at a time to find the latencies of the scene."""
 
     image_px: int = 48
     """Side to which images of a user's folder are resized."""

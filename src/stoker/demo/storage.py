@@ -80,6 +80,10 @@ class EmulatedStorage:
         """Return the latency of every read."""
         return Limits(batch_s * self._readers / self._batch_size, self._readers)
 
+    def reading_s(self, limits: Limits) -> float:
+        """Return the time in seconds that reading alone then takes a batch."""
+        return limits.latency_s * self._batch_size / self._readers
+
     def opened(self, limits: Limits) -> AbstractContextManager[EmulatedSource]:
         """Read from it within a block."""
         return nullcontext(EmulatedSource(self._images, limits))

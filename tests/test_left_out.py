@@ -320,6 +320,14 @@ def test_saved_before_every_batch_the_tail_is_the_same(spec: Spec) -> None:
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 0))
 
 
+@pytest.mark.parametrize("keep", [lambda x: True, lambda x: x == 1, lambda x: x == 0])
+def test_a_short_last_batch_that_is_echoed_on_a_device_is_made_again(keep: Any) -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_dataset([0, 1], seed=0).filter(keep).batch(3).to("cpu").echo(2)
+
+    assert testing.check_resume(build)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_saved_under_threads_the_tail_is_the_same_alone_and_the_other_way(place: str) -> None:
     spec = changed(PLACES[place], examples=36)

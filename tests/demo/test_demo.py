@@ -272,6 +272,7 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
         return telling
 
     if {when!r} == "listing":
+        import stoker.stages.remote  # or Ctrl-C may come within the import
         stoker.from_folder = told(stoker.from_folder)
         seconds = 5.0
     else:
@@ -298,7 +299,8 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
         _, out, errors = running.finish()
     assert "stopped []" in out, errors
     assert errors == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "script.py"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {name for name in left if not name.startswith("torchinductor")} == {"out", "script.py"}
 
 
 def test_a_missing_package_says_what_to_install(

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# More at once would have the allocator return the memory after every layer, and ask for it again.
-_EVALUATED_AT_ONCE = 125
+_EVALUATED_AT_ONCE = 250
 _LARGEST_SHIFT = 0.1
 
 

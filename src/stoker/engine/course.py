@@ -100,6 +100,9 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
         else:
             outputs *= each
         if upstream is not None:
+            if record.total is not None:  # the last batch may have been short
+                outputs = min(outputs, record.total)
+                again = {n for n in again if n < record.total}
             record.seen = max(record.seen, outputs)  # all survived where nothing could be left out
             again = {record.number_of(n) for n in again}
             outputs = upstream.start_at(record, outputs)

@@ -182,7 +182,7 @@ def test_what_is_left_out_leaves_steps_equal(tmp_path: Path) -> None:
     for each in told:
         assert len(each["refused"]) == 5, each["refused"]
         assert all("\n" not in text for text in each["refused"])
-        assert sum(".steps(n)" in text for text in each["refused"]) == 3
+        assert sum(".steps(n)" in text for text in each["refused"]) == 4
         assert "between 400 and 401 fresh items" in each["refused"][-1]
 
 

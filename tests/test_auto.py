@@ -230,7 +230,10 @@ def assert_covered(
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children()
+    """Child processes, but for those of multiprocessing that serve all the tests."""
+    servers = ("forkserver", "resource_tracker")
+    found = psutil.Process().children()
+    return [p for p in found if not any(name in " ".join(p.cmdline()) for name in servers)]
 
 
 def threads() -> set[threading.Thread]:

@@ -42,7 +42,7 @@ class Settings:
 
     budget_fresh: int = 3_072
     """Fresh examples of every run, at least; a point of the grid."""
-    budget_seconds_share: float = 1.25
+    budget_seconds_share: float = 1.15
     """Seconds of every run, at least: what storage needs for so many times these examples. More,
     so that training without echoing gets to the target."""
     grid: tuple[tuple[int, int], ...] = ((1_536, 128), (4_096, 256), (1 << 40, 2_048))

@@ -210,3 +210,26 @@ def test_parts_of_unequal_length_are_refused() -> None:
     planned = Planned(ranks, 4, GROUP, 10, UNIT, Planning(), leaky=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"between 10 and 11 fresh items.*\.shard\(\)"):
         planned.agree(0, 0)
+
+
+@given(total=st.integers(0, 5_000), factors=st.lists(st.integers(UNIT, 4 * UNIT), min_size=1))
+def test_batches_larger_than_a_byte_can_count_leave_nothing_over(
+    total: int, factors: list[int]
+) -> None:
+    group, ranks, step = 301, Together(), 0
+    planned = Planned(ranks, 4, group, total, UNIT, Planning(), leaky=False)  # type: ignore[arg-type]
+    pool, upstream = Following(4, 16 * group, group), Upstream(total, 0.0)
+    upstream.made = total
+    while True:
+        if planned.due(step):
+            factor = factors[step % len(factors)]
+            ranks.answer = lambda values, factor=factor: [factor, *values[1:]]  # type: ignore[misc]
+            planned.agree(step, pool.admitted)
+        if planned.over(step):
+            break
+        code = planned.code(pool, upstream)  # type: ignore[arg-type]
+        if code is None:  # nothing is left to be used again: so it is on all ranks
+            break
+        pool.draw(code, upstream.take(pool.fresh_of(code)))
+        step += 1
+    assert pool.admitted == total

@@ -105,6 +105,7 @@ class Planned:
         leaky: bool,
     ) -> None:
         self._leaky = leaky
+        self.alike = not leaky  # whether what ends this rank's epoch ends that of all
         self._ranks = ranks
         self._most = max_factor * UNIT
         self._group = group
@@ -173,10 +174,12 @@ class Planned:
         if last:
             target = self._total or 0
         if isinstance(upstream, Sieve):  # what failed or was filtered is made up for by others
+            self.alike = False
             count = upstream.surviving(target)
         else:
             count = target - pool.admitted
-        count = min(pool.group, max(count, pool.needed))
+        # In whole grains, rounded up: what lagged behind would be left over at the end.
+        count = pool.fresh_of(-(-max(count, pool.needed) // pool.grain))
         upstream.wait_for(count)
         ready, over = upstream.look(count)
         if over and not ready and (self._total is None or not pool.reusable):

@@ -9,7 +9,7 @@ from stoker.echoing.following import ALONE, Following, Moment
 from stoker.echoing.pool import Draw
 from stoker.echoing.record import Decisions
 from stoker.engine.crew import Crew
-from stoker.engine.items import NotYet, Planning, Tally, Use, Watched
+from stoker.engine.items import NotYet, Planning, Tally, Watched
 from stoker.engine.pooled import EchoFeed
 from stoker.stages.echo import Echo
 
@@ -58,10 +58,6 @@ class FollowingFeed(EchoFeed[Following]):
         self.blocking = False
         self._crew = crew
         self._decides = decides
-
-    def again_for(self, start: int, count: int) -> list[Use]:
-        """Return uses from before a resume, their items made again."""
-        return self._again(start, count, self.pool.group)
 
     def _step(self) -> bool:
         pool, upstream = self.pool, self.upstream

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from stoker import structure
+from stoker.echoing.following import Following
 from stoker.echoing.pool import Draw, Pool, Snapshot
 from stoker.engine.items import Item, Stream, Tally, Use
 from stoker.engine.plan import Failure
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
 
-AnyPool = TypeVar("AnyPool")
+AnyPool = TypeVar("AnyPool", bound=Pool | Following)
 
 
-class EchoFeed(Generic[AnyPool]):
+class EchoFeed(ABC, Generic[AnyPool]):
     """Feeds a segment with the uses of items that it keeps.
 
     Args:
@@ -88,10 +90,11 @@ class EchoFeed(Generic[AnyPool]):
                 break
         return [drawn.popleft() for _ in range(min(count, len(drawn)))]
 
+    @abstractmethod
     def _step(self) -> bool:
         """Draw once more, if the epoch has more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replay(self, snapshot: Any, uses: int, needed: set[int], items: int | None) -> set[int]:
         """Bring the schedule from a snapshot to where ``uses`` uses were taken.
 
@@ -99,10 +102,10 @@ class EchoFeed(Generic[AnyPool]):
         many fresh items the epoch has, if only the run before had found that out. Returns the
         numbers of the upstream items that are still to be used.
         """
-        raise NotImplementedError
 
-    def _again(self, start: int, count: int, group: int) -> list[Use]:
-        uses = []
+    def again_for(self, start: int, count: int) -> list[Use]:
+        """Return uses from before a resume, their items made again."""
+        group, uses = self.pool.group, []
         for number in range(start, start + count):
             drawn = self._recalled[number // group]
             if number % group >= len(drawn):
@@ -178,10 +181,6 @@ class PooledFeed(EchoFeed[Pool]):
         """Let go of what nobody will use any more."""
         super().clear()
         self._ahead.clear()
-
-    def again_for(self, start: int, count: int) -> list[Use]:
-        """Return uses from before a resume, their items made again."""
-        return self._again(start, count, self.pool.group)
 
     def _step(self) -> bool:
         pool = self.pool

@@ -153,7 +153,7 @@ class Run:
                 raise StopIteration
         item = self._stream.pull()
         if item is None:
-            if planned is not None and self.steps is None:
+            if planned is not None and not planned.alike and self.steps is None:
                 raise StokerError("no example is left on this rank, while others go on")
             raise StopIteration
         job = item.job

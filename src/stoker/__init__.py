@@ -4,9 +4,12 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
 from stoker.adapters.waiting import EpochWait, Monitored, monitor
+from stoker.caching.dataset import CachedDataset, cached
 from stoker.cursor import PipelineIterator
 from stoker.errors import (
     BudgetSpent,
+    CacheError,
+    CacheWarning,
     RemoteError,
     Skip,
     StageError,
@@ -24,13 +27,18 @@ from stoker.sources import (
     from_iterable,
     from_loader,
 )
-from stoker.stats import Clock, PoolStats, StageStats, Stats
+from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
 
 __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
     "BudgetSpent",
+    "cached",
+    "CachedDataset",
+    "CacheError",
+    "CacheStats",
+    "CacheWarning",
     "Clock",
     "echo",
     "EpochWait",

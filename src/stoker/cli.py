@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +69,59 @@ def demo(
         raise typer.Exit(130) from None
     except (ImportError, OSError, ValueError, stoker.StokerError) as error:
         typer.echo(f"stoker demo: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
+app.add_typer(caches, name="cache")
+
+
+@caches.command("list")
+def cache_list() -> None:
+    """List the caches of this user: what is in them, how full they are, who uses them.
+
+    Example: stoker cache list
+    """
+    from stoker.caching.listing import table
+
+    table()
+
+
+@caches.command("info")
+def cache_info(
+    which: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")
+    ],
+) -> None:
+    """Tell about one cache: its budget, its items, and what its users found in it.
+
+    Example: stoker cache info /scratch/cache
+    """
+    from stoker.caching.listing import info
+
+    _ending(lambda: info(which))
+
+
+@caches.command("remove")
+def cache_remove(
+    which: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")
+    ],
+) -> None:
+    """Remove a cache that nobody uses. What it held is read from its source again.
+
+    Example: stoker cache remove /scratch/cache
+    """
+    from stoker.caching.listing import removed
+
+    _ending(lambda: typer.echo(f"removed {removed(which)}"))
+
+
+def _ending(command: Callable[[], None]) -> None:
+    try:
+        command()
+    except (OSError, stoker.StokerError) as error:
+        typer.echo(f"stoker cache: {error}", err=True)
         raise typer.Exit(1) from None
 
 

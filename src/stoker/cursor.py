@@ -88,6 +88,7 @@ class Cursor:
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
         self.resolved: dict[int, Resolved] = {}
+        self.warned_of_cache = False
         self.before = Clock()  # what was handed out before the epoch at hand
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind

@@ -5,6 +5,7 @@
     ├── RemoteError   remote storage failed for good, or for too long: look at the server
     ├── WorkerDied    a worker process vanished: look for the out-of-memory killer
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
+    ├── CacheError    a cache is damaged, in use or cannot be made: it says which
     └── StateError    a saved state cannot be loaded or taken: use another state
 
 Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, where they are given.
@@ -164,3 +165,11 @@ class WorkerDied(StokerError):
 
 class StateError(StokerError):
     """A state belongs to another pipeline or version, or cannot be taken at this moment."""
+
+
+class CacheError(StokerError):
+    """A cache is damaged and that is to be refused, is in use, or cannot be made."""
+
+
+class CacheWarning(UserWarning):
+    """A cache cannot help, is smaller than asked for, or has stopped admitting."""

@@ -62,6 +62,15 @@ def usable_memory_bytes() -> int:
     return usable
 
 
+def hosts_of_job() -> int:
+    """Return on how many hosts a job runs that torchrun launched; 1 where that is not known."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    local = os.environ.get("LOCAL_WORLD_SIZE", world)
+    if not world.isdigit() or not local.isdigit() or not int(local):
+        return 1
+    return -(-int(world) // int(local))
+
+
 def _control_groups() -> list[Path]:
     """Return this process's control-group folders, v2 and v1, innermost first."""
     try:
@@ -107,8 +116,16 @@ def _memory_of(group: Path) -> tuple[int | None, int]:
     ):
         limit = _read(group / limit_name)
         if limit and limit != "max":
-            return int(limit), int(_read(group / used_name) or 0)
+            used = int(_read(group / used_name) or 0)
+            return int(limit), max(0, used - _reclaimable(group))
     return None, 0
+
+
+def _reclaimable(group: Path) -> int:
+    """Return the bytes of files in the page cache, which make room for whoever needs it."""
+    found = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines())
+    prefix = "total_" if "total_inactive_file" in found else ""
+    return sum(int(found.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _read(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from stoker.engine.position import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.stages.batch import Batch, Collate
+from stoker.stages.cache import CacheStage, say_what_cannot_help
 from stoker.stages.device import To, torch_device
 from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
@@ -281,6 +283,93 @@ class Pipeline:
         most = -(-exact.numerator // exact.denominator)
         return self._with(Echo(exact, most, size, size_bytes, position))
 
+    def cache(
+        self,
+        limit: int | float | str = "auto",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        keep: bool | None = None,
+        version: str | None = None,
+        admit: str = "first",
+        keep_pages: bool = False,
+        on_damage: str = "rebuild",
+    ) -> Pipeline:
+        """Keep what comes here, and never evict it: from then on it is not read or made again.
+
+        Behind the source raw bytes are kept, behind a ``map`` what it made. Examples enter as
+        they come until the limit is reached; then nothing enters and nothing leaves, which gives
+        the fewest misses there can be, every epoch (MinIO caching, Mohan et al., VLDB 2021,
+        section 6.1). All processes of this host that cache the same share one store: workers,
+        ranks, other jobs. A cache changes nothing of what comes out, nor of the state.
+
+        Args:
+            limit: of the store, fixed when it is made: bytes (``"64GiB"``), a share of usable
+                memory (``0.5``; with ``path`` of the disk's free space), or ``"auto"``: half of
+                memory (four fifths of the disk).
+            path: a folder on a local disk, in front of slower storage; by default in memory.
+            keep: whether it stays when nobody uses it any more, for the next run; by default with
+                ``path``.
+            version: says which data and functions these are, where stoker cannot tell: behind a
+                ``map`` of your own, for datasets, arrays in memory, and servers that tell no
+                versions. Jobs with the same version share; without one a job shares with itself.
+            admit: ``"first"``, or ``"worth"``: what saves most time per byte, where examples
+                differ in that.
+            keep_pages: leave files that were read in the page cache, too, for others to find.
+            on_damage: ``"rebuild"`` a store that was damaged, or ``"refuse"`` it (CacheError).
+
+        Raises ValueError where there is nothing to keep: on streams and loaders, behind random
+        maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments.
+        """
+        from stoker.caching.cache import Cache
+        from stoker.caching.identity import chain_identity
+
+        self._check_cacheable()
+        if version is not None and (not isinstance(version, str) or not version):
+            raise TypeError(f"version= is a text, not {version!r}")
+        maps = [stage for stage in self._stages if isinstance(stage, (Map, Filter))]
+        names = [self._source.name, *(stage.name for stage in maps)]
+        cache = Cache(
+            limit,
+            path=path,
+            keep=keep,
+            identity=chain_identity(self._source, maps, version),
+            describes=".".join(names),
+            examples=len(self._source),
+            admit=admit,
+            on_damage=on_damage,
+        )
+        return self._with(CacheStage(cache, bool(keep_pages)))
+
+    def _check_cacheable(self) -> None:
+        if isinstance(self._source, LoaderSource):
+            raise ValueError(
+                "a loader's batches are others in every epoch: cache its dataset instead, "
+                "DataLoader(stoker.cached(dataset, limit), ...)"
+            )
+        if isinstance(self._source, IterableSource):
+            raise ValueError(
+                "a stream is read once, and its examples have no index to find them by: a cache "
+                "cannot help. (To use them more than once: .echo())"
+            )
+        for stage in self._stages:
+            if isinstance(stage, Map) and stage.random:
+                raise ValueError(
+                    f".cache() cannot follow {stage.name}: what it draws would be the same in "
+                    "every epoch. Put .cache() before it"
+                )
+            if isinstance(stage, Echo):
+                raise ValueError(
+                    f".cache() cannot follow {stage.name}, which hands out each example several "
+                    "times: put .cache() before it"
+                )
+            if isinstance(stage, (Batch, To)):
+                raise ValueError(
+                    f".cache() keeps examples, and batches are others in every epoch: put it "
+                    f"before {stage.name}"
+                )
+            if isinstance(stage, CacheStage):
+                raise ValueError("a pipeline has one cache: choose a place for it")
+
     def workers(self, n: int, *, kind: str = "thread") -> Pipeline:
         """Set how many workers there may be; by default as many as there are usable cores.
 
@@ -354,6 +443,12 @@ class Pipeline:
         self._check_ranks()
         self._check_workers()
         self._check_replay()
+        for at, stage in enumerate(self._stages):
+            if isinstance(stage, CacheStage):
+                if not cursor.warned_of_cache:
+                    cursor.warned_of_cache = True
+                    say_what_cannot_help(self._source, self._stages, at)
+                stage.cache.open()
         plan = compiled(self._source, self._stages, self._budget)
         workers = self._workers or Workers(machine.usable_cores(), "thread")
         run = Run(
@@ -674,7 +769,7 @@ class Pipeline:
                 raise StateError(f"the record belongs to another pipeline: {difference}")
 
     def _check_fields(self, on: str | int | None) -> None:
-        kept = (Shuffle, Shard, Filter)
+        kept = (Shuffle, Shard, Filter, CacheStage)
         if all(isinstance(s, kept) or getattr(s, "on", None) is not None for s in self._stages):
             check_fields(self._source, on)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from stoker.errors import Skip
 from stoker.machine import format_bytes
@@ -62,6 +62,77 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class CacheCounts:
+    """What happened between users of a cache and their store, in all of their processes."""
+
+    hits: int = 0
+    """Examples that were found in the store."""
+    misses: int = 0
+    """Examples that were not, and came from the source."""
+    admitted: int = 0
+    """Of the misses, those that entered the store."""
+    admitted_bytes: int = 0
+    """Their bytes."""
+    refused: int = 0
+    """Of the misses, those that did not enter: no room, not worth it, or no time to write them."""
+    refused_bytes: int = 0
+    """Their bytes, as far as they were measured: once the store is full nobody does."""
+    saved_bytes: int = 0
+    """Bytes that were not read from storage: the files behind the hits, or else their values."""
+    damaged: int = 0
+    """Examples that were found in the store, but not as they had been written."""
+
+    def __add__(self, other: CacheCounts) -> CacheCounts:
+        """Return both together."""
+        return CacheCounts(*(a + b for a, b in zip(self.all(), other.all(), strict=True)))
+
+    def __sub__(self, other: CacheCounts) -> CacheCounts:
+        """Return what came after ``other``."""
+        return CacheCounts(*(a - b for a, b in zip(self.all(), other.all(), strict=True)))
+
+    def all(self) -> list[int]:
+        """Return the counts in order."""
+        return [getattr(self, name) for name in (f.name for f in fields(CacheCounts))]
+
+    @property
+    def hit_fraction(self) -> float:
+        """Hits, of all examples that were asked for."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
+
+@dataclass(frozen=True)
+class CacheStats(CacheCounts):
+    """What a cache did (in a pipeline: in this epoch), and what is in its store."""
+
+    folder: str = ""
+    """Where the store is; "" where there is no room for any."""
+    items: int = 0
+    """Items in the store, whoever put them there."""
+    payload_bytes: int = 0
+    """Their bytes."""
+    used_bytes: int = 0
+    """What the store takes, whole pages."""
+    limit_bytes: int = 0
+    """What it may take."""
+    full: bool = False
+    """Whether nothing enters any more."""
+
+    def __str__(self) -> str:
+        used, limit = format_bytes(self.used_bytes), format_bytes(self.limit_bytes)
+        lines = [
+            f"{self.hits:,} hits and {self.misses:,} misses ({self.hit_fraction:.0%} hits), "
+            f"{format_bytes(self.saved_bytes)} not read from storage",
+            f"{self.admitted:,} admitted ({format_bytes(self.admitted_bytes)}), "
+            f"{self.refused:,} refused; store: {self.items:,} items, {used} of {limit}"
+            f"{', full' if self.full else ''}",
+        ]
+        if self.damaged:
+            lines.append(f"{self.damaged:,} were found damaged, and read from the source")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Stats:
     """Statistics of the epoch being run, or of the last one."""
 
@@ -101,6 +172,8 @@ class Stats:
     """Examples that filters left out so far, of those that were read."""
     skipped_examples: int = 0
     """Examples that were skipped so far because a stage failed on them."""
+    cache: CacheStats | None = None
+    """The cache, if there is one."""
     skips: tuple[Skip, ...] = ()
     """Those skipped since the epoch began or was resumed (of very many, the first thousand)."""
 
@@ -145,6 +218,8 @@ class Stats:
         for pool in self.pools:
             size = format_bytes(pool.bytes) if pool.bytes else "size not known yet"
             lines.append(f"  {pool.name:<{width}}  pool {pool.held:,} of {pool.size:,} ({size})")
+        if self.cache is not None:
+            lines += [f"  {'cache':<{width}}  {line}" for line in str(self.cache).splitlines()]
         mark = "  <- bottleneck" if bottleneck == "consumer" else ""
         lines.append(
             f"  {'consumer':<{width}}  waited {self.consumer_wait_s:.2f} s of "

@@ -15,6 +15,7 @@ from stoker.errors import StageError
 from stoker.orders import Order, Share
 from stoker.randomness import Rekeyed
 from stoker.stages.batch import Batch
+from stoker.stages.cache import CacheStage, Hit, Miss
 from stoker.stages.device import To
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
@@ -32,7 +33,7 @@ class Segment:
 
     Attributes:
         source: the source, in the first segment of an addressed pipeline.
-        maps: the maps and filters on the way in (on batches, where those come in).
+        maps: the maps and filters on the way in, and a cache (on batches, where those come in).
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind it.
         batches_in: whether what comes in are batches already.
@@ -40,7 +41,7 @@ class Segment:
     """
 
     source: Any = None
-    maps: list[Map | Filter] = field(default_factory=list)
+    maps: list[Map | Filter | CacheStage] = field(default_factory=list)
     batch: Batch | None = None
     batch_maps: list[Map] = field(default_factory=list)
     batches_in: bool = False
@@ -61,6 +62,11 @@ class Segment:
     def only_stacks(self) -> bool:
         """Whether inputs are but copied into a batch, so that they need no copy before."""
         return not self.maps and self.batch is not None and self.batch.collate is None
+
+    @property
+    def cache(self) -> CacheStage | None:
+        """The cache among the maps."""
+        return next((m for m in self.maps if isinstance(m, CacheStage)), None)
 
     @property
     def names(self) -> list[str]:
@@ -228,6 +234,9 @@ class Work:
         self._maps = [self._ready(m, seed, epoch, rank) for m in segment.maps]
         self._batch_maps = [self._ready(m, seed, epoch, rank) for m in segment.batch_maps]
         self._first = 1 if segment.source is not None else 0
+        self._cache = segment.cache
+        self._cache_at = segment.maps.index(self._cache) if self._cache is not None else 0
+        self._expected: set[int] = set()
         self.batch_at = self._first + len(self._maps)  # where the batch stage's time is counted
         self._after = self.batch_at + (segment.batch is not None)
 
@@ -252,8 +261,10 @@ class Work:
 
     @staticmethod
     def _ready(
-        stage: Map | Filter, seed: int, epoch: int, rank: int
-    ) -> tuple[Map | Filter, Any, NDArray[np.uint64] | None]:
+        stage: Map | Filter | CacheStage, seed: int, epoch: int, rank: int
+    ) -> tuple[Map | Filter | CacheStage, Any, NDArray[np.uint64] | None]:
+        if isinstance(stage, CacheStage):
+            return stage, None, None
         if isinstance(stage, Filter):
             return stage, stage.compiled(REJECTED), None
         key = None
@@ -261,20 +272,70 @@ class Work:
             key = randomness.key(seed, epoch, randomness.MAP + stage.position, rank)
         return stage, stage.compiled(), key
 
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        """Have what will be fetched read ahead, where that is possible."""
+        if self.reader is None:
+            return
+        if self._cache is not None:
+            held = self._cache.holds(self._source, indices.tolist())
+            indices = indices[~np.array(held, bool)]
+            self._expected.update(indices.tolist())  # what is read ahead has to be taken
+        self.reader.expect(indices)
+
     def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
-        """Return examples by index; those that fail as ``Failure``."""
+        """Return examples by index; those that fail as ``Failure``.
+
+        Behind a cache, as what ``apply`` takes for them: ``Hit`` or ``Miss``.
+        """
+        if self._cache is None:
+            return self._read(indices, self.segment.source.fetch, ns)
+        found = self._found(indices, ns)
+        missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
+        reads = self._cache.reads(self._source)
+        step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
+        for start in range(0, len(missing), step):
+            some = missing[start : start + step]
+            began = time.perf_counter_ns()
+            values = self._read(indices[some], reads, ns)
+            cost_ns = (time.perf_counter_ns() - began) // len(some)
+            for at, value in zip(some, values, strict=True):
+                found[at].value, found[at].cost_ns = value, cost_ns
+                self._expected.discard(int(indices[at]))
+                if type(value) is Failure:
+                    found[at] = value
+        return found
+
+    def _found(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+        """Look examples up in the cache."""
+        assert self._cache is not None
         start = time.perf_counter_ns()
-        source = self.segment.source
-        values: list[Any]
-        reader = self.reader or source
+        found: list[Any]
         try:
-            values = reader.fetch(indices)
+            found = self._cache.find(self._source, indices.tolist(), self._expected)
         except Exception as error:
             if len(indices) == 1:
-                failed = self._error(source.name, error, index=int(indices[0]))
+                failed = self._error(self._cache.name, error, index=int(indices[0]))
+                found = [Failure(failed, self._part)]
+            else:  # one by one, to know which
+                found = [
+                    self._found(indices[i : i + 1], [0] * len(ns))[0] for i in range(len(indices))
+                ]
+        ns[self._first + self._cache_at] += time.perf_counter_ns() - start
+        return found
+
+    def _read(self, indices: NDArray[np.int64], fetch: Any, ns: list[int]) -> list[Any]:
+        start = time.perf_counter_ns()
+        reads = self.reader.fetch if self.reader is not None else fetch
+        values: list[Any]
+        try:
+            values = reads(indices)
+        except Exception as error:
+            if len(indices) == 1:
+                failed = self._error(self.segment.source.name, error, index=int(indices[0]))
                 values = [Failure(failed, self._part)]
             else:  # one by one, to know which
-                values = [self.fetch(indices[i : i + 1], [0])[0] for i in range(len(indices))]
+                each = (indices[i : i + 1] for i in range(len(indices)))
+                values = [self._read(one, fetch, [0])[0] for one in each]
         ns[0] += time.perf_counter_ns() - start
         return values
 
@@ -282,9 +343,46 @@ class Work:
         self, values: list[Any], ordinals: Sequence[int], words: Sequence[int] | None, ns: list[int]
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage."""
+        behind = 0
+        if self._cache is not None:
+            behind = self._cache_at + 1
+            for i, value in enumerate(values):
+                if type(value) is Hit:
+                    values[i] = REJECTED if value.left_out else value.value
+                elif type(value) is Miss:
+                    values[i] = self._admitted(value, ordinals[i], ns)
+        self._apply(slice(behind, None), values, ordinals, words, ns)
+
+    def _admitted(self, miss: Miss, ordinal: int, ns: list[int]) -> Any:
+        """Do to an example what comes before the cache, and offer the cache what comes out."""
+        assert self._cache is not None
+        one = [miss.value]
+        start = time.perf_counter_ns()
+        self._apply(slice(self._cache_at), one, [ordinal], None, ns)
+        began = time.perf_counter_ns()
+        miss.cost_ns += began - start
+        value = one[0]
+        if type(value) is not Failure or value is REJECTED:
+            try:
+                self._cache.offer(self._source, miss, value, left_out=value is REJECTED)
+            except Exception as error:
+                value = Failure(self._located(self._cache.name, error, ordinal), self._part)
+        ns[self._first + self._cache_at] += time.perf_counter_ns() - began
+        return value
+
+    def _apply(
+        self,
+        which: slice,
+        values: list[Any],
+        ordinals: Sequence[int],
+        words: Sequence[int] | None,
+        ns: list[int],
+    ) -> None:
         place = self._random.at
         on_device = device_generator if self.segment.on_device else None
-        for number, (stage, fn, key) in enumerate(self._maps, self._first):
+        for number, (stage, fn, key) in enumerate(
+            self._maps[which], self._first + (which.start or 0)
+        ):
             start = time.perf_counter_ns()
             i = 0
             while i < len(values):

@@ -91,6 +91,9 @@ class Run:
         self._reader: Any = None
         self._device: DeviceStream | None = None
         self._crews: list[Crew] = []
+        caches = [part.cache for part in plan.parts if isinstance(part, Segment) and part.cache]
+        self._cache = caches[0].cache if caches else None
+        self._cache_before = self._cache.counts() if self._cache is not None else None
         self.pools = Pools(
             plan,
             seed,
@@ -249,6 +252,8 @@ class Run:
             for part in (*self.pools.feeds, *sieves, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
+            if self._cache is not None:
+                rest.callback(self._cache.flush)
             for crew in self._crews:
                 rest.callback(crew.close)
             if self._reader is not None:
@@ -305,6 +310,7 @@ class Run:
             pools=pools,
             filtered_examples=self._ledger.filtered,
             skipped_examples=self._ledger.skipped,
+            cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._ledger.skips),
         )
 

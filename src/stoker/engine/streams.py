@@ -360,8 +360,7 @@ class SegmentStream:
             job.indices = self._order.span(start, start + rows)
             job.ordinals = range(start, start + rows)
             job.fresh = start + rows
-            if self.work.reader is not None:
-                self.work.reader.expect(job.indices)
+            self.work.expect(job.indices)
         else:
             job = Job(self, number, len(uses))
             job.items = [item for item, _ in uses]

@@ -48,6 +48,7 @@ class Listing(NamedTuple):
     names: Names
     """Below the root; quoted where the storage quotes."""
     sizes: NDArray[np.int64]
+    versions: NDArray[np.int64]
 
 
 class Lister:
@@ -103,9 +104,11 @@ class Lister:
         plain = [self._storage.plain(name) for name in found.files]
         chosen = [i for i, name in enumerate(plain) if fits(name)]
         chosen.sort(key=plain.__getitem__)
-        sizes = np.fromiter(found.sizes, np.int64, len(found.sizes))
         names = Names([prefix + found.files[i] for i in chosen])
-        return Listing(names, sizes[np.asarray(chosen, np.int64)])
+        at = np.asarray(chosen, np.int64)
+        return Listing(
+            names, np.array(found.sizes, np.int64)[at], np.array(found.versions, np.int64)[at]
+        )
 
     async def _below(self, folder: str, levels: int | None, depth: int = 0) -> Entries:
         """List all files below a folder, or those in it and so many levels of folders."""
@@ -125,6 +128,7 @@ class Lister:
         for name, entries in zip(within, each, strict=True):
             here.files.extend(f"{name}/{file}" for file in entries.files)
             here.sizes.extend(entries.sizes)
+            here.versions.extend(entries.versions)
         return here
 
     async def _entries(self, folder: str) -> Entries:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.caching.mark import Mark
 from stoker.stages.access import Access, Root
 from stoker.stages.listing import Lister, Names
 from stoker.stages.reading import Place, Reader
-from stoker.stages.source import IMAGE_SUFFIXES, LabeledImage
+from stoker.stages.source import IMAGE_SUFFIXES, LabeledImage, read_file
 from stoker.stages.storage import UNKNOWN
 
 
@@ -91,10 +92,22 @@ class RemoteFolderSource:
         """Return the file's URL."""
         return self.place(index).url
 
+    def identity(self) -> str | None:
+        """Return the folder's URL, if its server told a version of every file."""
+        told = all(listing.versions.all() for listing in self._found)
+        return f"folder {self._root.url}" if told else None
+
+    def mark(self, index: int) -> Mark:
+        """Return the file's URL, size and version, as they were listed, and its label."""
+        label = self._label(index)
+        place = self.place(index)
+        version = self._found[label].versions[index - int(self._ends[label])]
+        return Mark(place.url, place.size, int(version), label)
+
     def place(self, index: int) -> Place:
         """Tell where a file is."""
         label = self._label(index)
-        names, sizes = self._found[label]
+        names, sizes, _ = self._found[label]
         number = index - int(self._ends[label])  # from the end of the class
         return self._root.place(names[number], int(sizes[number]))
 
@@ -136,6 +149,7 @@ class FilesSource:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._listing: tuple[Root, NDArray[np.int64]] | None = None
+        self._versions: NDArray[np.int64] | None = None
         alone = isinstance(files, (str, os.PathLike))
         given = [_text(files)] if alone else [_text(file) for file in files]  # type: ignore[union-attr]
         if not given:
@@ -165,15 +179,34 @@ class FilesSource:
         if self._access is not None:
             with contextlib.closing(self.reader()) as reader:
                 return reader.fetch(indices)
-        examples = []
-        for index in indices:
-            with open(self._files[index], "rb", buffering=0) as handle:
-                examples.append(File(self._files[index], handle.read()))
-        return examples
+        return [File(self._files[i], read_file(self._files[i], keep_pages=True)) for i in indices]
+
+    def fetch_once(self, indices: Sequence[int]) -> list[Any]:
+        """Fetch, and leave nothing of local files in the page cache."""
+        if self._access is not None:
+            return self.fetch(indices)
+        return [File(self._files[i], read_file(self._files[i], keep_pages=False)) for i in indices]
 
     def path(self, index: int) -> str | None:
         """Return the file's path or URL."""
         return self.place(index).url
+
+    def identity(self) -> str | None:
+        """Return what tells files from others by their marks, if a version of each is known."""
+        if self._access is None:
+            return "files"
+        known = self._versions is not None and bool(self._versions.all())
+        return "files" if known else None
+
+    def mark(self, index: int) -> Mark:
+        """Return the file's path or URL, size, and time of change or version."""
+        if self._access is None:
+            file = os.path.abspath(self._files[index])
+            found = os.stat(file)
+            return Mark(file, found.st_size, found.st_mtime_ns)
+        place = self.place(index)
+        version = 0 if self._versions is None else int(self._versions[index])
+        return Mark(place.url, place.size, version)
 
     def place(self, index: int) -> Place:
         """Tell where a file is."""
@@ -200,7 +233,7 @@ class FilesSource:
             tail = rest[len(folder) + len(slash) :]
             self._access = replace(self._access, url=f"{protocol}://{folder}")
             root, listing = self._access.listed(lambda lister: lister.matching(tail))
-            self._listing = root, listing.sizes
+            self._listing, self._versions = (root, listing.sizes), listing.versions
             files = listing.names
         if not len(files):
             raise FileNotFoundError(f"no file fits {pattern}")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker import structure
 from stoker.buffers import Recycler
+from stoker.caching.mark import Mark
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -40,6 +41,23 @@ class Source(Protocol):
 
     def path(self, index: int) -> str | None:
         """Return the file an example comes from, where there is one."""
+        ...
+
+    def identity(self) -> str | None:
+        """Return what tells this source from others, in all processes; None where nothing does."""
+        ...
+
+    def mark(self, index: int) -> Mark:
+        """Return what tells an example's present content from others, looked up anew."""
+        ...
+
+
+@runtime_checkable
+class LocalFiles(Protocol):
+    """A source that reads whole local files."""
+
+    def fetch_once(self, indices: Sequence[int]) -> list[Any]:
+        """Fetch, and leave nothing of it in the page cache."""
         ...
 
 
@@ -120,16 +138,42 @@ class FolderSource:
 
     def fetch(self, indices: Sequence[int]) -> list[Any]:
         """Read the files."""
+        return self._read(indices, keep_pages=True)
+
+    def fetch_once(self, indices: Sequence[int]) -> list[Any]:
+        """Read the files, and leave nothing of them in the page cache."""
+        return self._read(indices, keep_pages=False)
+
+    def _read(self, indices: Sequence[int], *, keep_pages: bool) -> list[Any]:
         examples = []
         for index in indices:
             file, label = self._files[index]
-            with open(os.path.join(self.folder, file), "rb", buffering=0) as handle:
-                examples.append(LabeledImage(handle.read(), label))
+            data = read_file(os.path.join(self.folder, file), keep_pages=keep_pages)
+            examples.append(LabeledImage(data, label))
         return examples
+
+    def identity(self) -> str | None:
+        """Return the folder's real path: files are known by path, size and time below it."""
+        return f"folder {os.path.realpath(self.folder)}"
+
+    def mark(self, index: int) -> Mark:
+        """Return the file's path, size and time of change, and its label."""
+        file, label = self._files[index]
+        found = os.stat(os.path.join(self.folder, file))
+        return Mark(file, found.st_size, found.st_mtime_ns, label)
 
     def path(self, index: int) -> str | None:
         """Return the file's path."""
         return os.path.join(self.folder, self._files[index][0])
+
+
+def read_file(path: str, *, keep_pages: bool) -> bytes:
+    """Read a local file; without ``keep_pages`` the page cache is told to forget it."""
+    with open(path, "rb", buffering=0) as handle:
+        data = handle.read()
+        if not keep_pages and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return data
 
 
 def _images_below(folder: str) -> Iterator[str]:
@@ -183,6 +227,14 @@ class DatasetSource:
         """Return None: a dataset does not tell."""
         return None
 
+    def identity(self) -> str | None:
+        """Return None: an object says nothing about its data."""
+        return None
+
+    def mark(self, index: int) -> Mark:
+        """Return the index."""
+        return Mark(int(index))
+
 
 class ArraySource:
     """NumPy arrays or memory maps of one length; an example is a row of each.
@@ -229,6 +281,14 @@ class ArraySource:
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""
         return None
+
+    def identity(self) -> str | None:
+        """Return None: what is in memory, or in a part of a map, says nothing about itself."""
+        return None
+
+    def mark(self, index: int) -> Mark:
+        """Return the index."""
+        return Mark(int(index))
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
         """Return the arrays of a batch, to be filled by ``gather``."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from stoker.stages.retry import StalledError, TruncatedError
@@ -16,6 +17,16 @@ STALL_S = 10.0
 _SLOWEST_BYTES_PER_S = 100_000  # where bytes cannot be seen coming, a slower read counts as stalled
 _LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
 UNKNOWN = -1
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
+    "created",
+)
 
 
 class Entries(NamedTuple):
@@ -25,6 +36,8 @@ class Entries(NamedTuple):
     files: list[str]
     sizes: list[int]
     """Of the files, in bytes; ``UNKNOWN`` where they are not told."""
+    versions: list[int]
+    """Of the files: digests of tags or times of change; 0 where neither is told."""
 
 
 class Storage(ABC):
@@ -103,7 +116,8 @@ class FileStorage(Storage):
         names = [(info["name"].rstrip("/")[start:], info) for info in found]
         folders = [name for name, info in names if info["type"] == "directory" and name]
         files = [(name, info) for name, info in names if info["type"] != "directory" and name]
-        return Entries(folders, [name for name, _ in files], [_size(info) for _, info in files])
+        infos = [info for _, info in files]
+        return Entries(folders, [name for name, _ in files], *_told(infos))
 
     async def below(self, path: str) -> Entries | None:
         """Ask an object store, which lists keys and knows no folders."""
@@ -113,7 +127,7 @@ class FileStorage(Storage):
         found = await self._call("find", path, detail=True)
         self._fs.invalidate_cache()  # a large listing is kept once, and not there
         start = len(path) + 1
-        return Entries([], [name[start:] for name in found], [_size(i) for i in found.values()])
+        return Entries([], [name[start:] for name in found], *_told(found.values()))
 
     def path(self, url: str) -> str:
         """Strip the protocol."""
@@ -133,9 +147,16 @@ class FileStorage(Storage):
         return await _in_thread(lambda: getattr(self._fs, method)(*args, **options))
 
 
-def _size(info: Mapping[str, Any]) -> int:
-    size = info.get("size")
-    return UNKNOWN if size is None else int(size)
+def _told(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
+    """Return sizes and versions."""
+    sizes, versions = [], []
+    for info in infos:
+        size = info.get("size")
+        sizes.append(UNKNOWN if size is None else int(size))
+        told = [str(info[name]) for name in _VERSIONS if info.get(name)]
+        digest = hashlib.blake2b("".join(told[:1]).encode(), digest_size=7).digest()
+        versions.append(int.from_bytes(digest, "little") if told else 0)
+    return sizes, versions
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:

@@ -66,7 +66,7 @@ class WebStorage(Storage):
         names = _linked(page.decode("utf-8", "surrogateescape"), str(answer.url))
         files = [name for name in names if not name.endswith("/")]
         folders = [name.rstrip("/") for name in names if name.endswith("/")]
-        return Entries(folders, files, [UNKNOWN] * len(files))
+        return Entries(folders, files, [UNKNOWN] * len(files), [0] * len(files))
 
     def path(self, url: str) -> str:
         """Return the URL; quoted, where it holds what no URL may."""

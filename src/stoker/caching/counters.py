@@ -1,0 +1,103 @@
+"""Counts that all processes of a store see: one memory-mapped file, a row for each process.
+
+Every row has one writer. Who uses a store (a pipeline, a wrapped dataset, with their workers) has
+an identity of its own, so that its rows can be told from those of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.stats import CacheCounts
+
+ROWS = 4096
+_WIDTH = 16  # integers in a row: an identity (two), the counts, and room
+_HEAD = 512  # integers in front of the rows
+_SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
+
+
+NAMES = tuple(field.name for field in fields(CacheCounts))
+# The head: what holds for the store.
+FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S = range(1, 8)
+
+
+class Counters:
+    """The counts of a store. One object in a process: closing a second would free its rows.
+
+    Args:
+        path: the file; it is made when it is not there.
+    """
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        if os.fstat(self._descriptor).st_size != _SIZE_BYTES:
+            os.ftruncate(self._descriptor, _SIZE_BYTES)
+        self._map = mmap.mmap(self._descriptor, _SIZE_BYTES)
+        table = np.frombuffer(self._map, np.int64)
+        self.head: NDArray[np.int64] = table[:_HEAD]
+        self._rows = table[_HEAD:].reshape(ROWS, _WIDTH)
+        self._mine: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, user: tuple[int, int], **counts: int) -> None:
+        """Count for a user."""
+        with self._lock:
+            row = self._mine.get(user)
+            if row is None:
+                row = self._mine[user] = self._row(user)
+            for name, count in counts.items():
+                row[_PLACES[name]] += count
+
+    def of(self, user: tuple[int, int] | None) -> CacheCounts:
+        """Return the counts of a user in all its processes; without one, those of everybody."""
+        rows = self._rows
+        if user is not None:
+            rows = rows[(rows[:, 0] == user[0]) & (rows[:, 1] == user[1])]
+        return CacheCounts(*(int(n) for n in rows[:, 2 : 2 + len(NAMES)].sum(axis=0)))
+
+    def close(self) -> None:
+        """Free this process's rows; what they count stays."""
+        with self._lock:
+            self._mine.clear()
+            del self.head, self._rows
+            with contextlib.suppress(BufferError):  # a snapshot of them may be alive
+                self._map.close()
+            os.close(self._descriptor)
+
+    def _row(self, user: tuple[int, int]) -> NDArray[np.int64]:
+        """Take a row: one of the user's whose process is gone, or else an empty one."""
+        mine = (self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])
+        empty = self._rows[:, 0] == 0
+        for number in [*np.flatnonzero(mine), *np.flatnonzero(empty)]:
+            if int(number) in self._taken or not self._held(int(number)):
+                continue
+            row: NDArray[np.int64] = self._rows[number]
+            if row[0] in (0, user[0]) and row[1] in (0, user[1]):
+                row[:2] = user
+                self._taken.add(int(number))
+                return row
+        return np.zeros(_WIDTH, np.int64)  # there are none left: seen here alone
+
+    def _held(self, number: int) -> bool:
+        """Lock a row for this process, if no other has it; the kernel frees it with the process."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+
+_PLACES = {name: place for place, name in enumerate(NAMES, 2)}

@@ -1,0 +1,240 @@
+"""``stoker.cached(dataset, limit)``: a map-style dataset, behind a cache, for any loader."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import structure
+from stoker.caching.mark import Mark
+from stoker.errors import CacheWarning
+from stoker.machine import hosts_of_job
+from stoker.stats import CacheStats
+
+if TYPE_CHECKING:
+    from stoker.caching.cache import Cache
+
+_OWN = ("_dataset", "_cache", "_tried", "_asked", "_seen")
+_LEAST_ASKED = 1000
+_REPEATED = 0.05
+
+
+def cached(
+    dataset: Any,
+    limit: int | float | str = "auto",
+    *,
+    path: str | os.PathLike[str] | None = None,
+    keep: bool | None = None,
+    version: str | None = None,
+    admit: str = "first",
+    on_damage: str = "rebuild",
+) -> CachedDataset:
+    """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
+
+    What ``dataset[i]`` returns is kept, for all workers and epochs, until the limit is reached; it
+    must be the same every time (random augmentation goes behind it: into ``collate_fn``, or a
+    pipeline). Attributes are read from, and set on, the dataset itself.
+
+    Args:
+        dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used when
+            there. Items are nested arrays, tensors, bytes, strings and numbers.
+        limit, path, keep, admit, on_damage: as in ``Pipeline.cache``.
+        version: says which data these are: with it, jobs share the store, and with ``keep`` the
+            next run finds it. Without it the store is this job's own.
+
+    Raises TypeError for what is no such dataset, ValueError or TypeError for wrong arguments; and,
+    when the first item is read, ValueError for a dataset whose items differ each time.
+    """
+    from stoker.caching.cache import Cache
+
+    for method in ("__getitem__", "__len__"):
+        if not hasattr(dataset, method):
+            what = type(dataset).__name__
+            stream = " A stream is read once, and has no index to find its examples by: a cache"
+            raise TypeError(
+                f"stoker.cached needs an object with __getitem__ and __len__; {what} has no "
+                f"{method}." + (f"{stream} cannot help." if hasattr(dataset, "__iter__") else "")
+            )
+    if version is not None and (not isinstance(version, str) or not version):
+        raise TypeError(f"version= is a text, not {version!r}")
+    hosts = hosts_of_job()
+    if hosts > 1:
+        warnings.warn(
+            f"this job has {hosts} hosts: if a sampler draws their parts anew every epoch "
+            "(DistributedSampler does, with shuffle=True), each host finds only one in "
+            f"{hosts} of what it has cached; parts that stay the same find all of it",
+            CacheWarning,
+            stacklevel=2,
+        )
+    name = f"{type(dataset).__name__} of {len(dataset)}"
+    cache = Cache(
+        limit,
+        path=path,
+        keep=keep,
+        identity=None if version is None else f"dataset {name} {version}",
+        describes=name,
+        examples=len(dataset),
+        admit=admit,
+        on_damage=on_damage,
+    )
+    cache.open()
+    return CachedDataset(dataset, cache)
+
+
+class CachedDataset:
+    """A dataset behind a cache; made by ``stoker.cached``. Pickles; workers share its store."""
+
+    _dataset: Any
+    _cache: Cache
+    _tried: bool
+    _asked: int
+    _seen: NDArray[np.uint8] | None
+
+    def __init__(self, dataset: Any, cache: Cache) -> None:
+        vars(self).update(_dataset=dataset, _cache=cache, _tried=False, _asked=0, _seen=None)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an item, the caller's own; what the dataset raises passes as it is."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        """Return several items."""
+        cache = self._cache
+        names = [_name(index) for index in indices]
+        self._watch(names)
+        keys = [cache.key(Mark(name)) for name in names]
+        found = dict(cache.find(keys, [-1] * len(keys)))
+        missing = [at for at in range(len(keys)) if at not in found]
+        step = 1 if cache.weighs else max(1, len(missing))
+        for start in range(0, len(missing), step):
+            some = missing[start : start + step]
+            began = time.perf_counter_ns()
+            values = self._read([indices[at] for at in some])
+            cost_ns = (time.perf_counter_ns() - began) // len(some)
+            for at, value in zip(some, values, strict=True):
+                found[at] = value
+                if not cache.takes:
+                    cache.refuse()
+                    continue
+                if not self._tried:
+                    self._try(indices[at], value)
+                cache.offer(keys[at], value, cost_ns)
+        return [found[at] for at in range(len(keys))]
+
+    def cache_stats(self) -> CacheStats:
+        """Return what the cache did for this dataset, in all workers, and what is in the store."""
+        return self._cache.stats()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # while it is being unpickled, nothing is there yet
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            vars(self)[name] = value
+        else:
+            setattr(self._dataset, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._dataset, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._dataset)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_dataset": self._dataset, "_cache": self._cache}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _tried=False, _asked=0, _seen=None)
+
+    def __repr__(self) -> str:
+        return f"stoker.cached({self._dataset!r}, {self._cache.limit!r})"
+
+    def _read(self, indices: list[Any]) -> list[Any]:
+        dataset = self._dataset
+        many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+        if many is None:
+            return [dataset[index] for index in indices]
+        values = list(many(indices))
+        if len(values) != len(indices):
+            raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
+        return values
+
+    def _try(self, index: Any, value: Any) -> None:
+        """Refuse a dataset whose items are others each time. Nobody's draws are changed by it."""
+        self._tried = True
+        if self._cache.filled:
+            return  # somebody has tried it
+        numpy_state, python_state = np.random.get_state(), random.getstate()
+        torch = sys.modules.get("torch")
+        torch_state = torch.get_rng_state() if torch is not None else None
+        try:
+            (again,) = self._read([index])
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+            if torch is not None:
+                torch.set_rng_state(torch_state)
+        if not _alike(value, again):
+            raise ValueError(
+                f"item {index!r} of {type(self._dataset).__name__} is another one each time it is "
+                "read: a cache would repeat the same random draws in every epoch. Cache what comes "
+                "before the random part: a dataset without it, augmented in collate_fn or in a "
+                "pipeline (from_dataset(...).cache(...).random_map(...))"
+            )
+
+    def _watch(self, names: list[Any]) -> None:
+        """Say so, once, when some items are asked for again before others were asked for at all."""
+        length = len(self._dataset)
+        if self._asked >= length:
+            return  # an epoch's worth has passed
+        if self._seen is None:
+            self._seen = np.zeros(length, np.uint8)
+        plain = [name for name in names if isinstance(name, int) and 0 <= name < length]
+        self._seen[plain] = 1
+        self._asked += len(plain)
+        distinct = int(np.count_nonzero(self._seen)) if self._asked >= length else self._asked
+        if self._asked >= max(length, _LEAST_ASKED) and distinct < (1 - _REPEATED) * length:
+            warnings.warn(
+                f"{self._asked:,} examples were asked for, and only {distinct:,} of {length:,} came "
+                "among them: a sampler that draws with replacement, or by weight, or epochs that "
+                "end early. A cache that never evicts keeps what came first, not what comes most",
+                CacheWarning,
+                stacklevel=2,
+            )
+
+
+def _name(index: Any) -> Any:
+    """Return an index as it is known to the store."""
+    if isinstance(index, (int, str)):
+        return index
+    if hasattr(index, "__index__"):
+        return index.__index__()
+    return repr(index)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same, bit for bit."""
+    if structure.signature(one) != structure.signature(other):
+        return False
+    for a, b in zip(structure.leaves(one), structure.leaves(other), strict=True):
+        if structure.is_tensor(a) and structure.is_tensor(b):
+            a, b = a.numpy(force=True), b.numpy(force=True)
+        if isinstance(a, np.ndarray):
+            if not isinstance(b, np.ndarray) or a.shape != b.shape or a.tobytes() != b.tobytes():
+                return False
+        elif not (a == b or (a != a and b != b)):
+            return False
+    return True

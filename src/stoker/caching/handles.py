@@ -1,0 +1,190 @@
+"""The stores that this process has open: one handle for all caches that name the same folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+
+from stoker.caching.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
+from stoker.caching.place import Place
+from stoker.caching.store import Added, Store
+from stoker.caching.writer import Writer
+from stoker.errors import CacheError, CacheWarning
+from stoker.machine import format_bytes
+
+_CLOSE_S = 5.0
+
+
+class Handle:
+    """An open store, the thread that fills it, and the hold on its folder.
+
+    Attributes:
+        alive: False once it is closed, or in a process that inherited it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.alive = True
+        self.uses = 0
+        self.place = place
+        self.store = Store(place.folder, place.about.limit_bytes)
+        self.writer = Writer(self.store, self._written, self._failed)
+
+    def damaged(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
+        """Note what is not as it was written. Raises CacheError where that is refused."""
+        head = self.store.counters.head
+        told = bool(head[DAMAGED])
+        head[DAMAGED] = 1  # whoever is alone with it next makes it anew
+        self.store.counters.add(user, damaged=1)
+        folder = self.place.folder
+        text = f"the cache in {folder} is damaged: {what}"
+        if refuse:
+            raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
+        if not told:
+            warnings.warn(
+                f"{text}. It is read from the source instead, and the cache is made anew when "
+                "nobody uses it any more",
+                CacheWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Write what waits, and let go of the folder."""
+        self.alive = False
+        self.writer.close(_CLOSE_S)
+        self.store.close()
+        self.place.leave()
+
+    def before_fork(self) -> None:
+        """Close what must not cross a fork."""
+        self.writer.before_fork()
+        self.store.before_fork()
+
+    def after_fork(self) -> None:
+        """Go on, in the parent."""
+        self.store.after_fork()
+        self.writer.after_fork()
+
+    def drop(self) -> None:
+        """In a child: leave the parent's hold alone."""
+        self.alive = False
+        self.store.drop()
+        self.place.drop()
+
+    def _written(self, added: Added) -> None:
+        """Correct the counts, which took everything for admitted, and show how far it is."""
+        for user, count in Counter(item.user for item in added.refused).items():
+            size = sum(item.size_bytes for item in added.refused if item.user == user)
+            self.store.counters.add(
+                user,
+                admitted=-count,
+                admitted_bytes=-size,
+                refused=count,
+                refused_bytes=size,
+            )
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr, or a closed one
+            if sys.stderr.isatty():
+                self._show()
+
+    def _show(self) -> None:
+        head = self.store.counters.head
+        now = int(time.time())
+        if not head[FULL] and now == head[SHOWN_S]:  # by whichever process came first
+            return
+        head[SHOWN_S] = now
+        used, limit = format_bytes(int(head[USED_BYTES])), format_bytes(self.store.limit_bytes)
+        end = ", full\n" if head[FULL] else ""
+        sys.stderr.write(f"\r\x1b[Kcache: {used} of {limit}, {int(head[ITEMS]):,} items{end}")
+        sys.stderr.flush()
+
+    def _failed(self, error: OSError) -> None:
+        warnings.warn(
+            f"the cache in {self.place.folder} admits nothing more: {error}. What is in it stays "
+            "in use",
+            CacheWarning,
+            stacklevel=2,
+        )
+
+
+class Handles:
+    """The handles of this process, by folder. In a forked child there are none at first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._open: dict[str, Handle] = {}
+        self._pid = 0
+
+    def get(self, folder: str, join: Callable[[], Place | None]) -> Handle | None:
+        """Return a handle, opened by ``join`` if there is none; None if that has no place for it.
+
+        Called under the lock. Each one must be released.
+        """
+        handle = self._open.get(folder)
+        if handle is None:
+            place = join()
+            if place is None:
+                return None
+            handle = self._open[folder] = Handle(place)
+            self._close_with_process()
+        handle.uses += 1
+        return handle
+
+    def release(self, handle: Handle) -> None:
+        """Give a handle back; the last one closes it."""
+        if not handle.alive:
+            return
+        with self.lock:
+            handle.uses -= 1
+            if handle.uses:
+                return
+            self._open.pop(handle.place.folder, None)
+        handle.close()
+
+    def _close_with_process(self) -> None:
+        """Have all of it closed with a worker process, which runs no ``atexit``."""
+        multiprocessing = sys.modules.get("multiprocessing")
+        if multiprocessing is None or multiprocessing.parent_process() is None:
+            return
+        if self._pid != os.getpid():
+            from multiprocessing.util import Finalize
+
+            self._pid = os.getpid()
+            Finalize(None, self._close_all, exitpriority=10)
+
+    def _close_all(self) -> None:
+        while self._open:
+            _, handle = self._open.popitem()
+            handle.close()
+
+    def before_fork(self) -> None:
+        """Hold still."""
+        self.lock.acquire()
+        for handle in self._open.values():
+            handle.before_fork()
+
+    def after_fork(self) -> None:
+        """Go on, in the parent."""
+        for handle in self._open.values():
+            handle.after_fork()
+        self.lock.release()
+
+    def in_child(self) -> None:
+        """Begin anew."""
+        for handle in self._open.values():
+            handle.drop()
+        self._open = {}
+        self.lock = threading.RLock()
+
+
+HANDLES = Handles()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=HANDLES.before_fork,
+        after_in_parent=HANDLES.after_fork,
+        after_in_child=HANDLES.in_child,
+    )

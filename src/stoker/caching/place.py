@@ -1,0 +1,442 @@
+"""A store's folder: made as a whole, shared by its users, removed with the last of them.
+
+Every user holds a shared lock on the folder's file ``users``, which the kernel frees with its
+process. Who gets the lock exclusively is alone, and may check, mend or remove the store. A folder
+is renamed into its place only when it is complete and locked, and out of it before it is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from stoker.caching.counters import DAMAGED, Counters
+from stoker.caching.store import DATA, Store
+from stoker.errors import CacheError, CacheWarning
+from stoker.machine import format_bytes
+
+_FORMAT = 1
+_ABOUT = "about.json"
+_USERS = "users"
+_MAKING, _GONE = ".making-", ".gone-"
+_PATIENCE_S = 30.0
+_NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
+
+
+class About(msgspec.Struct):
+    """What a store's folder says about it."""
+
+    format: int
+    describes: str
+    """What is in it, for people."""
+    limit_bytes: int
+    temporary: bool
+    """Whether it goes with its last user."""
+    made_s: float
+    """When it was made, in seconds since 1970."""
+    boot: str
+    """Since when the machine runs on which it was used last."""
+    clean: bool = False
+    """Whether its last user closed it."""
+    data_ns: int = 0
+    """When its data were changed last, as far as its last user knew."""
+
+
+class Place:
+    """A user's hold on a store's folder; while it lasts, the folder stays.
+
+    Attributes:
+        folder: the folder.
+        about: what it says.
+    """
+
+    def __init__(self, folder: str, users: int, about: About) -> None:
+        self.folder = folder
+        self.about = about
+        self._users = users
+
+    def leave(self) -> None:
+        """Let go; the last one removes a temporary store and closes a kept one."""
+        try:
+            if _alone(self._users) and _is_current(self.folder, self._users):
+                if self.about.temporary:
+                    _remove(self.folder)
+                else:
+                    self._finish()
+        finally:
+            os.close(self._users)
+
+    def drop(self) -> None:
+        """Let go of what was inherited over a fork: the parent still holds it."""
+        os.close(self._users)
+
+    def _finish(self) -> None:
+        data = os.open(os.path.join(self.folder, DATA), os.O_RDWR)
+        try:
+            os.fsync(data)
+            self.about.clean, self.about.data_ns = True, os.fstat(data).st_mtime_ns
+        finally:
+            os.close(data)
+        _write_about(self.folder, self.about)
+
+
+def joined(
+    folder: str, *, limit_bytes: int, describes: str, temporary: bool, on_damage: str
+) -> Place:
+    """Take hold of a store, which is made if it is not there.
+
+    Args:
+        folder: where.
+        limit_bytes, describes, temporary: what it is made with.
+        on_damage: ``"rebuild"`` to begin anew, with a warning, or ``"refuse"``.
+
+    Raises CacheError where it is damaged and is refused, or is no store; OSError where it cannot be
+    made.
+    """
+    while True:
+        made = None
+        try:
+            users = os.open(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            made = _made(folder, limit_bytes, describes, temporary)
+            if made is None:
+                continue  # somebody else was first
+            _register(folder)
+            return made
+        try:
+            place = _entered(folder, users, on_damage)
+        except BaseException:
+            os.close(users)
+            raise
+        if place is not None:
+            return place
+        os.close(users)
+
+
+def _entered(folder: str, users: int, on_damage: str) -> Place | None:
+    """Take hold of a store that is there; None if it is not, or no more."""
+    alone = _alone(users)
+    if not alone:
+        _wait_for(users, folder)
+    if not _is_current(folder, users):
+        return None
+    about = _about(folder)
+    if alone:
+        if about is not None and about.temporary:
+            _remove(folder)  # its last user was killed
+            return None
+        damage = _damage(folder, about)
+        if damage:
+            if on_damage == "refuse":
+                raise CacheError(
+                    f"the cache in {folder} is damaged: {damage}. Remove it (stoker cache remove "
+                    f"{folder}), or have it made anew: on_damage='rebuild'"
+                )
+            if damage != _REBOOTED:
+                warnings.warn(
+                    f"the cache in {folder} is damaged ({damage}) and is made anew",
+                    CacheWarning,
+                    stacklevel=2,
+                )
+            _remove(folder)
+            return None
+        assert about is not None
+        about.clean, about.boot = False, boot()
+        _write_about(folder, about)
+        fcntl.flock(users, fcntl.LOCK_SH)
+    if about is None:
+        raise CacheError(f"the cache in {folder} does not say what it is: remove it")
+    return Place(folder, users, about)
+
+
+_REBOOTED = "it was in use when the machine went down"
+
+
+def _damage(folder: str, about: About | None) -> str:
+    """Tell what is wrong with a store that nobody uses; "" for nothing."""
+    if about is None:
+        return f"{_ABOUT} cannot be read"
+    if about.format != _FORMAT:
+        return f"it has format {about.format}, this version writes {_FORMAT}"
+    if not about.clean and about.boot != boot():
+        return _REBOOTED
+    try:
+        data = os.stat(os.path.join(folder, DATA))
+    except OSError as error:
+        return str(error)
+    if data.st_size != about.limit_bytes:
+        return f"{DATA} has {data.st_size:,} bytes instead of {about.limit_bytes:,}"
+    counters = Counters(os.path.join(folder, "counters"))
+    spoilt = bool(counters.head[DAMAGED])
+    counters.close()
+    if spoilt:
+        return "items in it were not as they had been written"
+    if about.clean and data.st_mtime_ns == about.data_ns:
+        return ""
+    # What cannot be trusted may crash its reader: that is another process.
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.caching.check", folder, str(about.limit_bytes)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return ""
+    if done.returncode < 0:
+        return f"reading it ends with signal {-done.returncode}"
+    return (done.stderr.strip().splitlines() or ["it cannot be read"])[-1]
+
+
+def _made(folder: str, limit_bytes: int, describes: str, temporary: bool) -> Place | None:
+    """Make a store; None when somebody else was faster."""
+    parent = os.path.dirname(folder)
+    os.makedirs(parent, mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError):
+        if os.path.isdir(folder) and os.listdir(folder) and not is_store(folder):
+            raise CacheError(
+                f"{folder} holds other things than a cache: give path= a folder of its own"
+            )
+    making = tempfile.mkdtemp(prefix=_MAKING, dir=parent)  # its owner's alone
+    users = -1
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        users = os.open(os.path.join(making, _USERS), flags, 0o600)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        Store.create(making, limit_bytes)
+        about = About(_FORMAT, describes, limit_bytes, temporary, time.time(), boot())
+        _write_about(making, about)
+        os.rename(making, folder)
+    except OSError:
+        if users >= 0:
+            os.close(users)
+        shutil.rmtree(making, ignore_errors=True)
+        if os.path.exists(os.path.join(folder, _USERS)):
+            return None
+        raise
+    except BaseException:
+        if users >= 0:
+            os.close(users)
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    return Place(folder, users, about)
+
+
+def is_store(folder: str) -> bool:
+    """Tell whether a folder is a store."""
+    return os.path.exists(os.path.join(folder, _USERS))
+
+
+def about_of(folder: str) -> About | None:
+    """Return what a store says about itself; None if it does not."""
+    return _about(folder)
+
+
+def in_use(folder: str) -> bool:
+    """Tell whether a store has users."""
+    with _users_of(folder) as users:
+        return users is not None and not _alone(users)
+
+
+def remove(folder: str) -> None:
+    """Remove a store that nobody uses. Raises CacheError when somebody does, or it is none."""
+    with _users_of(folder) as users:
+        if users is None:
+            raise CacheError(f"{folder} is no cache")
+        if not _alone(users):
+            raise CacheError(f"the cache in {folder} is in use")
+        _remove(folder)
+
+
+def all_stores() -> list[str]:
+    """Return the folders of all stores of this user that are known, those in memory first."""
+    found = []
+    with contextlib.suppress(OSError):
+        found += [entry.path for entry in os.scandir(memory_folder()) if is_store(entry.path)]
+    with contextlib.suppress(OSError):
+        for link in os.scandir(_register_folder()):
+            folder = os.path.realpath(link.path)
+            if is_store(folder):
+                found.append(folder)
+            else:  # it was removed by other means
+                os.unlink(link.path)
+    return sorted(set(found), key=lambda folder: (not folder.startswith(memory_folder()), folder))
+
+
+def sweep() -> list[str]:
+    """Remove what processes left that were killed: temporary stores, and half-made ones."""
+    swept = []
+    for folder in all_stores():
+        with _users_of(folder) as users:
+            about = _about(folder)
+            if users is not None and about is not None and about.temporary and _alone(users):
+                _remove(folder)
+                swept.append(folder)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(memory_folder()):
+            half = entry.name.startswith(_MAKING) and time.time() - entry.stat().st_mtime > 60
+            if entry.name.startswith(_GONE) or half:
+                shutil.rmtree(entry.path, ignore_errors=True)
+    return swept
+
+
+def memory_folder() -> str:
+    """Return where stores in memory lie: a folder of this user's alone, on tmpfs."""
+    shared = "/dev/shm"
+    root = shared if os.path.isdir(shared) else tempfile.gettempdir()
+    return os.path.join(root, f"stoker-{os.getuid()}")
+
+
+def made_memory_folder() -> str:
+    """Make that folder. Raises CacheError where another user made it."""
+    folder = memory_folder()
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise CacheError(f"{folder} is not a folder of this user's alone: somebody else made it")
+    return folder
+
+
+def check_local(folder: str) -> None:
+    """Refuse a folder on a network file system, where LMDB's locks do not hold."""
+    kind = _file_system(folder)
+    if _NETWORK.match(kind):
+        raise ValueError(
+            f"path={folder!r} is on a network file system ({kind}): a cache needs a local disk"
+        )
+
+
+def _file_system(folder: str) -> str:
+    best, kind = "", ""
+    target = os.path.realpath(folder)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, point, found, *_ = line.split(" ")
+            inside = target == point or target.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, found
+    return kind
+
+
+def boot() -> str:
+    """Return what tells this run of the machine from others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        import psutil
+
+        return str(int(psutil.boot_time()))
+
+
+@contextlib.contextmanager
+def _users_of(folder: str) -> Iterator[int | None]:
+    try:
+        users = os.open(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield users
+    finally:
+        os.close(users)
+
+
+def _alone(users: int) -> bool:
+    """Lock for oneself alone; if others hold it, a lock that was held before may be lost."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for(users: int, folder: str) -> None:
+    """Lock together with others, once who is alone is done."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise CacheError(
+                    f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
+                    "that checks or removes it"
+                ) from None
+            time.sleep(0.01)
+
+
+def _is_current(folder: str, users: int) -> bool:
+    """Tell whether a folder is still the one whose lock is held."""
+    try:
+        found = os.stat(os.path.join(folder, _USERS))
+    except OSError:
+        return False
+    mine = os.fstat(users)
+    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _remove(folder: str) -> None:
+    gone = os.path.join(os.path.dirname(folder), _GONE + secrets.token_hex(8))
+    os.rename(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+    _unregister(folder)
+
+
+def _about(folder: str) -> About | None:
+    try:
+        return msgspec.json.decode(Path(folder, _ABOUT).read_bytes(), type=About)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _write_about(folder: str, about: About) -> None:
+    new = os.path.join(folder, f".{_ABOUT}.{os.getpid()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(about))
+    os.replace(new, os.path.join(folder, _ABOUT))
+
+
+def _register_folder() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "stoker", "caches")
+
+
+def _link(folder: str) -> str:
+    return os.path.join(_register_folder(), xxhash.xxh3_64_hexdigest(folder.encode()))
+
+
+def _register(folder: str) -> None:
+    """Note where a store outside of memory lies, for ``stoker cache list``."""
+    if folder.startswith(memory_folder()):
+        return
+    with contextlib.suppress(OSError):  # without a home it is not listed
+        os.makedirs(_register_folder(), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(folder, _link(folder))
+
+
+def _unregister(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(_link(folder))
+
+
+def described(folder: str, about: About) -> str:
+    """Say in a line what a store is."""
+    kept = "temporary" if about.temporary else "kept"
+    return f"{folder}: {about.describes}, at most {format_bytes(about.limit_bytes)}, {kept}"

@@ -1,0 +1,321 @@
+"""The store: items in LMDB, which all processes of a host share and none of them can spoil.
+
+Two tables: ``packs``, contents under ascending numbers, of which small items share one, since LMDB
+gives a content of more than half a page whole pages; and ``index``, from an item's key to its pack,
+place, checksum and number. Nothing is ever deleted or replaced.
+
+What LMDB asks for, by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync`` (what a
+crash of the machine leaves is thrown away as a whole), the file as long as the map from the
+beginning (or a file that was cut kills its readers), and no environment across a fork.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import lmdb
+import xxhash
+
+from stoker.caching.counters import ENDED, FULL, ITEMS, PAYLOAD_BYTES, USED_BYTES, Counters
+from stoker.caching.gate import Gate
+
+T = TypeVar("T")
+
+PACK_BYTES = 1 << 16
+"""Items of less share a content of about so many bytes."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+DATA = "data.mdb"
+_READERS = 4096
+_ENTRY = struct.Struct("<QQQQQ")  # pack, start, length, checksum, number
+_PACK = struct.Struct("=Q")  # LMDB's integer keys are the machine's own
+
+
+class Missing:
+    """What stands for an item that is not in the store."""
+
+
+MISSING = Missing()
+
+
+class Item(NamedTuple):
+    """An item that may enter a store."""
+
+    key: bytes
+    """16 bytes that tell it from all others."""
+    record: list[bytes]
+    """What is kept, in pieces."""
+    size_bytes: int
+    """Of all pieces."""
+    user: tuple[int, int]
+    """On whose account it is offered."""
+
+
+class Added(NamedTuple):
+    """What became of items."""
+
+    items: int
+    """How many entered."""
+    size_bytes: int
+    """Their bytes."""
+    refused: list[Item]
+    """Those that did not fit."""
+
+
+class Busy(Exception):
+    """Another process is writing."""
+
+
+class Store:
+    """An open store. One object in a process: LMDB allows no two.
+
+    Any thread may use it. While the process forks, readers and writers wait.
+
+    Args:
+        folder: where it is; whoever makes it must have called ``create``.
+        limit_bytes: its budget, as it was made with.
+    """
+
+    def __init__(self, folder: str, limit_bytes: int) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self._gate = Gate()
+        self._lock = threading.Lock()
+        self._env: Any = None
+        self._index: Any = None
+        self._packs: Any = None
+        self._verified = bytearray()  # by number: whether this process has checked it
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._admission = os.open(os.path.join(folder, "admission"), flags, 0o600)
+        self.counters = Counters(os.path.join(folder, "counters"))
+
+    @staticmethod
+    def create(folder: str, limit_bytes: int) -> None:
+        """Make the files of a store that may take so many bytes.
+
+        Raises OSError where there is no room even for an empty one.
+        """
+        try:
+            env = _opened(folder, limit_bytes)
+            env.open_db(b"packs", integerkey=True)
+            env.open_db(b"index")
+            env.close()
+        except lmdb.Error as error:
+            raise OSError(f"{folder}: {error}") from error
+        os.truncate(os.path.join(folder, DATA), limit_bytes)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing enters any more."""
+        head = self.counters.head
+        return bool(head[FULL] or head[ENDED])
+
+    def get_many(
+        self,
+        keys: Sequence[bytes],
+        read: Callable[[memoryview], T],
+        damaged: Callable[[str], None],
+    ) -> list[T | Missing]:
+        """Return what ``read`` makes of each item, or ``MISSING``.
+
+        Args:
+            keys: of the items.
+            read: is handed the store's own memory, which it may not keep.
+            damaged: called with what is found not to be as it was written; it is missing.
+        """
+        found: list[T | Missing] = []
+        with self._gate:
+            env = self._environment()
+            try:
+                with env.begin(buffers=True) as txn:
+                    for key in keys:
+                        record = self._record(txn, key, damaged)
+                        found.append(MISSING if record is None else read(record))
+            except lmdb.ReadersFullError:
+                env.reader_check()  # those of processes that were killed
+            except lmdb.Error as error:
+                damaged(str(error))
+        return found + [MISSING] * (len(keys) - len(found))
+
+    def holds(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell which items are there."""
+        with self._gate:
+            env = self._environment()
+            try:
+                with env.begin(buffers=True, db=self._index) as txn:
+                    return [txn.get(key) is not None for key in keys]
+            except lmdb.ReadersFullError:
+                env.reader_check()
+            except lmdb.Error:
+                pass  # who asks for them will learn of it
+        return [False] * len(keys)
+
+    def keys(self) -> list[bytes]:
+        """Return the keys of all items."""
+        with self._gate, self._environment().begin(db=self._index) as txn:
+            return [bytes(key) for key in txn.cursor().iternext(values=False)]
+
+    def _record(self, txn: Any, key: bytes, damaged: Callable[[str], None]) -> memoryview | None:
+        entry = txn.get(key, db=self._index)
+        if entry is None:
+            return None
+        pack, start, length, checksum, number = _ENTRY.unpack(entry)
+        content = txn.get(_PACK.pack(pack), db=self._packs)
+        record: memoryview | None = None if content is None else content[start : start + length]
+        verified = self._verified
+        if number < len(verified) and verified[number]:
+            return record
+        if record is None or xxhash.xxh3_64_intdigest(record) != checksum:
+            damaged(f"item {key.hex()}")
+            return None
+        if number >= len(verified):
+            with self._lock:
+                verified.extend(bytes(max(4096, number + 1 - len(verified))))
+        verified[number] = 1
+        return record
+
+    def add(self, items: Sequence[Item]) -> Added:
+        """Let items in, as many as the budget allows; those that are there already count for nothing.
+
+        Raises:
+            Busy: another process is writing just now.
+            OSError: nothing can be written any more; what is there stays.
+        """
+        with self._gate:
+            try:
+                fcntl.flock(self._admission, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy from None
+            try:
+                return self._added(items)
+            except lmdb.Error as error:
+                self.counters.head[ENDED] = 1
+                raise OSError(str(error)) from error
+            finally:
+                fcntl.flock(self._admission, fcntl.LOCK_UN)
+
+    def _added(self, items: Sequence[Item]) -> Added:
+        count = stored = 0
+        refused: list[Item] = []
+        head = self.counters.head
+        env = self._environment()
+        env.reader_check()  # who was killed while reading keeps pages from being used again
+        for group in _packed(items):
+            try:
+                n, size = self._commit(group)
+            except lmdb.MapFullError:
+                if len(group) > 1:
+                    alone = [self._added([item]) for item in group]
+                    count += sum(added.items for added in alone)
+                    stored += sum(added.size_bytes for added in alone)
+                    refused += [item for added in alone for item in added.refused]
+                    continue
+                refused += group
+                mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
+                if group[0].size_bytes <= 2 * mean or _free(env, self.limit_bytes) < PACK_BYTES:
+                    head[FULL] = 1
+                continue
+            count += n
+            stored += size
+            head[ITEMS] += n
+            head[PAYLOAD_BYTES] += size
+        head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
+        return Added(count, stored, refused)
+
+    def _commit(self, group: list[Item]) -> tuple[int, int]:
+        env = self._environment()
+        with env.begin(write=True) as txn:
+            number = txn.stat(self._index)["entries"]
+            pack = txn.stat(self._packs)["entries"]
+            new = [item for item in group if txn.get(item.key, db=self._index) is None]
+            new = list({item.key: item for item in new}.values())
+            if not new:
+                return 0, 0
+            content = b"".join([piece for item in new for piece in item.record])
+            txn.put(_PACK.pack(pack), content, db=self._packs, append=True)
+            start = 0
+            whole = memoryview(content)
+            for number, item in enumerate(new, number):
+                stop = start + item.size_bytes
+                checksum = xxhash.xxh3_64_intdigest(whole[start:stop])
+                entry = _ENTRY.pack(pack, start, item.size_bytes, checksum, number)
+                txn.put(item.key, entry, db=self._index)
+                start = stop
+        return len(new), len(content)
+
+    def close(self) -> None:
+        """Let go of everything; nobody may use it any more."""
+        self._gate.shut()
+        self._close_environment()
+        self.counters.close()
+        os.close(self._admission)
+
+    def _environment(self) -> Any:
+        """Return the environment, opened by the first who needs it. Called within the gate."""
+        if self._env is None:
+            with self._lock:
+                if self._env is None:
+                    env = _opened(self.folder, self.limit_bytes)
+                    self._packs = env.open_db(b"packs", integerkey=True, create=False)
+                    self._index = env.open_db(b"index", create=False)
+                    self._env = env
+        return self._env
+
+    def _close_environment(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = self._index = self._packs = None
+
+    def before_fork(self) -> None:
+        """Close the environment."""
+        self._gate.shut()
+        self._close_environment()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._gate.open()
+
+    def drop(self) -> None:
+        """In a child: close what was inherited, without use."""
+        self.counters.close()
+        os.close(self._admission)
+
+
+def _opened(folder: str, limit_bytes: int) -> Any:
+    return lmdb.open(
+        folder,
+        map_size=limit_bytes,
+        mode=0o600,
+        sync=False,
+        metasync=False,
+        writemap=False,
+        readahead=False,
+        max_dbs=2,
+        max_readers=_READERS,
+        max_spare_txns=8,
+    )
+
+
+def _free(env: Any, limit_bytes: int) -> int:
+    return limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
+
+
+def _packed(items: Sequence[Item]) -> list[list[Item]]:
+    """Sort items into contents: small ones together, others alone."""
+    packs: list[list[Item]] = []
+    small: list[Item] = []
+    size = 0
+    for item in items:
+        if item.size_bytes >= PACK_BYTES:
+            packs.append([item])
+            continue
+        small.append(item)
+        size += item.size_bytes
+        if size >= PACK_BYTES:
+            packs.append(small)
+            small, size = [], 0
+    return packs + [small] * bool(small)

@@ -1,0 +1,116 @@
+"""Admission off the fetch path: a thread of each process writes what its workers offer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from stoker.caching.store import Added, Busy, Item, Store
+
+QUEUE_BYTES = 32 << 20
+"""What may wait to be written; what is offered beyond that is refused."""
+_COMMIT_BYTES = 4 << 20
+_GATHER_S = 0.05
+_BUSY_S = 0.002
+
+
+class Writer:
+    """Writes items into a store, several in a commit. Whoever offers them never waits.
+
+    Args:
+        store: the store.
+        written: called, in the writer's thread, with what became of items.
+        failed: called with why nothing can be written any more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        written: Callable[[Added], None],
+        failed: Callable[[OSError], None],
+    ) -> None:
+        self._store = store
+        self._written = written
+        self._failed = failed
+        self._queue: deque[Item] = deque()
+        self._bytes = 0  # of what waits and of what is being written
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._hurried = False
+        self._closed = False
+
+    def offer(self, item: Item) -> bool:
+        """Take an item to be written; False when there is no room for it now."""
+        with self._changed:
+            if self._closed or self._bytes + item.size_bytes > max(QUEUE_BYTES, item.size_bytes):
+                return False
+            self._queue.append(item)
+            self._bytes += item.size_bytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="stoker-cache", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was offered is written; False if that takes longer."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            while self._bytes:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            self._hurried = False
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Write what there is, if that takes no longer, and end."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def before_fork(self) -> None:
+        """Hold still: the child gets a copy of what waits, which is not its own."""
+        self._changed.acquire()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._changed.release()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._closed and not self._hurried and self._bytes < _COMMIT_BYTES:
+                    self._changed.wait(_GATHER_S)
+                if self._closed:
+                    return
+                batch, size = [], 0
+                while self._queue and size < _COMMIT_BYTES:
+                    batch.append(self._queue.popleft())
+                    size += batch[-1].size_bytes
+            self._write(batch)
+            with self._changed:
+                self._bytes -= size
+                self._changed.notify_all()
+
+    def _write(self, batch: list[Item]) -> None:
+        while not self._closed:
+            try:
+                added = self._store.add(batch)
+            except Busy:
+                time.sleep(_BUSY_S)
+            except OSError as error:
+                self._failed(error)
+                return self._written(Added(0, 0, batch))
+            else:
+                return self._written(added)

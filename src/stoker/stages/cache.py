@@ -1,0 +1,146 @@
+"""The cache in a pipeline: looked up before the source is read, filled behind what it follows."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stoker import machine
+from stoker.caching.mark import Mark
+from stoker.errors import CacheWarning
+from stoker.machine import format_bytes
+from stoker.stages.shard import Shard
+from stoker.stages.shuffle import Shuffle
+from stoker.stages.skip import Budget
+from stoker.stages.source import FolderSource, LocalFiles, Source
+
+if TYPE_CHECKING:
+    from stoker.caching.cache import Cache
+
+_SAMPLED = 64
+
+
+class Hit:
+    """An example that was found in the cache, until the cache's turn comes."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @property
+    def left_out(self) -> bool:
+        """Whether a filter in front of the cache left it out."""
+        from stoker.caching.values import LEFT_OUT
+
+        return self.value is LEFT_OUT
+
+
+class Miss:
+    """An example that was not, on its way to the cache.
+
+    Attributes:
+        value: what was read.
+        cost_ns: what that took.
+    """
+
+    def __init__(self, index: int, mark: Mark, key: bytes) -> None:
+        self.index = index
+        self.mark = mark
+        self.key = key
+        self.value: Any = None
+        self.cost_ns = 0
+
+
+@dataclass(frozen=True)
+class CacheStage:
+    """The stage ``.cache(limit)``.
+
+    Attributes:
+        cache: the cache.
+        keep_pages: whether pages of local files stay in the page cache, too.
+    """
+
+    cache: Cache
+    keep_pages: bool
+    budget: Budget | None = None
+    account: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name the stage for people."""
+        limit = self.cache.limit
+        shown = format_bytes(limit) if isinstance(limit, int) else limit
+        return f"cache({shown})"
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it matters what each example costs."""
+        return self.cache.weighs
+
+    def find(self, source: Source, indices: Sequence[int], expected: Container[int]) -> list[Any]:
+        """Look examples up: each comes as a ``Hit``, or as a ``Miss`` without a value.
+
+        Those that are ``expected`` from elsewhere are not looked up.
+        """
+        marks = [source.mark(index) for index in indices]
+        keys = [self.cache.key(mark) for mark in marks]
+        found: list[Any] = [
+            Miss(index, mark, key) for index, mark, key in zip(indices, marks, keys, strict=True)
+        ]
+        asked = [at for at, index in enumerate(indices) if index not in expected]
+        sizes = [marks[at].size_bytes for at in asked]
+        for at, value in self.cache.find([keys[at] for at in asked], sizes):
+            found[asked[at]] = Hit(value)
+        return found
+
+    def holds(self, source: Source, indices: Sequence[int]) -> list[bool]:
+        """Tell which examples are there."""
+        return self.cache.holds([self.cache.key(source.mark(index)) for index in indices])
+
+    def reads(self, source: Source) -> Callable[[Sequence[int]], list[Any]]:
+        """Return how the source is asked for what is not there."""
+        if isinstance(source, LocalFiles) and not self.keep_pages and self.cache.exists:
+            return source.fetch_once
+        return source.fetch
+
+    def offer(self, source: Source, miss: Miss, value: Any, *, left_out: bool) -> None:
+        """Let an example in, if its file is still the one that was looked up."""
+        if not self.cache.takes:
+            return self.cache.refuse()
+        if isinstance(miss.mark.name, str) and source.mark(miss.index) != miss.mark:
+            return None  # it changed while it was read
+        if left_out:
+            from stoker.caching.values import LEFT_OUT
+
+            value = LEFT_OUT
+        return self.cache.offer(miss.key, value, miss.cost_ns)
+
+
+def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:
+    """Warn where a cache saves nothing, or less than it seems."""
+    stage = stages[at]
+    before = [s for s in stages[:at] if not isinstance(s, (Shuffle, Shard))]
+    if not before and stage.cache.in_memory and isinstance(source, FolderSource):
+        step = max(1, len(source) // _SAMPLED)
+        sizes = [os.path.getsize(source.path(i) or "") for i in range(0, len(source), step)]
+        total = int(sum(sizes) / len(sizes) * len(source))
+        if total < machine.usable_memory_bytes() // 2:
+            warnings.warn(
+                f"{source.name} has about {format_bytes(total)}, which fits in the page cache as "
+                "it is: a cache of its raw bytes saves no reads. (One of decoded examples may: put "
+                ".cache() behind .map())",
+                CacheWarning,
+                stacklevel=4,
+            )
+    shards = [i for i, s in enumerate(stages) if isinstance(s, Shard)]
+    shuffles = [i for i, s in enumerate(stages) if isinstance(s, Shuffle)]
+    hosts = machine.hosts_of_job()
+    if shards and shuffles and shuffles[0] < shards[0] and hosts > 1:
+        warnings.warn(
+            f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
+            f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the parts",
+            CacheWarning,
+            stacklevel=4,
+        )

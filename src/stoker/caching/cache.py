@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.caching import limits, place, values
 from stoker.caching.admission import Admission, FirstCome, Worth
-from stoker.caching.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.caching.counters import ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
 from stoker.caching.handles import HANDLES, Handle
 from stoker.caching.identity import digest, item_key, private_identity
 from stoker.caching.limits import Limit
@@ -155,6 +155,17 @@ class Cache:
         handle = self._opened()
         return handle is not None and bool(handle.store.counters.head[ITEMS])
 
+    def tells_once(self, admitted: int) -> bool:
+        """Tell whether nobody else has filled the store; True for the first who asks alone."""
+        handle = self._opened()
+        if handle is None:
+            return False
+        head = handle.store.counters.head
+        first = not head[TOLD] and head[ITEMS] <= admitted
+        if first:
+            head[TOLD] = 1
+        return bool(first)
+
     @property
     def weighs(self) -> bool:
         """Whether it matters what an item costs."""
@@ -256,16 +267,15 @@ class Cache:
             )
         except OSError as error:
             raise CacheError(f"the cache cannot be made: {error}") from error
-        asked = self.limit
-        if isinstance(asked, int) and limit_bytes == 0 and asked != found.about.limit_bytes:
-            if abs(asked - found.about.limit_bytes) >= limits.LEAST_BYTES:
-                warnings.warn(
-                    f"the cache in {folder} was made with {format_bytes(found.about.limit_bytes)}, "
-                    f"and stays so: {format_bytes(asked)} would need a new one (stoker cache "
-                    f"remove {folder})",
-                    CacheWarning,
-                    stacklevel=2,
-                )
+        made_bytes = found.about.limit_bytes
+        asked = self.limit if isinstance(self.limit, int) else made_bytes
+        if not limit_bytes and abs(asked - made_bytes) >= limits.LEAST_BYTES:
+            warnings.warn(
+                f"the cache in {folder} was made with {format_bytes(made_bytes)}, and stays so: "
+                f"{format_bytes(asked)} would need a new one (stoker cache remove {folder})",
+                CacheWarning,
+                stacklevel=2,
+            )
         return found
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker import structure
 from stoker.caching.mark import Mark
@@ -22,8 +21,9 @@ from stoker.stats import CacheStats
 if TYPE_CHECKING:
     from stoker.caching.cache import Cache
 
-_OWN = ("_dataset", "_cache", "_tried", "_asked", "_seen")
-_LEAST_ASKED = 1000
+_OWN = ("_dataset", "_cache", "_tried", "_asked")
+_LEAST_ASKED = 256
+_LOOKS = 16  # in an epoch
 _REPEATED = 0.05
 
 
@@ -96,10 +96,9 @@ class CachedDataset:
     _cache: Cache
     _tried: bool
     _asked: int
-    _seen: NDArray[np.uint8] | None
 
     def __init__(self, dataset: Any, cache: Cache) -> None:
-        vars(self).update(_dataset=dataset, _cache=cache, _tried=False, _asked=0, _seen=None)
+        vars(self).update(_dataset=dataset, _cache=cache, _tried=False, _asked=0)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -112,7 +111,7 @@ class CachedDataset:
         """Return several items."""
         cache = self._cache
         names = [_name(index) for index in indices]
-        self._watch(names)
+        self._watch(len(names))
         keys = [cache.key(Mark(name)) for name in names]
         found = dict(cache.find(keys, [-1] * len(keys)))
         missing = [at for at in range(len(keys)) if at not in found]
@@ -157,7 +156,7 @@ class CachedDataset:
         return {"_dataset": self._dataset, "_cache": self._cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _tried=False, _asked=0, _seen=None)
+        vars(self).update(state, _tried=False, _asked=0)
 
     def __repr__(self) -> str:
         return f"stoker.cached({self._dataset!r}, {self._cache.limit!r})"
@@ -195,21 +194,21 @@ class CachedDataset:
                 "pipeline (from_dataset(...).cache(...).random_map(...))"
             )
 
-    def _watch(self, names: list[Any]) -> None:
-        """Say so, once, when some items are asked for again before others were asked for at all."""
-        length = len(self._dataset)
-        if self._asked >= length:
-            return  # an epoch's worth has passed
-        if self._seen is None:
-            self._seen = np.zeros(length, np.uint8)
-        plain = [name for name in names if isinstance(name, int) and 0 <= name < length]
-        self._seen[plain] = 1
-        self._asked += len(plain)
-        distinct = int(np.count_nonzero(self._seen)) if self._asked >= length else self._asked
-        if self._asked >= max(length, _LEAST_ASKED) and distinct < (1 - _REPEATED) * length:
+    def _watch(self, count: int) -> None:
+        """Say so, once, when examples come again before an epoch's worth of them has come."""
+        epoch = len(self._dataset) // int(os.environ.get("WORLD_SIZE", "1"))
+        self._asked += count
+        if self._asked < max(_LEAST_ASKED, epoch // _LOOKS):
+            return
+        self._asked = 0
+        counts = self._cache.counts()  # in all workers
+        asked = counts.hits + counts.misses
+        if asked > epoch:
+            self._asked = -sys.maxsize  # nothing can be told any more
+        elif counts.hits > _REPEATED * asked and self._cache.tells_once(counts.admitted):
             warnings.warn(
-                f"{self._asked:,} examples were asked for, and only {distinct:,} of {length:,} came "
-                "among them: a sampler that draws with replacement, or by weight, or epochs that "
+                f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
+                f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
                 "end early. A cache that never evicts keeps what came first, not what comes most",
                 CacheWarning,
                 stacklevel=2,

@@ -65,8 +65,8 @@ def resolved(limit: Limit, folder: str, *, in_memory: bool) -> int:
             else:
                 what = "memory" if in_memory else f"room on {disk}"
                 warnings.warn(
-                    f"the cache takes {format_bytes(max(0, room))} instead of {format_bytes(size)}: "
-                    f"there is no more {what}. limit='auto' takes what is right",
+                    f"the cache takes {format_bytes(max(0, room))} instead of "
+                    f"{format_bytes(size)}: there is no more {what}. limit='auto' takes what is right",
                     CacheWarning,
                     stacklevel=2,
                 )
@@ -77,9 +77,9 @@ def resolved(limit: Limit, folder: str, *, in_memory: bool) -> int:
 def _tell(size: str, total: int, disk: str) -> None:
     warnings.warn(
         f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
-        "unless told otherwise). Give the container more (docker run --shm-size=64g, or --ipc=host; "
-        "in Kubernetes an emptyDir with medium: Memory at /dev/shm), or put the cache on a local "
-        "disk: path=",
+        "unless told otherwise). Give the container more (docker run --shm-size=64g, or "
+        "--ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm), or put the cache "
+        "on a local disk: path=",
         CacheWarning,
         stacklevel=3,
     )

@@ -179,7 +179,7 @@ class Store:
         return record
 
     def add(self, items: Sequence[Item]) -> Added:
-        """Let items in, as many as the budget allows; those that are there already count for nothing.
+        """Let items in, as many as the budget allows. Those that are there already stay.
 
         Raises:
             Busy: another process is writing just now.
@@ -229,7 +229,7 @@ class Store:
     def _commit(self, group: list[Item]) -> tuple[int, int]:
         env = self._environment()
         with env.begin(write=True) as txn:
-            number = txn.stat(self._index)["entries"]
+            first = txn.stat(self._index)["entries"]
             pack = txn.stat(self._packs)["entries"]
             new = [item for item in group if txn.get(item.key, db=self._index) is None]
             new = list({item.key: item for item in new}.values())
@@ -239,7 +239,7 @@ class Store:
             txn.put(_PACK.pack(pack), content, db=self._packs, append=True)
             start = 0
             whole = memoryview(content)
-            for number, item in enumerate(new, number):
+            for number, item in enumerate(new, first):
                 stop = start + item.size_bytes
                 checksum = xxhash.xxh3_64_intdigest(whole[start:stop])
                 entry = _ENTRY.pack(pack, start, item.size_bytes, checksum, number)

@@ -22,7 +22,7 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results (nine rounds; batches a second; CPU time of the whole process, a batch)::
 
-                                            factor  batches/s  CPU ms a batch               auto / it
+                                         factor  batches/s  CPU ms a batch               auto / it
     ----------------------------------------------------------------------------------------------
     examples 256x32x32x3, no step: auto    3.97      157.5            7.31
     examples 256x32x32x3, no step: fixed   3.97      166.5            6.56    0.891 (0.846 .. 1.2)

@@ -26,7 +26,7 @@ usual), NumPy 2.4.6, torch 2.13.0, MONAI 1.6.1.
 
 Results (five rounds)::
 
-                                          R as measured  batches/s  fresh            of the ideal  fresh / P
+                                R as measured  batches/s  fresh            of the ideal  fresh / P
     ----------------------------------------------------------------------------------------------
     R = 2, 0 workers: DataLoader         2.32       36.6   36.6  0.298 (0.297 .. 0.303)      0.691
     R = 2, 0 workers: MONAI, repeats = 4 2.32      122.9   30.7          1 (0.996 .. 1)      0.581
@@ -45,13 +45,13 @@ Results (five rounds)::
     R = 4, 2 workers: stoker, e = 4      3.95      105.6   26.8  0.856 (0.845 .. 0.862)      0.864
     R = 4, 2 workers: stoker, auto       3.95      117.3   30.7  0.952 (0.946 .. 0.954)      0.987
 
-                                  R as measured                   fresh             steps              seconds
+                        R as measured                   fresh             steps              seconds
     ------------------------------------------------------------------------------------------------
-    DataLoader                             3.97  2,560 (2,112 .. 3,072)     80 (66 .. 96)  3.45 (2.86 .. 4.07)
-    MONAI, repeats = 4                     3.97  1,280 (1,088 .. 1,472)  157 (133 .. 181)  1.83 (1.60 .. 2.01)
-    stoker, e = 4                          3.97    1,024 (896 .. 1,088)   106 (96 .. 110)  1.53 (1.38 .. 1.83)
-    stoker, auto                           3.97      832 (768 .. 1,152)    95 (86 .. 138)  1.18 (1.08 .. 1.57)
-    stoker, auto, augmented anew           3.97        832 (768 .. 960)     74 (71 .. 98)  1.14 (1.04 .. 1.28)
+    DataLoader                   3.97  2,560 (2,112 .. 3,072)     80 (66 .. 96)  3.45 (2.86 .. 4.07)
+    MONAI, repeats = 4           3.97  1,280 (1,088 .. 1,472)  157 (133 .. 181)  1.83 (1.60 .. 2.01)
+    stoker, e = 4                3.97    1,024 (896 .. 1,088)   106 (96 .. 110)  1.53 (1.38 .. 1.83)
+    stoker, auto                 3.97      832 (768 .. 1,152)    95 (86 .. 138)  1.18 (1.08 .. 1.57)
+    stoker, auto, augmented anew 3.97        832 (768 .. 960)     74 (71 .. 98)  1.14 (1.04 .. 1.28)
 
 At R = 4 the target is met under auto, at R = 2 it is missed by 3 %. Under auto 1 to 5 % are Python
 around each use (0.2 to 0.4 ms of a step of 8) and copies, which MONAI does not make: its repeats

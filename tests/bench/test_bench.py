@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-SCRIPTS = sorted(path for path in BENCH.glob("*.py") if path.name != "harness.py")
+SHARED = ("harness.py", "throttled.py")
+SCRIPTS = sorted(path for path in BENCH.glob("*.py") if path.name not in SHARED)
 
 
 def test_the_scripts_are_found() -> None:

@@ -1,0 +1,195 @@
+"""What reading from a store costs beside LMDB itself, and what filling it costs an epoch.
+
+1. Items of 110 KB in memory, one thread, every byte summed by the reader: the store (a checksum
+   verified on the first read of each item, a copy that is the reader's own) against a bare loop
+   of LMDB's ``get``. Warm: each item was read once before; first: by a store just opened.
+2. An epoch from storage of 200 MB/s (emulated: all reads together take the bytes' time), eight
+   threads, with a cache that is being filled against none.
+
+Command::
+
+    python bench/cache_store.py
+
+Targets: warm, at least 0.8 of bare LMDB; filling costs less than 10 % of an epoch.
+
+RESULTS
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lmdb
+import numpy as np
+from harness import Ratio, Report, interleaved, parser, report
+
+import stoker
+from stoker.caching import place, values
+from stoker.caching.handles import Handle
+from stoker.caching.store import Item
+from stoker.stages.source import LabeledImage
+
+ITEM_BYTES = 110_000 // 8 * 8
+SPEED_BYTES_PER_S = 200_000_000
+
+
+def summed(data: bytes) -> int:
+    """Look at every byte."""
+    return int(np.frombuffer(data, np.int64).sum())
+
+
+@contextmanager
+def opened(limit_bytes: int) -> Iterator[Handle]:
+    """Make a store in memory."""
+    folder = f"{place.made_memory_folder()}/bench-{secrets.token_hex(4)}"
+    found = place.joined(
+        folder, limit_bytes=limit_bytes, describes="bench", temporary=True, on_damage="rebuild"
+    )
+    handle = Handle(found)
+    try:
+        yield handle
+    finally:
+        handle.close()
+
+
+def reading(made: Report, count: int, rounds: int) -> None:
+    """Question 1."""
+    rng = np.random.default_rng(0)
+    items = [rng.bytes(ITEM_BYTES) for _ in range(64)]
+    keys = [number.to_bytes(16, "big") for number in range(count)]
+    limit = int(count * ITEM_BYTES * 1.2) + (8 << 20)
+    shuffled = rng.permutation(count)
+    order = [keys[i] for i in shuffled]
+    chunks = [order[i : i + 16] for i in range(0, count, 16)]
+    memory = "/dev/shm" if place.memory_folder().startswith("/dev/shm") else None
+    with opened(limit) as handle, tempfile.TemporaryDirectory(dir=memory) as bare:
+        env = lmdb.open(bare, map_size=limit, sync=False, writemap=False, readahead=False)
+        for at in range(0, count, 64):
+            batch = [(keys[i], items[i % 64]) for i in range(at, min(at + 64, count))]
+            with env.begin(write=True) as txn:
+                for key, item in batch:
+                    txn.put(key, item)
+            records = [(key, values.encoded(LabeledImage(item, 3))) for key, item in batch]
+            handle.store.add([Item(k, r, sum(map(len, r)), (1, 1)) for k, r in records])
+
+        def bare_loop() -> float:
+            began = time.perf_counter()
+            with env.begin() as txn:
+                for key in order:
+                    summed(txn.get(key))
+            return count / (time.perf_counter() - began)
+
+        def views() -> float:
+            began = time.perf_counter()
+            with env.begin(buffers=True) as txn:
+                for key in order:
+                    summed(txn.get(key))
+            return count / (time.perf_counter() - began)
+
+        def store(these: Sequence[Sequence[bytes]]) -> float:
+            began = time.perf_counter()
+            for chunk in these:
+                for value in handle.store.get_many(chunk, values.decoded, _fail):
+                    summed(value.image)  # type: ignore[union-attr]
+            return count / (time.perf_counter() - began)
+
+        def first() -> float:
+            handle.store._verified = bytearray()
+            return store(chunks)
+
+        cases: dict[str, Callable[[], float]] = {
+            "bare LMDB, copies": bare_loop,
+            "bare LMDB, views": views,
+            "store, 16 a call": lambda: store(chunks),
+            "store, one a call": lambda: store([[key] for key in order]),
+            "store, 16 a call, first read": first,
+        }
+        found = interleaved(cases, rounds)
+        env.close()
+    base = found["bare LMDB, copies"]
+    rows = []
+    for name, rates in found.items():
+        ratio = Ratio.of(rates, base)
+        rows.append((name, f"{sorted(rates)[len(rates) // 2]:,.0f}", str(ratio)))
+        for number, rate in enumerate(rates):
+            made.add(question="reading", case=name, round=number, items_per_s=rate)
+    made.show(("reading 110 KB", "items/s", "of bare LMDB"), rows)
+    warm = Ratio.of(found["store, 16 a call"], base)
+    made.expect("warm reads, of bare LMDB", warm.median, 0.8)
+
+
+def _fail(what: str) -> None:
+    raise AssertionError(what)
+
+
+class Slow:
+    """Files on storage of a given speed, which all readers share."""
+
+    def __init__(self, count: int) -> None:
+        rng = np.random.default_rng(0)
+        self._contents = [rng.bytes(ITEM_BYTES) for _ in range(64)]
+        self._count = count
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> bytes:
+        took_s = ITEM_BYTES / SPEED_BYTES_PER_S
+        with self._lock:
+            self._free_s = max(self._free_s, time.perf_counter()) + took_s
+            until_s = self._free_s
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+        return bytes(memoryview(self._contents[index % 64]))
+
+
+def filling(made: Report, count: int, rounds: int) -> None:
+    """Question 2."""
+
+    def epoch(cached: bool) -> float:
+        train: Any = stoker.from_dataset(Slow(count), seed=0).shuffle()
+        if cached:
+            train = train.cache(int(count * ITEM_BYTES * 1.2) + (8 << 20))
+        train = train.batch(64, collate=len).workers(8)
+        began = time.perf_counter()
+        for _ in train:
+            pass
+        elapsed_s = time.perf_counter() - began
+        if cached:
+            assert train.stats().cache.admitted == count, train.stats().cache
+        return elapsed_s
+
+    found = interleaved({"none": lambda: epoch(False), "filled": lambda: epoch(True)}, rounds)
+    cost = Ratio.of(found["filled"], found["none"])
+    ideal_s = count * ITEM_BYTES / SPEED_BYTES_PER_S
+    rows = [
+        (name, f"{sorted(each)[len(each) // 2] / ideal_s:.3f}", str(Ratio.of(each, found["none"])))
+        for name, each in found.items()
+    ]
+    for name, each in found.items():
+        for number, elapsed_s in enumerate(each):
+            made.add(question="filling", case=name, round=number, epoch_s=elapsed_s)
+    made.show(("cache", "of the storage's own time", "of an epoch without"), rows)
+    made.expect("an epoch that fills, of one without", cost.median, 1.1, at_least=False)
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    warnings.simplefilter("ignore", stoker.CacheWarning)
+    quick = arguments.quick
+    rounds = 1 if quick else max(arguments.rounds, 7)
+    with report(__file__, arguments) as made:
+        reading(made, 128 if quick else 5000, rounds)
+        filling(made, 128 if quick else 5000, rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""A dataset larger than memory: what the page cache reads of it, and what a cache that keeps.
+
+Files of 100 KiB in a random order, anew every epoch, from a disk of a given speed, by a process
+whose memory is limited to a share x of the files (and what it needs itself). Once all of that is
+the page cache's; once stoker's, ``.cache(x * files)``. Both arms are the same pipeline otherwise,
+and have the same total memory.
+
+Command, as root::
+
+    python bench/cache_thrash.py --plot docs/cache_thrash.png
+
+Targets, from the second epoch on: bytes read from the device within 2 % of (1 - x) of the files;
+epochs 1.25 times as fast at x = 0.35, 1.4 times at x = 0.65.
+
+RESULTS
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import throttled
+from harness import Ratio, Report, parser, report
+
+import stoker
+
+FILE_BYTES = 100 << 10
+SHARES = (0.35, 0.5, 0.65)
+OWN_BYTES = 120 << 20  # of the process itself, its threads, and what it is about to hand out
+PACKING = 1.03  # what a store takes for a byte
+EPOCHS = 3
+FASTER = {0.35: 1.25, 0.65: 1.4}
+
+
+def epochs(folder: str, limit_bytes: int, device_stat: str, count: int) -> list[dict[str, float]]:
+    """Run epochs in this process."""
+    warnings.simplefilter("ignore", stoker.CacheWarning)
+    train = stoker.from_folder(folder, seed=0).shuffle()
+    if limit_bytes:
+        train = train.cache(limit_bytes)
+    train = train.batch(64, collate=_size).workers(8)
+    found = []
+    for _ in range(count):
+        before, began = _read(device_stat), time.perf_counter()
+        total = sum(train)
+        elapsed_s = time.perf_counter() - began
+        stats = train.stats().cache
+        found.append(
+            {
+                "epoch_s": elapsed_s,
+                "read_bytes": _read(device_stat) - before,
+                "bytes": total,
+                "hits": stats.hits if stats else 0,
+                "stored_bytes": stats.payload_bytes if stats else 0,
+            }
+        )
+    return found
+
+
+def _size(examples: list[Any]) -> int:
+    return sum(len(example.image) for example in examples)
+
+
+def _read(device_stat: str) -> int:
+    return int(Path(device_stat).read_text().split()[2]) * 512
+
+
+def filled(folder: Path, count: int) -> None:
+    """Write the files."""
+    rng = np.random.default_rng(0)
+    content = rng.bytes(FILE_BYTES + count)
+    for number in range(count):
+        home = folder / f"class{number % 4}"
+        home.mkdir(exist_ok=True)
+        (home / f"{number:06}.jpg").write_bytes(content[number : number + FILE_BYTES])
+
+
+def one(
+    disk: throttled.Disk, share: float, cached: bool, speed: int, total: int, count: int
+) -> list[dict[str, float]]:
+    """Run an arm in a process of its own."""
+    store = int(share * total * PACKING)
+    disk.forget()
+    with throttled.limited(store + OWN_BYTES, disk, speed) as before:
+        stat = f"/sys/dev/block/{disk.device}/stat"
+        arguments = [str(disk.folder), str(store if cached else 0), stat, str(count)]
+        done = subprocess.run(
+            [*before, sys.executable, __file__, "--one", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the arm ended with {done.returncode}: {done.stderr[-2000:]}")
+        found: list[dict[str, float]] = json.loads(done.stdout)
+        return found
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options.add_argument("--files", type=int, default=24000, help="how many (default %(default)s)")
+    options.add_argument(
+        "--speed", type=int, default=200, help="of the disk, in MB/s (default %(default)s)"
+    )
+    options.add_argument("--plot", type=Path, help="where to draw the results")
+    arguments = options.parse_args()
+    if arguments.one:
+        folder, limit, stat, count = arguments.one
+        print(json.dumps(epochs(folder, int(limit), stat, int(count))))
+        return
+    missing = throttled.why_not()
+    if missing:
+        print(f"cannot be measured here: it {missing}\na quick run: no figures")
+        return
+    quick = arguments.quick
+    files = 300 if quick else arguments.files
+    total = files * FILE_BYTES
+    speed = arguments.speed * 1_000_000
+    with report(__file__, arguments) as made, throttled.disk(int(total * 1.3) + (64 << 20)) as disk:
+        filled(disk.folder, files)
+        shares = SHARES[:1] if quick else SHARES
+        for number in range(1 if quick else arguments.rounds):
+            for share in shares:
+                for cached in (False, True)[:: 1 if number % 2 else -1]:
+                    for epoch, row in enumerate(
+                        one(disk, share, cached, speed, total, 2 if quick else EPOCHS)
+                    ):
+                        made.add(round=number, share=share, cached=cached, epoch=epoch, **row)
+        told(made, total, shares)
+        if arguments.plot:
+            plotted(made, total, arguments.plot)
+
+
+def told(made: Report, total: int, shares: Any) -> None:
+    """Print the table and hold it against the targets."""
+    rows = []
+    for share in shares:
+        arms = {
+            cached: [r for r in made.rows if r["share"] == share and r["cached"] is cached]
+            for cached in (False, True)
+        }
+        later = {c: [r for r in rows_ if r["epoch"]] for c, rows_ in arms.items()}
+        reads = {c: [r["read_bytes"] / total for r in rows_] for c, rows_ in later.items()}
+        times = {c: [r["epoch_s"] for r in rows_] for c, rows_ in later.items()}
+        faster = Ratio.of(times[False], times[True])
+        for cached in (False, True):
+            first = [r["epoch_s"] for r in arms[cached] if not r["epoch"]]
+            rows.append(
+                (
+                    f"x = {share}: {'stoker' if cached else 'page cache'}",
+                    f"{statistics.median(reads[cached]):.1%} "
+                    f"({min(reads[cached]):.1%} .. {max(reads[cached]):.1%})",
+                    f"{statistics.median(times[cached]):.2f}",
+                    f"{statistics.median(first):.2f}",
+                    str(faster) if cached else "",
+                )
+            )
+        excess = statistics.median(reads[True]) - (1 - share)
+        made.expect(f"x = {share}: read beyond (1 - x)", abs(excess), 0.02, at_least=False)
+        if share in FASTER:
+            made.expect(f"x = {share}: times as fast", faster.median, FASTER[share])
+    made.show(("", "of the files read", "epoch, s", "first, s", "times as fast"), rows)
+
+
+def plotted(made: Report, total: int, path: Path) -> None:
+    """Draw the share of the files that each epoch read."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    shares = sorted({row["share"] for row in made.rows})
+    arms = {False: ("page cache", "#b44"), True: ("stoker, .cache()", "#27a")}
+    for cached, (name, colour) in arms.items():
+        points = [
+            [
+                r["read_bytes"] / total
+                for r in made.rows
+                if r["share"] == x and r["cached"] is cached and r["epoch"]
+            ]
+            for x in shares
+        ]
+        middle = [statistics.median(each) for each in points]
+        axes.plot(shares, middle, "o-", color=colour, label=name)
+        axes.fill_between(
+            shares, [min(p) for p in points], [max(p) for p in points], color=colour, alpha=0.2
+        )
+    axes.plot(shares, [1 - x for x in shares], "k:", label="fewest possible, 1 - x")
+    axes.set(
+        xlabel="share of the files that memory holds, x",
+        ylabel="share of the files read from the disk",
+        title="An epoch in random order, from the second on",
+        xticks=shares,
+        ylim=(0, 1),
+    )
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Decoded examples of unlike cost: does it pay to admit by time saved per byte?
+
+JPEGs of several sizes (made; a quarter each of 160, 320, 640 and 1,280 pixels a side), decoded and
+made 224x224: all take the same bytes then, and times that differ by an order of magnitude. The
+cache holds a share x of them. ``admit="first"`` keeps what comes first, ``"worth"`` what takes most
+time per byte; both from the second epoch on, against no cache.
+
+Command::
+
+    python bench/cache_worth.py
+
+Target: "worth" faster than "first" wherever the cache does not hold everything.
+
+RESULTS
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from gil import made_jpegs
+from harness import Ratio, parser, report
+
+import stoker
+from stoker.machine import format_bytes
+
+SIDES = (160, 320, 640, 1280)
+SHARES = (0.25, 0.5, 0.75)
+ITEM_BYTES = 224 * 224 * 3
+EPOCHS = 3
+
+
+def resized(data: bytes) -> Any:
+    """Decode and resize."""
+    from PIL import Image
+
+    image = Image.fromarray(stoker.images.decode(data))
+    return np.asarray(image.resize((224, 224)))
+
+
+def epochs(files: list[bytes], share: float, admit: str | None) -> list[dict[str, Any]]:
+    """Run epochs; return what each took."""
+    train: Any = stoker.from_dataset(files, seed=0).shuffle().map(resized)
+    if admit is not None:
+        limit = int(share * len(files) * ITEM_BYTES * 1.03) + (1 << 20)
+        train = train.cache(limit, admit=admit, version=secrets.token_hex(8))
+    train = train.batch(64).workers(2)
+    found = []
+    for epoch in range(EPOCHS + 1):
+        began = time.perf_counter()
+        for _ in train:
+            pass
+        cache = train.stats().cache
+        row = {"epoch": epoch, "epoch_s": time.perf_counter() - began}
+        found.append(row | {"hits": cache.hits, "items": cache.items} if cache else row)
+    return found
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    warnings.simplefilter("ignore", stoker.CacheWarning)
+    quick = arguments.quick
+    each = 8 if quick else 16
+    files = [f for side in SIDES for f in made_jpegs(each, (side, side))]
+    files *= 2 if quick else 20
+    with report(__file__, arguments) as made:
+        shares = SHARES[:1] if quick else SHARES
+        arms: tuple[str | None, ...] = (None, "first", "worth")
+        for number in range(1 if quick else arguments.rounds):
+            for share in shares:
+                for admit in arms[number % 3 :] + arms[: number % 3]:
+                    for row in epochs(files, share, admit):
+                        made.add(round=number, share=share, admit=admit, **row)
+        rows = []
+        for share in shares:
+            times = {
+                admit: [
+                    r["epoch_s"]
+                    for r in made.rows
+                    if r["share"] == share and r["admit"] == admit and r["epoch"]
+                ]
+                for admit in arms
+            }
+            for admit in arms[1:]:
+                kept = Ratio.of(times[None], times[admit])
+                hits = [
+                    r["hits"] / len(files)
+                    for r in made.rows
+                    if r["share"] == share and r["admit"] == admit and r["epoch"]
+                ]
+                saved = 1 - statistics.median(
+                    a / b for a, b in zip(times[admit], times[None], strict=True)
+                )
+                rows.append(
+                    (
+                        f"x = {share}: {admit}",
+                        f"{statistics.median(hits):.0%}",
+                        f"{saved:.0%}",
+                        str(kept),
+                        str(Ratio.of(times["first"], times[admit])) if admit == "worth" else "",
+                    )
+                )
+            gain = Ratio.of(times["first"], times["worth"])
+            made.expect(f"x = {share}: worth, times as fast as first", gain.median, 1.0)
+        print(f"{len(files):,} examples, decoded {format_bytes(len(files) * ITEM_BYTES)}\n")
+        made.show(("", "hits", "time saved", "times as fast as none", "as first"), rows)
+
+
+if __name__ == "__main__":
+    main()

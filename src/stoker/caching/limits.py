@@ -66,7 +66,7 @@ def resolved(limit: Limit, folder: str, *, in_memory: bool) -> int:
                 what = "memory" if in_memory else f"room on {disk}"
                 warnings.warn(
                     f"the cache takes {format_bytes(max(0, room))} instead of "
-                    f"{format_bytes(size)}: there is no more {what}. limit='auto' takes what is right",
+                    f"{format_bytes(size)}: there is no more {what}. (limit='auto' asks for less)",
                     CacheWarning,
                     stacklevel=2,
                 )

@@ -15,7 +15,7 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import lmdb
@@ -199,52 +199,59 @@ class Store:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
     def _added(self, items: Sequence[Item]) -> Added:
-        count = stored = 0
-        refused: list[Item] = []
         head = self.counters.head
         env = self._environment()
         env.reader_check()  # who was killed while reading keeps pages from being used again
+        added = Added(0, 0, [])
         for group in _packed(items):
-            try:
-                n, size = self._commit(group)
-            except lmdb.MapFullError:
-                if len(group) > 1:
-                    alone = [self._added([item]) for item in group]
-                    count += sum(added.items for added in alone)
-                    stored += sum(added.size_bytes for added in alone)
-                    refused += [item for added in alone for item in added.refused]
-                    continue
-                refused += group
-                mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
-                if group[0].size_bytes <= 2 * mean or _free(env, self.limit_bytes) < PACK_BYTES:
-                    head[FULL] = 1
-                continue
-            count += n
-            stored += size
-            head[ITEMS] += n
-            head[PAYLOAD_BYTES] += size
+            added = _together(added, self._group_added(env, group))
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
-        return Added(count, stored, refused)
+        return added
 
-    def _commit(self, group: list[Item]) -> tuple[int, int]:
-        env = self._environment()
+    def _group_added(self, env: Any, group: list[Item]) -> Added:
+        head = self.counters.head
+        try:
+            count, size = self._commit(env, group)
+        except lmdb.MapFullError:
+            if len(group) > 1:  # as many as fit, one by one
+                added = Added(0, 0, [])
+                for item in group:
+                    added = _together(added, self._group_added(env, [item]))
+                return added
+            # Something large may be left over while there is room for others.
+            mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
+            free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
+            if group[0].size_bytes <= 2 * mean or free < PACK_BYTES:
+                head[FULL] = 1
+            return Added(0, 0, group)
+        head[ITEMS] += count
+        head[PAYLOAD_BYTES] += size
+        return Added(count, size, [])
+
+    def _commit(self, env: Any, group: list[Item]) -> tuple[int, int]:
+        """Write a group into one content, in a transaction of its own.
+
+        (Larger ones are slower: LMDB keeps what they write in memory that is touched for the first
+        time.)
+        """
+        index, packs = self._index, self._packs
         with env.begin(write=True) as txn:
-            first = txn.stat(self._index)["entries"]
-            pack = txn.stat(self._packs)["entries"]
-            new = [item for item in group if txn.get(item.key, db=self._index) is None]
-            new = list({item.key: item for item in new}.values())
+            new = {item.key: item for item in group if txn.get(item.key, db=index) is None}
             if not new:
                 return 0, 0
-            content = b"".join([piece for item in new for piece in item.record])
-            txn.put(_PACK.pack(pack), content, db=self._packs, append=True)
-            start = 0
+            number = txn.stat(index)["entries"]
+            pack = txn.stat(packs)["entries"]
+            content = b"".join([piece for item in new.values() for piece in item.record])
+            txn.put(_PACK.pack(pack), content, db=packs, append=True)
             whole = memoryview(content)
-            for number, item in enumerate(new, first):
+            start = 0
+            for item in new.values():
                 stop = start + item.size_bytes
                 checksum = xxhash.xxh3_64_intdigest(whole[start:stop])
                 entry = _ENTRY.pack(pack, start, item.size_bytes, checksum, number)
-                txn.put(item.key, entry, db=self._index)
+                txn.put(item.key, entry, db=index)
                 start = stop
+                number += 1
         return len(new), len(content)
 
     def close(self) -> None:
@@ -300,11 +307,12 @@ def _opened(folder: str, limit_bytes: int) -> Any:
     )
 
 
-def _free(env: Any, limit_bytes: int) -> int:
-    return limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
+def _together(one: Added, other: Added) -> Added:
+    refused = [*one.refused, *other.refused]
+    return Added(one.items + other.items, one.size_bytes + other.size_bytes, refused)
 
 
-def _packed(items: Sequence[Item]) -> list[list[Item]]:
+def _packed(items: Iterable[Item]) -> list[list[Item]]:
     """Sort items into contents: small ones together, others alone."""
     packs: list[list[Item]] = []
     small: list[Item] = []

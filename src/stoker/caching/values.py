@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,11 +100,14 @@ def _inner(value: Any, kind: type, pieces: list[bytes], at: str) -> list[Any]:
         return [_LIST, *nodes]
     if kind is dict:
         return [_DICT, [_node(key, pieces, at) for key in value], *nodes]
-    named = hasattr(value, "_fields") and isinstance(value, tuple)
-    names = [name for name, _ in parts]
-    tag = _NAMED if named else _DATACLASS
-    if (named or dataclasses.is_dataclass(value)) and _found(_name(kind), tag, names) is kind:
-        return [tag, _name(kind), names, *nodes]
+    named = _written.get(kind)
+    if named is None:
+        tag = _NAMED if isinstance(value, tuple) and hasattr(value, "_fields") else _DATACLASS
+        name, names = f"{kind.__module__}:{kind.__qualname__}", [name for name, _ in parts]
+        if _found(name, tag, names) is kind:
+            named = _written[kind] = [tag, name, names]
+    if named is not None:
+        return [*named, *nodes]
     raise TypeError(
         f"cannot cache a {kind.__module__}.{kind.__qualname__}{f' (at {at})' if at else ''}: it "
         "would not be found again. Define it at the top of a module, or use a tuple or a dict"
@@ -140,8 +144,8 @@ def _tuples(description: Any) -> Any:
     ]
 
 
-def _name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+_written: weakref.WeakKeyDictionary[type, list[Any]] = weakref.WeakKeyDictionary()
+_read: weakref.WeakValueDictionary[tuple[Any, ...], type] = weakref.WeakValueDictionary()
 
 
 def _found(name: str, tag: int, names: Sequence[str]) -> type | None:
@@ -202,9 +206,13 @@ class _Reader:
             # The contents of values come first, as they were written.
             values = [self.value(child) for child in node[2:]]
             return dict(zip([self.value(key) for key in node[1]], values, strict=True))
-        kind = _found(node[1], tag, node[2])
+        known = (tag, node[1], *node[2])
+        kind = _read.get(known)
         if kind is None:
-            raise UnknownType(node[1])
+            kind = _found(node[1], tag, node[2])
+            if kind is None:
+                raise UnknownType(node[1])
+            _read[known] = kind
         values = [self.value(child) for child in node[3:]]
         if tag == _NAMED:
             return tuple.__new__(kind, values)

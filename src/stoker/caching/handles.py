@@ -143,7 +143,10 @@ class Handles:
             if handle.uses:
                 return
             self._open.pop(handle.place.folder, None)
-        handle.close()
+        if handle.writer.is_here:  # the collector found the last cache in there
+            threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
+        else:
+            handle.close()
 
     def _close_with_process(self) -> None:
         """Have all of it closed with a worker process, which runs no ``atexit``."""

@@ -51,7 +51,8 @@ class Writer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="stoker-cache", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            if len(self._queue) == 1 or self._bytes >= _COMMIT_BYTES:
+                self._changed.notify_all()
         return True
 
     def flush(self, timeout_s: float) -> bool:
@@ -68,6 +69,11 @@ class Writer:
             self._hurried = False
         return True
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the writer's own thread."""
+        return self._thread is threading.current_thread()
+
     def close(self, timeout_s: float) -> None:
         """Write what there is, if that takes no longer, and end."""
         self.flush(timeout_s)
@@ -75,7 +81,7 @@ class Writer:
             self._closed = True
             self._queue.clear()
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
 
     def before_fork(self) -> None:
@@ -90,18 +96,22 @@ class Writer:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed)
-                if not self._closed and not self._hurried and self._bytes < _COMMIT_BYTES:
-                    self._changed.wait(_GATHER_S)
+                self._changed.wait_for(self._enough, _GATHER_S)
                 if self._closed:
                     return
                 batch, size = [], 0
                 while self._queue and size < _COMMIT_BYTES:
                     batch.append(self._queue.popleft())
                     size += batch[-1].size_bytes
-            self._write(batch)
-            with self._changed:
-                self._bytes -= size
-                self._changed.notify_all()
+            try:
+                self._write(batch)
+            finally:
+                with self._changed:
+                    self._bytes -= size
+                    self._changed.notify_all()
+
+    def _enough(self) -> bool:
+        return self._closed or self._hurried or self._bytes >= _COMMIT_BYTES
 
     def _write(self, batch: list[Item]) -> None:
         while not self._closed:
@@ -110,7 +120,7 @@ class Writer:
             except Busy:
                 time.sleep(_BUSY_S)
             except OSError as error:
-                self._failed(error)
-                return self._written(Added(0, 0, batch))
+                self._written(Added(0, 0, batch))
+                return self._failed(error)
             else:
                 return self._written(added)

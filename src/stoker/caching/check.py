@@ -30,22 +30,24 @@ def main(folder: str, limit_bytes: int) -> str:
             env.open_db(b"index", create=False),
         )
         with env.begin(buffers=True) as txn:
-            sizes: dict[int, int] = {}
-            for key, content in txn.cursor(db=packs):
-                if len(key) != 8 or len(content) > limit_bytes:
-                    return "its contents are in disorder"
-                sizes[int.from_bytes(key, sys.byteorder)] = len(content)
-                content[-1:].tobytes()
+            sizes = []
+            for number, (key, content) in enumerate(txn.cursor(db=packs)):
+                if int.from_bytes(key, sys.byteorder) != number or len(content) > limit_bytes:
+                    return "its packs are in disorder"
+                sizes.append(len(content))
             last = b""
             for key, entry in txn.cursor(db=index):
-                if len(key) != 16 or len(entry) != 40 or bytes(key) <= last:
+                if len(key) != 16 or len(entry) < 24 or bytes(key) <= last:
                     return "its index is in disorder"
                 last = bytes(key)
-                pack, start, length, _, _ = struct.unpack("<QQQQQ", entry)
-                if start + length > sizes.get(pack, -1):
-                    return f"item {last.hex()} lies outside of its content"
-            if sum(1 for _ in txn.cursor(db=packs)) != txn.stat(packs)["entries"]:
-                return "contents are missing"
+                _, _, pack = struct.unpack_from("<QQq", entry)
+                if pack == -1:
+                    continue
+                start, length = struct.unpack_from("<QQ", entry, 24)
+                if not 0 <= pack < len(sizes) or start + length > sizes[pack]:
+                    return f"item {last.hex()} lies outside of its pack"
+            if len(sizes) != txn.stat(packs)["entries"]:
+                return "packs are missing"
     except lmdb.Error as error:
         return str(error)
     return ""

@@ -1,8 +1,9 @@
 """The store: items in LMDB, which all processes of a host share and none of them can spoil.
 
-Two tables: ``packs``, contents under ascending numbers, of which small items share one, since LMDB
-gives a content of more than half a page whole pages; and ``index``, from an item's key to its pack,
-place, checksum and number. Nothing is ever deleted or replaced.
+Two tables: ``index``, from an item's key to its number, its checksum and what it holds; and
+``packs``, under ascending numbers, of which small items share one, since LMDB gives whole pages to
+what is more than half a page: of those the index holds pack and place. Nothing is ever deleted or
+replaced.
 
 What LMDB asks for, by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync`` (what a
 crash of the machine leaves is thrown away as a whole), the file as long as the map from the
@@ -31,7 +32,9 @@ PACK_BYTES = 1 << 16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 DATA = "data.mdb"
 _READERS = 4096
-_ENTRY = struct.Struct("<QQQQQ")  # pack, start, length, checksum, number
+_ENTRY = struct.Struct("<QQq")  # number, checksum, pack; what is large follows
+_ALONE = -1  # in place of a pack
+_PLACE = struct.Struct("<QQ")  # start and length within a pack
 _PACK = struct.Struct("=Q")  # LMDB's integer keys are the machine's own
 
 
@@ -131,7 +134,7 @@ class Store:
         with self._gate:
             env = self._environment()
             try:
-                with env.begin(buffers=True) as txn:
+                with env.begin(buffers=True, db=self._index) as txn:
                     for key in keys:
                         record = self._record(txn, key, damaged)
                         found.append(MISSING if record is None else read(record))
@@ -160,12 +163,17 @@ class Store:
             return [bytes(key) for key in txn.cursor().iternext(values=False)]
 
     def _record(self, txn: Any, key: bytes, damaged: Callable[[str], None]) -> memoryview | None:
-        entry = txn.get(key, db=self._index)
+        entry: memoryview | None = txn.get(key)
         if entry is None:
             return None
-        pack, start, length, checksum, number = _ENTRY.unpack(entry)
-        content = txn.get(_PACK.pack(pack), db=self._packs)
-        record: memoryview | None = None if content is None else content[start : start + length]
+        number, checksum, pack = _ENTRY.unpack_from(entry)
+        record: memoryview | None
+        if pack == _ALONE:
+            record = entry[_ENTRY.size :]
+        else:
+            start, length = _PLACE.unpack_from(entry, _ENTRY.size)
+            content = txn.get(_PACK.pack(pack), db=self._packs)
+            record = None if content is None else content[start : start + length]
         verified = self._verified
         if number < len(verified) and verified[number]:
             return record
@@ -240,16 +248,23 @@ class Store:
             if not new:
                 return 0, 0
             number = txn.stat(index)["entries"]
+            if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
+                item = group[0]
+                hashed = xxhash.xxh3_64()
+                for piece in item.record:
+                    hashed.update(piece)
+                entry = _ENTRY.pack(number, hashed.intdigest(), _ALONE)
+                txn.put(item.key, b"".join([entry, *item.record]), db=index)
+                return 1, item.size_bytes
             pack = txn.stat(packs)["entries"]
             content = b"".join([piece for item in new.values() for piece in item.record])
             txn.put(_PACK.pack(pack), content, db=packs, append=True)
-            whole = memoryview(content)
             start = 0
             for item in new.values():
                 stop = start + item.size_bytes
-                checksum = xxhash.xxh3_64_intdigest(whole[start:stop])
-                entry = _ENTRY.pack(pack, start, item.size_bytes, checksum, number)
-                txn.put(item.key, entry, db=index)
+                checksum = xxhash.xxh3_64_intdigest(content[start:stop])
+                place = _PLACE.pack(start, item.size_bytes)
+                txn.put(item.key, _ENTRY.pack(number, checksum, pack) + place, db=index)
                 start = stop
                 number += 1
         return len(new), len(content)

@@ -1,15 +1,19 @@
 """Values as bytes and back: nested structures behind an explicit header, and nothing pickled.
 
-A record is the length of its header (4 bytes), the header (MessagePack: the nesting, with small
-values in it), and the contents of its arrays, tensors and byte strings, one behind the other.
+A record is: the length of its outline and of its numbers (2 and 4 bytes), the outline (MessagePack:
+how the value is nested, and of what types), the numbers (MessagePack: small values, lengths and
+shapes, in order), and the contents of arrays, tensors and byte strings, one behind the other.
+Records of one kind have the same outline, so that what reads them is made once. A byte string that
+is not nested has an empty outline, and no numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import struct
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,10 +21,13 @@ import numpy as np
 
 from stoker import structure
 
-_TUPLE, _LIST, _DICT, _NAMED, _DATACLASS = range(5)
-_BYTES, _BYTEARRAY, _ARRAY, _SCALAR, _TENSOR, _INTEGER, _COMPLEX, _LEFT_OUT = range(5, 13)
-_LENGTH_BYTES = 4
+_LENGTHS = struct.Struct("<HI")
+_BARE = _LENGTHS.pack(0, 0)
 _PLAIN = (type(None), bool, float, str)
+_KEPT = 256  # outlines whose readers are kept
+
+_Node = list[Any]
+_written: weakref.WeakKeyDictionary[type, _Node] = weakref.WeakKeyDictionary()
 
 
 class LeftOut:
@@ -39,9 +46,15 @@ def encoded(value: Any) -> list[bytes]:
 
     Raises TypeError for what cannot be stored, with the place it has in the value.
     """
-    pieces: list[bytes] = []
-    header = msgspec.msgpack.encode(_node(value, pieces, ""))
-    return [len(header).to_bytes(_LENGTH_BYTES, "little") + header, *pieces]
+    if type(value) is bytes:
+        return [_BARE, value]
+    numbers: list[Any] = []
+    contents: list[bytes] = []
+    outline = msgspec.msgpack.encode(_node(value, numbers, contents, ""))
+    if len(outline) > 0xFFFF:
+        raise TypeError("cannot cache a value of so many parts: put them into arrays")
+    packed = msgspec.msgpack.encode(numbers)
+    return [_LENGTHS.pack(len(outline), len(packed)) + outline + packed, *contents]
 
 
 def decoded(record: memoryview) -> Any:
@@ -49,83 +62,95 @@ def decoded(record: memoryview) -> Any:
 
     Raises UnknownType when a class is not there, or is another one by now.
     """
-    start = _LENGTH_BYTES + int.from_bytes(record[:_LENGTH_BYTES], "little")
-    header = msgspec.msgpack.decode(record[_LENGTH_BYTES:start])
-    return _Reader(record, start).value(header)
+    outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
+    if not outline_bytes:
+        return bytes(record[_LENGTHS.size :])
+    middle = _LENGTHS.size + outline_bytes
+    outline = bytes(record[_LENGTHS.size : middle])
+    read = _readers.get(outline)
+    if read is None:
+        read = _reader(msgspec.msgpack.decode(outline))
+        if len(_readers) >= _KEPT:
+            _readers.clear()
+        _readers[outline] = read
+    start = middle + numbers_bytes
+    return read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
 
 
-def _node(value: Any, pieces: list[bytes], at: str) -> Any:
+def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is int:
-        return value if -(2**63) <= value < 2**63 else [_INTEGER, str(value)]
-    if kind is bytes:
-        pieces.append(value)
-        return [_BYTES, len(value)]
-    if kind is bytearray:
-        pieces.append(bytes(value))
-        return [_BYTEARRAY, len(value)]
+    if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**63):
+        numbers.append(value)
+        return "plain"
+    if kind is bytes or kind is bytearray:
+        numbers.append(len(value))
+        contents.append(value if kind is bytes else bytes(value))
+        return kind.__name__
     if kind is np.ndarray and not value.dtype.hasobject:
-        pieces.append(value.tobytes())
-        return [_ARRAY, _dtype(value.dtype), list(value.shape)]
+        numbers.append(value.shape)
+        contents.append(value.tobytes())
+        return ["array", _described(value.dtype)]
     if isinstance(value, np.generic) and not value.dtype.hasobject:
-        pieces.append(value.tobytes())
-        return [_SCALAR, _dtype(value.dtype)]
+        contents.append(value.tobytes())
+        return ["scalar", _described(value.dtype)]
+    if kind is int:
+        numbers.append(str(value))
+        return "integer"
     if kind is complex:
-        return [_COMPLEX, value.real, value.imag]
+        numbers += value.real, value.imag
+        return "complex"
     if value is LEFT_OUT:
-        return [_LEFT_OUT]
-    if structure.is_tensor(value) and _is_plain(value):
+        return "left out"
+    if structure.is_tensor(value) and _is_plain_tensor(value):
         import torch
 
         flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        pieces.append(flat.numpy().tobytes())
-        return [_TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape)]
-    return _inner(value, kind, pieces, at)
+        numbers.append(tuple(value.shape))
+        contents.append(flat.numpy().tobytes())
+        return ["tensor", str(value.dtype).removeprefix("torch.")]
+    return _inner(value, kind, numbers, contents, at)
 
 
-def _inner(value: Any, kind: type, pieces: list[bytes], at: str) -> list[Any]:
+def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at: str) -> _Node:
     parts = structure.children(value)
+    where = f" (at {at})" if at else ""
     if parts is None:
         raise TypeError(
-            f"cannot cache a {kind.__module__}.{kind.__qualname__}{f' (at {at})' if at else ''}: "
-            "arrays, tensors, bytes, strings and numbers can be, in tuples, lists, dicts, named "
-            "tuples and dataclasses. Cache before what makes it, or turn it into an array"
+            f"cannot cache a {kind.__module__}.{kind.__qualname__}{where}: arrays, tensors, bytes, "
+            "strings and numbers can be, in tuples, lists, dicts, named tuples and dataclasses. "
+            "Cache before what makes it, or turn it into an array"
         )
-    nodes = [_node(part, pieces, f"{at}.{name}" if at else name) for name, part in parts]
-    if kind is tuple:
-        return [_TUPLE, *nodes]
-    if kind is list:
-        return [_LIST, *nodes]
+    nodes = [_node(part, numbers, contents, f"{at}.{n}" if at else n) for n, part in parts]
+    if kind is tuple or kind is list:
+        return [kind.__name__, *nodes]
     if kind is dict:
-        return [_DICT, [_node(key, pieces, at) for key in value], *nodes]
+        return ["dict", [_node(key, numbers, contents, at) for key in value], *nodes]
     named = _written.get(kind)
     if named is None:
-        tag = _NAMED if isinstance(value, tuple) and hasattr(value, "_fields") else _DATACLASS
-        name, names = f"{kind.__module__}:{kind.__qualname__}", [name for name, _ in parts]
-        if _found(name, tag, names) is kind:
-            named = _written[kind] = [tag, name, names]
+        is_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
+        name, names = f"{kind.__module__}:{kind.__qualname__}", [n for n, _ in parts]
+        if _found(name, names, is_tuple=is_tuple) is kind:
+            named = _written[kind] = ["named" if is_tuple else "dataclass", name, names]
     if named is not None:
         return [*named, *nodes]
     raise TypeError(
-        f"cannot cache a {kind.__module__}.{kind.__qualname__}{f' (at {at})' if at else ''}: it "
-        "would not be found again. Define it at the top of a module, or use a tuple or a dict"
+        f"cannot cache a {kind.__module__}.{kind.__qualname__}{where}: it would not be found "
+        "again. Define it at the top of a module, or use a tuple or a dict"
     )
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_plain_tensor(tensor: Any) -> bool:
     import torch
 
     strided = tensor.layout == torch.strided and not tensor.is_quantized
     return type(tensor) is torch.Tensor and strided and tensor.device.type == "cpu"
 
 
-def _dtype(dtype: np.dtype[Any]) -> Any:
+def _described(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
 
 
-def _dtype_of(description: Any) -> np.dtype[Any]:
+def _dtype(description: Any) -> np.dtype[Any]:
     if isinstance(description, str):
         return np.dtype(description)
     return np.lib.format.descr_to_dtype(_tuples(description))
@@ -144,11 +169,7 @@ def _tuples(description: Any) -> Any:
     ]
 
 
-_written: weakref.WeakKeyDictionary[type, list[Any]] = weakref.WeakKeyDictionary()
-_read: weakref.WeakValueDictionary[tuple[Any, ...], type] = weakref.WeakValueDictionary()
-
-
-def _found(name: str, tag: int, names: Sequence[str]) -> type | None:
+def _found(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
     """Return a class that is imported already and has these fields. Nothing is imported for it."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -156,7 +177,7 @@ def _found(name: str, tag: int, names: Sequence[str]) -> type | None:
         found = getattr(found, part, None)
     if not isinstance(found, type):
         return None
-    if tag == _NAMED:
+    if is_tuple:
         fields = getattr(found, "_fields", None) if issubclass(found, tuple) else None
     else:
         known = dataclasses.is_dataclass(found)
@@ -164,71 +185,93 @@ def _found(name: str, tag: int, names: Sequence[str]) -> type | None:
     return found if fields is not None and list(fields) == list(names) else None
 
 
-class _Reader:
-    """Takes the contents of a record, one after the other."""
+class _Contents:
+    """The contents of a record, taken one after the other."""
 
     def __init__(self, record: memoryview, start: int) -> None:
         self._record = record
         self._at = start
 
-    def value(self, node: Any) -> Any:
-        if type(node) is not list:
-            return node
-        tag = node[0]
-        if tag == _BYTES:
-            return bytes(self._taken(node[1]))
-        if tag == _ARRAY:
-            return self._array(_dtype_of(node[1]), node[2])
-        if tag <= _DATACLASS:
-            return self._inner(node, tag)
-        if tag == _SCALAR:
-            return self._array(_dtype_of(node[1]), [])[()]
-        if tag == _TENSOR:
-            import torch
-
-            dtype = getattr(torch, node[1])
-            array = self._array(np.dtype(np.uint8), [int(np.prod(node[2])) * dtype.itemsize])
-            return torch.from_numpy(array).view(dtype).reshape(node[2])
-        if tag == _BYTEARRAY:
-            return bytearray(self._taken(node[1]))
-        if tag == _INTEGER:
-            return int(node[1])
-        if tag == _COMPLEX:
-            return complex(node[1], node[2])
-        return LEFT_OUT
-
-    def _inner(self, node: list[Any], tag: int) -> Any:
-        if tag == _TUPLE:
-            return tuple([self.value(child) for child in node[1:]])
-        if tag == _LIST:
-            return [self.value(child) for child in node[1:]]
-        if tag == _DICT:
-            # The contents of values come first, as they were written.
-            values = [self.value(child) for child in node[2:]]
-            return dict(zip([self.value(key) for key in node[1]], values, strict=True))
-        known = (tag, node[1], *node[2])
-        kind = _read.get(known)
-        if kind is None:
-            kind = _found(node[1], tag, node[2])
-            if kind is None:
-                raise UnknownType(node[1])
-            _read[known] = kind
-        values = [self.value(child) for child in node[3:]]
-        if tag == _NAMED:
-            return tuple.__new__(kind, values)
-        made: Any = object.__new__(kind)
-        for name, value in zip(node[2], values, strict=True):
-            object.__setattr__(made, name, value)
-        return made
-
-    def _taken(self, size: int) -> memoryview:
+    def take(self, size: int) -> memoryview:
         start = self._at
         self._at = start + size
         return self._record[start : start + size]
 
-    def _array(self, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray[Any, Any]:
-        out = np.empty(shape, dtype)
-        if out.nbytes:
-            flat = np.frombuffer(self._taken(out.nbytes), np.uint8)
-            out.reshape(-1).view(np.uint8)[:] = flat
-        return out
+
+_Read = Callable[[Iterator[Any], _Contents], Any]
+_readers: dict[bytes, _Read] = {}
+
+
+def _reader(node: Any) -> _Read:
+    """Return what reads the values of an outline."""
+    if isinstance(node, str):
+        return _LEAVES[node]
+    tag = node[0]
+    if tag == "array":
+        dtype = _dtype(node[1])
+        return lambda numbers, contents: _array(contents, dtype, next(numbers))
+    if tag == "scalar":
+        scalar = _dtype(node[1])
+        return lambda _, contents: _array(contents, scalar, [])[()]
+    if tag == "tensor":
+        return _tensors(node[1])
+    if tag == "dict":
+        keys, values = [_reader(key) for key in node[1]], [_reader(child) for child in node[2:]]
+
+        def read_dict(numbers: Iterator[Any], contents: _Contents) -> Any:
+            found = [read(numbers, contents) for read in values]  # as they were written
+            return dict(zip([read(numbers, contents) for read in keys], found, strict=True))
+
+        return read_dict
+    if tag == "list":
+        parts = [_reader(child) for child in node[1:]]
+        return lambda numbers, contents: [read(numbers, contents) for read in parts]
+    if tag == "tuple":
+        parts = [_reader(child) for child in node[1:]]
+        return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
+    kind = _found(node[1], node[2], is_tuple=tag == "named")
+    if kind is None:
+        raise UnknownType(node[1])
+    parts = [_reader(child) for child in node[3:]]
+    if tag == "named":
+        make = tuple.__new__
+        return lambda numbers, contents: make(kind, [read(numbers, contents) for read in parts])
+
+    def read_dataclass(numbers: Iterator[Any], contents: _Contents) -> Any:
+        made: Any = object.__new__(kind)
+        for name, read in zip(node[2], parts, strict=True):
+            object.__setattr__(made, name, read(numbers, contents))
+        return made
+
+    return read_dataclass
+
+
+def _array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+    out = np.empty(shape, dtype)
+    if out.nbytes:
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(contents.take(out.nbytes), np.uint8)
+    return out
+
+
+def _tensors(name: str) -> _Read:
+    import torch
+
+    dtype = getattr(torch, name)
+
+    def read(numbers: Iterator[Any], contents: _Contents) -> Any:
+        shape = next(numbers)
+        size = int(np.prod(shape)) * dtype.itemsize
+        flat = torch.from_numpy(_array(contents, np.dtype(np.uint8), [size]))
+        return flat.view(dtype).reshape(shape)
+
+    return read
+
+
+_LEAVES: dict[str, _Read] = {
+    "plain": lambda numbers, _: next(numbers),
+    "bytes": lambda numbers, contents: bytes(contents.take(next(numbers))),
+    "bytearray": lambda numbers, contents: bytearray(contents.take(next(numbers))),
+    "integer": lambda numbers, _: int(next(numbers)),
+    "complex": lambda numbers, _: complex(next(numbers), next(numbers)),
+    "left out": lambda numbers, contents: LEFT_OUT,
+}

@@ -785,7 +785,11 @@ class Pipeline:
 
     def _own_budget(self, on_error: OnError | None) -> tuple[Budget | None, int]:
         """Return a stage's own budget and the number of its account, if it has one."""
-        return (None, 0) if on_error is None else (budget_of(on_error), len(self._stages) + 1)
+        return (None, 0) if on_error is None else (budget_of(on_error), self._accounts() + 1)
+
+    def _accounts(self) -> int:
+        """Count the stages that may have accounts: a cache changes no state."""
+        return sum(not isinstance(stage, CacheStage) for stage in self._stages)
 
     def _outline(self) -> list[str]:
         """Return what must be alike for a state to fit."""

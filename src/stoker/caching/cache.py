@@ -79,6 +79,7 @@ class Cache:
         self._admit = admit
         self._on_damage = on_damage
         self._user = secrets.randbits(62) + 1, secrets.randbits(62) + 1
+        self._compared = False
         self._begin()
 
     def _begin(self) -> None:
@@ -132,6 +133,12 @@ class Cache:
         counters = handle.store.counters
         counters.add(self._user, hits=len(hits), misses=misses, saved_bytes=saved_bytes)
         return hits
+
+    def count_misses(self, count: int) -> None:
+        """Count examples that were not looked for."""
+        handle = self._opened()
+        if handle is not None and count:
+            handle.store.counters.add(self._user, misses=count)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell which items are there."""
@@ -238,7 +245,23 @@ class Cache:
                 self._nowhere = self._handle is None
                 if self._handle is not None:
                     weakref.finalize(self, HANDLES.release, self._handle)
+                    self._compare(self._handle.store.limit_bytes)
             return self._handle
+
+    def _compare(self, made_bytes: int) -> None:
+        """Say so, if there was a store already, and of another size."""
+        asked = self.limit
+        compared, self._compared = self._compared, True
+        if compared or not isinstance(asked, int):
+            return
+        if abs(asked - made_bytes) >= limits.LEAST_BYTES:
+            warnings.warn(
+                f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
+                f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
+                f"{self.folder})",
+                CacheWarning,
+                stacklevel=2,
+            )
 
     def _joined(self) -> place.Place | None:
         """Take hold of the folder; None where there is no room for a store."""
@@ -267,15 +290,7 @@ class Cache:
             )
         except OSError as error:
             raise CacheError(f"the cache cannot be made: {error}") from error
-        made_bytes = found.about.limit_bytes
-        asked = self.limit if isinstance(self.limit, int) else made_bytes
-        if not limit_bytes and abs(asked - made_bytes) >= limits.LEAST_BYTES:
-            warnings.warn(
-                f"the cache in {folder} was made with {format_bytes(made_bytes)}, and stays so: "
-                f"{format_bytes(asked)} would need a new one (stoker cache remove {folder})",
-                CacheWarning,
-                stacklevel=2,
-            )
+        self._compared = self._compared or bool(limit_bytes)
         return found
 
 

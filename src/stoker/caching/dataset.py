@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.caching.cache import Cache
 
 _OWN = ("_dataset", "_cache", "_tried", "_asked")
+_STREAM = "A stream is read once, and has no index to find its examples by: a cache cannot help."
 _LEAST_ASKED = 256
 _LOOKS = 16  # in an epoch
 _REPEATED = 0.05
@@ -55,13 +56,15 @@ def cached(
     """
     from stoker.caching.cache import Cache
 
+    what = type(dataset).__name__
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
+        raise TypeError(f"stoker.cached needs an index, and {what} has none. {_STREAM}")
     for method in ("__getitem__", "__len__"):
         if not hasattr(dataset, method):
-            what = type(dataset).__name__
-            stream = " A stream is read once, and has no index to find its examples by: a cache"
             raise TypeError(
                 f"stoker.cached needs an object with __getitem__ and __len__; {what} has no "
-                f"{method}." + (f"{stream} cannot help." if hasattr(dataset, "__iter__") else "")
+                f"{method}." + (f" {_STREAM}" if hasattr(dataset, "__iter__") else "")
             )
     if version is not None and (not isinstance(version, str) or not version):
         raise TypeError(f"version= is a text, not {version!r}")
@@ -173,9 +176,9 @@ class CachedDataset:
 
     def _try(self, index: Any, value: Any) -> None:
         """Refuse a dataset whose items are others each time. Nobody's draws are changed by it."""
-        self._tried = True
         if self._cache.filled:
-            return  # somebody has tried it
+            self._tried = True  # by somebody
+            return
         numpy_state, python_state = np.random.get_state(), random.getstate()
         torch = sys.modules.get("torch")
         torch_state = torch.get_rng_state() if torch is not None else None
@@ -193,6 +196,7 @@ class CachedDataset:
                 "before the random part: a dataset without it, augmented in collate_fn or in a "
                 "pipeline (from_dataset(...).cache(...).random_map(...))"
             )
+        self._tried = True
 
     def _watch(self, count: int) -> None:
         """Say so, once, when examples come again before an epoch's worth of them has come."""

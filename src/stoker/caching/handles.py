@@ -16,6 +16,7 @@ from stoker.caching.place import Place
 from stoker.caching.store import Added, Store
 from stoker.caching.writer import Writer
 from stoker.errors import CacheError, CacheWarning
+from stoker.interrupts import Deferred, again_soon
 from stoker.machine import format_bytes
 
 _CLOSE_S = 5.0
@@ -118,6 +119,7 @@ class Handles:
         self.lock = threading.RLock()
         self._open: dict[str, Handle] = {}
         self._pid = 0
+        self._interrupts = Deferred()  # what is raised in a hook of a fork is lost
 
     def get(self, folder: str, join: Callable[[], Place | None]) -> Handle | None:
         """Return a handle, opened by ``join`` if there is none; None if that has no place for it.
@@ -166,6 +168,7 @@ class Handles:
 
     def before_fork(self) -> None:
         """Hold still."""
+        self._interrupts.begin()
         self.lock.acquire()
         for handle in self._open.values():
             handle.before_fork()
@@ -175,6 +178,8 @@ class Handles:
         for handle in self._open.values():
             handle.after_fork()
         self.lock.release()
+        if self._interrupts.end():
+            again_soon()
 
     def in_child(self) -> None:
         """Begin anew."""
@@ -182,6 +187,7 @@ class Handles:
             handle.drop()
         self._open = {}
         self.lock = threading.RLock()
+        self._interrupts.end()
 
 
 HANDLES = Handles()

@@ -28,7 +28,7 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
     None where nobody can tell: functions that are not stoker's own may change, and a dataset
     object says nothing about its data.
     """
-    own = source.identity()
+    known = own = source.identity()
     names = []
     for stage in maps:
         module = getattr(stage.fn, "__module__", "") or ""
@@ -38,7 +38,7 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
             own = None
     if version is None:
         return None if own is None else _joined(["chain", own, *names])
-    return _joined(["version", version, own or f"{source.name} of {len(source)}", *names])
+    return _joined(["version", version, known or f"{source.name} of {len(source)}", *names])
 
 
 def private_identity(what: str) -> str:
@@ -62,7 +62,8 @@ def item_key(chain: bytes, mark: Mark) -> bytes:
         chain: the digest of a chain's identity.
         mark: what tells the item.
     """
-    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(mark))
+    name = os.fsencode(mark.name) if isinstance(mark.name, str) else mark.name
+    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(mark._replace(name=name)))
 
 
 def digest(identity: str) -> bytes:

@@ -6,6 +6,8 @@ import os
 import shutil
 import warnings
 
+import numpy as np
+
 from stoker import machine
 from stoker.caching.store import PAGE_BYTES
 from stoker.errors import CacheWarning
@@ -22,8 +24,8 @@ def check_limit(limit: object) -> Limit:
     """Read ``limit=``. Raises TypeError or ValueError, with examples."""
     if isinstance(limit, str):
         size: Limit = limit if limit == "auto" else machine.parse_bytes(limit)
-    elif isinstance(limit, (int, float)) and not isinstance(limit, bool):
-        size = limit
+    elif isinstance(limit, (int, float, np.integer)) and not isinstance(limit, bool):
+        size = int(limit) if isinstance(limit, np.integer) else limit
     else:
         raise TypeError(
             f"a cache's limit is a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "

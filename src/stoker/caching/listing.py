@@ -40,7 +40,8 @@ def table() -> None:
             "yes" if place.in_use(folder) else "none",
             "until its last user ends" if about.temporary else "until removed",
         )
-    Console().print(shown)
+    console = Console()
+    (console if console.is_terminal else Console(width=1000)).print(shown)
 
 
 def info(which: str) -> None:

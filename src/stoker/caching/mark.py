@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Mark(NamedTuple):
     """What tells the content of an example from that of others, and from its own former one."""
 
-    name: str | int
+    name: str | bytes | int
     """Within its source: a path, or an index."""
     size_bytes: int = -1
     """Of its file; -1 where there is none, or its server does not tell."""

@@ -66,7 +66,7 @@ class Added(NamedTuple):
     size_bytes: int
     """Their bytes."""
     refused: list[Item]
-    """Those that did not fit."""
+    """Those that did not fit, or were there already."""
 
 
 class Busy(Exception):
@@ -219,7 +219,7 @@ class Store:
     def _group_added(self, env: Any, group: list[Item]) -> Added:
         head = self.counters.head
         try:
-            count, size = self._commit(env, group)
+            entered = self._commit(env, group)
         except lmdb.MapFullError:
             if len(group) > 1:  # as many as fit, one by one
                 added = Added(0, 0, [])
@@ -232,42 +232,44 @@ class Store:
             if group[0].size_bytes <= 2 * mean or free < PACK_BYTES:
                 head[FULL] = 1
             return Added(0, 0, group)
-        head[ITEMS] += count
+        size = sum(item.size_bytes for item in entered.values())
         head[PAYLOAD_BYTES] += size
-        return Added(count, size, [])
+        there = [item for item in group if entered.get(item.key) is not item]
+        return Added(len(entered), size, there)
 
-    def _commit(self, env: Any, group: list[Item]) -> tuple[int, int]:
-        """Write a group into one content, in a transaction of its own.
+    def _commit(self, env: Any, group: list[Item]) -> dict[bytes, Item]:
+        """Write what is new of a group, in a transaction of its own; return it.
 
         (Larger ones are slower: LMDB keeps what they write in memory that is touched for the first
         time.)
         """
-        index, packs = self._index, self._packs
+        index = self._index
         with env.begin(write=True) as txn:
             new = {item.key: item for item in group if txn.get(item.key, db=index) is None}
-            if not new:
-                return 0, 0
             number = txn.stat(index)["entries"]
             if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
-                item = group[0]
-                hashed = xxhash.xxh3_64()
-                for piece in item.record:
-                    hashed.update(piece)
-                entry = _ENTRY.pack(number, hashed.intdigest(), _ALONE)
-                txn.put(item.key, b"".join([entry, *item.record]), db=index)
-                return 1, item.size_bytes
-            pack = txn.stat(packs)["entries"]
-            content = b"".join([piece for item in new.values() for piece in item.record])
-            txn.put(_PACK.pack(pack), content, db=packs, append=True)
-            start = 0
-            for item in new.values():
-                stop = start + item.size_bytes
-                checksum = xxhash.xxh3_64_intdigest(content[start:stop])
-                place = _PLACE.pack(start, item.size_bytes)
-                txn.put(item.key, _ENTRY.pack(number, checksum, pack) + place, db=index)
-                start = stop
-                number += 1
-        return len(new), len(content)
+                for item in new.values():
+                    hashed = xxhash.xxh3_64()
+                    for piece in item.record:
+                        hashed.update(piece)
+                    entry = _ENTRY.pack(number, hashed.intdigest(), _ALONE)
+                    txn.put(item.key, b"".join([entry, *item.record]), db=index)
+            elif new:
+                self._put_pack(txn, number, list(new.values()))
+        self.counters.head[ITEMS] = number + len(new)
+        return new
+
+    def _put_pack(self, txn: Any, number: int, items: list[Item]) -> None:
+        pack = txn.stat(self._packs)["entries"]
+        content = b"".join([piece for item in items for piece in item.record])
+        txn.put(_PACK.pack(pack), content, db=self._packs, append=True)
+        start = 0
+        for at, item in enumerate(items, number):
+            stop = start + item.size_bytes
+            checksum = xxhash.xxh3_64_intdigest(content[start:stop])
+            entry = _ENTRY.pack(at, checksum, pack) + _PLACE.pack(start, item.size_bytes)
+            txn.put(item.key, entry, db=self._index)
+            start = stop
 
     def close(self) -> None:
         """Let go of everything; nobody may use it any more."""

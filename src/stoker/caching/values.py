@@ -79,6 +79,10 @@ def decoded(record: memoryview) -> Any:
 
 def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
     kind = type(value)
+    if kind is str and not value.isascii() and value != value.encode(errors="ignore").decode():
+        contents.append(value.encode("utf-8", "surrogatepass"))
+        numbers.append(len(contents[-1]))
+        return "surrogates"  # names of files that are no UTF-8
     if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**63):
         numbers.append(value)
         return "plain"
@@ -271,6 +275,9 @@ _LEAVES: dict[str, _Read] = {
     "plain": lambda numbers, _: next(numbers),
     "bytes": lambda numbers, contents: bytes(contents.take(next(numbers))),
     "bytearray": lambda numbers, contents: bytearray(contents.take(next(numbers))),
+    "surrogates": lambda numbers, contents: str(
+        contents.take(next(numbers)), "utf-8", "surrogatepass"
+    ),
     "integer": lambda numbers, _: int(next(numbers)),
     "complex": lambda numbers, _: complex(next(numbers), next(numbers)),
     "left out": lambda numbers, contents: LEFT_OUT,

@@ -366,7 +366,8 @@ class Work:
             try:
                 self._cache.offer(self._source, miss, value, left_out=value is REJECTED)
             except Exception as error:
-                value = Failure(self._located(self._cache.name, error, ordinal), self._part)
+                # Nothing may skip it: once the cache is full, it would not even be noticed.
+                value = Failure(self._located(self._cache.name, error, ordinal))
         ns[self._first + self._cache_at] += time.perf_counter_ns() - began
         return value
 

@@ -33,6 +33,7 @@ from stoker import randomness, structure
 from stoker.buffers import Recycler
 from stoker.engine.plan import Failure, Rejected, Work
 from stoker.errors import StageError, WorkerDied
+from stoker.interrupts import deferred
 from stoker.stages.batch import Builder, collated
 from stoker.stages.source import DatasetSource
 
@@ -173,7 +174,8 @@ def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> li
                 name="stoker-worker",
                 daemon=True,
             )
-            process.start()
+            with deferred():  # hooks of a fork swallow what is raised in them
+                process.start()
             undo.pop_all()
             theirs.close()
             ours_before.append(ours)

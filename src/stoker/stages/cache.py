@@ -45,7 +45,7 @@ class Miss:
         cost_ns: what that took.
     """
 
-    def __init__(self, index: int, mark: Mark, key: bytes) -> None:
+    def __init__(self, index: int, mark: Mark | None, key: bytes) -> None:
         self.index = index
         self.mark = mark
         self.key = key
@@ -84,20 +84,28 @@ class CacheStage:
 
         Those that are ``expected`` from elsewhere are not looked up.
         """
-        marks = [source.mark(index) for index in indices]
-        keys = [self.cache.key(mark) for mark in marks]
-        found: list[Any] = [
-            Miss(index, mark, key) for index, mark, key in zip(indices, marks, keys, strict=True)
+        found: list[Any] = [self._missing(source, index) for index in indices]
+        asked = [
+            (at, miss.key, miss.mark.size_bytes)
+            for at, miss in enumerate(found)
+            if miss.mark is not None and miss.index not in expected
         ]
-        asked = [at for at, index in enumerate(indices) if index not in expected]
-        sizes = [marks[at].size_bytes for at in asked]
-        for at, value in self.cache.find([keys[at] for at in asked], sizes):
-            found[asked[at]] = Hit(value)
+        places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
+        for at, value in self.cache.find(keys, sizes):
+            found[places[at]] = Hit(value)
+        self.cache.count_misses(len(indices) - len(asked))
         return found
+
+    def _missing(self, source: Source, index: int) -> Miss:
+        try:
+            mark = source.mark(index)
+        except OSError:  # the source says what is wrong when it is read
+            return Miss(index, None, b"")
+        return Miss(index, mark, self.cache.key(mark))
 
     def holds(self, source: Source, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""
-        return self.cache.holds([self.cache.key(source.mark(index)) for index in indices])
+        return self.cache.holds([self._missing(source, index).key for index in indices])
 
     def reads(self, source: Source) -> Callable[[Sequence[int]], list[Any]]:
         """Return how the source is asked for what is not there."""
@@ -109,8 +117,8 @@ class CacheStage:
         """Let an example in, if its file is still the one that was looked up."""
         if not self.cache.takes:
             return self.cache.refuse()
-        if isinstance(miss.mark.name, str) and source.mark(miss.index) != miss.mark:
-            return None  # it changed while it was read
+        if miss.mark is None or self._missing(source, miss.index).mark != miss.mark:
+            return self.cache.refuse()  # it changed while it was read
         if left_out:
             from stoker.caching.values import LEFT_OUT
 
@@ -124,7 +132,7 @@ def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:
     before = [s for s in stages[:at] if not isinstance(s, (Shuffle, Shard))]
     if not before and stage.cache.in_memory and isinstance(source, FolderSource):
         step = max(1, len(source) // _SAMPLED)
-        sizes = [os.path.getsize(source.path(i) or "") for i in range(0, len(source), step)]
+        sizes = [_size(source.path(i)) for i in range(0, len(source), step)]
         total = int(sum(sizes) / len(sizes) * len(source))
         if total < machine.usable_memory_bytes() // 2:
             warnings.warn(
@@ -132,7 +140,7 @@ def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:
                 "it is: a cache of its raw bytes saves no reads. (One of decoded examples may: put "
                 ".cache() behind .map())",
                 CacheWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
     shards = [i for i, s in enumerate(stages) if isinstance(s, Shard)]
     shuffles = [i for i, s in enumerate(stages) if isinstance(s, Shuffle)]
@@ -142,5 +150,12 @@ def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:
             f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
             f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the parts",
             CacheWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
+
+
+def _size(path: str | None) -> int:
+    try:
+        return os.path.getsize(path or "")
+    except OSError:  # who reads it will learn of it
+        return 0

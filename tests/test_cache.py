@@ -1,0 +1,1071 @@
+"""`.cache()` in pipelines: it changes nothing of what comes out, and never serves what is stale."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import stoker
+from scripts import Script, Watch, run, script
+from strategies import Keep, few, frozen, jitter, small_pools_allowed, stream, through_json
+
+LIMIT = "4MiB"
+FITS = "fits in the page cache"
+WORKERS = [(0, "thread"), (1, "thread"), (3, "thread"), (2, "process")]
+
+
+@pytest.fixture(autouse=True)
+def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the user's list of caches alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Rows:
+    """Rows of various sizes, made anew each time; fails on some."""
+
+    def __init__(self, length: int, bytes_each: int = 1000, bad: tuple[int, ...] = ()) -> None:
+        self.length, self.bytes_each, self.bad = length, bytes_each, bad
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.asked.append(index)
+        if index in self.bad:
+            raise OSError(f"{index} cannot be read")
+        floats = (1 + index % 3) * self.bytes_each // 8
+        return {"id": index, "x": np.full(floats, index, np.float64), "name": f"example {index}"}
+
+
+def cropped(x: Any) -> Any:
+    return x[:5] / 2
+
+
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+def tripled(x: Any) -> Any:
+    return x * 3
+
+
+def not_sevens(number: int) -> int:
+    if number % 7 == 5:
+        raise ValueError(f"{number} is not wanted")
+    return number
+
+
+def hurt(number: int) -> int:
+    if number == 4:
+        raise ValueError("four hurts")
+    return number
+
+
+def filled(folder: Path, names: list[str], size: int = 2000) -> Path:
+    """Make files of one size whose content tells their path."""
+    for name in names:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(f"{folder.name}/{name}".encode().ljust(size, b"."))
+    return folder
+
+
+def pets(folder: Path, count: int = 6) -> Path:
+    return filled(folder, [f"{kind}/{i}.jpg" for kind in ("cat", "dog") for i in range(count)])
+
+
+def counted(pipeline: stoker.Pipeline) -> stoker.CacheStats:
+    found = pipeline.stats().cache
+    assert found is not None
+    return found
+
+
+def items(pipeline: stoker.Pipeline) -> int:
+    return counted(pipeline).items
+
+
+def quiet(pipeline: stoker.Pipeline) -> list[Any]:
+    """Run an epoch of raw bytes of a small folder, which is warned of; return what came."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{FITS}", category=stoker.CacheWarning)
+        return stream(pipeline)
+
+
+# -- the stream
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A pipeline to be built with a cache or without."""
+
+    examples: int
+    batch: int
+    limit: int | str = LIMIT
+    shuffle: bool = True
+    place: str = "raw"
+    bytes_each: int = 1000
+    bad: tuple[int, ...] = ()
+    failing_map: str = ""
+    echo: Fraction | None = None
+    random: bool = False
+    admit: str = "first"
+    seed: int = 0
+
+    def built(self, cache: bool, workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
+        fails = bool(self.bad or self.failing_map)
+        pipeline = stoker.from_dataset(
+            Rows(self.examples, self.bytes_each, self.bad),
+            seed=self.seed,
+            on_error=1.0 if fails else "raise",
+        )
+        if self.shuffle:
+            pipeline = pipeline.shuffle()
+        if self.failing_map == "before":
+            pipeline = pipeline.map(not_sevens, on="id")
+        if self.place in ("filter", "both"):
+            pipeline = pipeline.filter(Keep(3, 1), on="id")
+        if self.place in ("map", "both"):
+            pipeline = pipeline.map(cropped, on="x")
+        if cache:
+            pipeline = pipeline.cache(self.limit, admit=self.admit)
+        if self.failing_map == "behind":
+            pipeline = pipeline.map(not_sevens, on="id", on_error=1.0)
+        pipeline = pipeline.filter(Keep(5, 2), on="id") if self.random else pipeline
+        pipeline = pipeline.map(cropped, on="x")
+        if self.echo is not None:
+            pipeline = pipeline.echo(self.echo)
+        if self.random:
+            pipeline = pipeline.random_map(jitter, on="x")
+        return pipeline.batch(self.batch, collate=list).workers(workers, kind=kind)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    examples = draw(st.integers(0, 60))
+    return Chain(
+        examples=examples,
+        batch=draw(st.integers(1, 8)),
+        limit=draw(st.integers(1 << 20, 5 << 20)),
+        shuffle=draw(st.booleans()),
+        place=draw(st.sampled_from(["raw", "map", "filter", "both"])),
+        bytes_each=draw(st.sampled_from([16, 3000, 30_000])),
+        bad=tuple(draw(st.sets(st.integers(0, max(0, examples - 1)), max_size=4))),
+        failing_map=draw(st.sampled_from(["", "before", "behind"])),
+        echo=draw(st.sampled_from([None, Fraction(2), Fraction(5, 2)])),
+        random=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**40)),
+    )
+
+
+def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.CacheStats]:
+    """Compare three epochs with those without a cache; return what the cache did in each."""
+    plain, cached = chain.built(False), chain.built(True, workers, kind)
+    found = []
+    for _ in range(3):
+        assert stream(cached) == stream(plain)
+        assert cached.state_dict() == plain.state_dict()
+        ours, theirs = cached.stats(), plain.stats()
+        assert ours.skipped_examples == theirs.skipped_examples
+        assert ours.filtered_examples == theirs.filtered_examples
+        assert sorted(map(str, ours.skips)) == sorted(map(str, theirs.skips))
+        found.append(counted(cached))
+    stored = 0
+    for stats in found:  # nothing leaves, and what is there is found
+        assert stats.hits == stored
+        assert stats.misses == chain.examples - stored
+        assert stats.items == stored + stats.admitted
+        assert stats.used_bytes <= stats.limit_bytes
+        assert stats.damaged == 0
+        stored = stats.items
+    return found
+
+
+@given(chains(), st.integers(0, 3))
+@example(Chain(60, 4, 1 << 20, bytes_each=30_000), 2)
+@example(Chain(60, 4, 1 << 20, place="both", bytes_each=30_000, failing_map="before"), 1)
+@example(Chain(40, 4, bad=(3,), failing_map="behind", echo=Fraction(2), random=True), 2)
+def test_the_stream_is_the_one_without_a_cache(chain: Chain, workers: int) -> None:
+    same_with_a_cache(chain, workers, "thread")
+
+
+@few(4)
+@given(chains(), st.integers(1, 2))
+@example(Chain(60, 4, 1 << 20, bytes_each=30_000, bad=(3, 40), random=True), 2)
+def test_the_stream_is_the_same_from_worker_processes(chain: Chain, workers: int) -> None:
+    same_with_a_cache(chain, workers, "process")
+
+
+@pytest.mark.parametrize(("workers", "kind"), WORKERS)
+def test_what_fits_is_read_once(workers: int, kind: str) -> None:
+    found = same_with_a_cache(Chain(50, 4, failing_map="behind", random=True), workers, kind)
+    assert [stats.hits for stats in found] == [0, 50, 50]
+    assert [stats.admitted for stats in found] == [50, 0, 0]
+    assert found[1].saved_bytes == found[0].admitted_bytes
+
+
+@pytest.mark.parametrize(("workers", "kind"), WORKERS)
+def test_what_does_not_fit_is_missed_by_as_much(workers: int, kind: str) -> None:
+    found = same_with_a_cache(Chain(60, 4, 1 << 20, bytes_each=30_000), workers, kind)
+    assert 5 <= found[0].items < 40
+    assert found[0].refused == 60 - found[0].items
+    assert found[-1].full
+
+
+def test_what_is_weighed_gives_the_same_stream() -> None:
+    same_with_a_cache(Chain(60, 4, 1 << 20, bytes_each=30_000, admit="worth"), 2, "thread")
+
+
+def test_what_a_consumer_does_to_its_examples_reaches_nobody() -> None:
+    pipeline = stoker.from_dataset(Rows(12), seed=0).cache(LIMIT).workers(1)
+    for _ in range(3):
+        for number, row in enumerate(pipeline):
+            assert (row["x"] == number).all()
+            row["x"].fill(-1)
+    assert counted(pipeline).hits == 12
+
+
+def test_an_epoch_that_is_left_early_keeps_what_it_has_read() -> None:
+    pipeline = stoker.from_dataset(Rows(40)).cache(LIMIT).batch(4, collate=list).workers(2)
+    with iter(pipeline) as batches:
+        next(batches)
+        next(batches)
+    stored = items(pipeline)
+    assert stored >= 8
+    pipeline.set_epoch(0)
+    assert len(stream(pipeline)) == 10
+    assert counted(pipeline).hits == stored
+    assert items(pipeline) == 40
+
+
+def test_a_part_of_the_epoch_is_kept_on_each_rank() -> None:
+    for rank in range(2):
+        data = Rows(40)
+        pipeline = stoker.from_dataset(data, seed=0).shard(rank=rank, world=2).shuffle()
+        pipeline = pipeline.cache(LIMIT).workers(0)
+        first = sorted(row["id"] for row in pipeline)
+        again = sorted(row["id"] for row in pipeline)
+        assert first == again
+        assert sorted(data.asked) == first  # in one epoch of two
+
+
+# -- state
+
+
+@few(8)
+@given(chains(), st.integers(0, 5), st.booleans())
+def test_states_are_those_without_a_cache(chain: Chain, taken: int, to_plain: bool) -> None:
+    both = [chain.built(cache) for cache in (True, False)]
+    states = []
+    tails = []
+    for pipeline in both:
+        stream(pipeline)
+        with small_pools_allowed(), iter(pipeline) as batches:
+            for _ in zip(range(taken), batches, strict=False):
+                pass
+            states.append(pipeline.state_dict())
+            tails.append([frozen(batch) for batch in batches])
+    assert states[0] == states[1]
+    assert tails[0] == tails[1]
+    restored = chain.built(not to_plain)
+    restored.load_state_dict(through_json(states[0 if to_plain else 1]))
+    if tails[0]:  # or else the next epoch comes
+        assert stream(restored) == tails[0]
+
+
+# -- what is refused
+
+
+def noisy(x: Any, rng: np.random.Generator) -> Any:
+    return x
+
+
+def examples() -> stoker.Pipeline:
+    return stoker.from_dataset(Rows(8))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "random maps": (lambda: examples().random_map(noisy).cache(), "cannot follow random_map"),
+    "echoes": (lambda: examples().echo(2).cache(), "cannot follow echo.*put .cache.* before it"),
+    "batches": (lambda: examples().batch(4).cache(), r"batches are others in every epoch.*before"),
+    "twice": (lambda: examples().cache(LIMIT).cache(LIMIT), "has one cache"),
+    "streams": (lambda: stoker.from_iterable(range(8)).cache(), "a stream is read once.*echo"),
+    "loaders": (lambda: stoker.from_loader([1, 2]).cache(), "cache its dataset instead.*cached"),
+    "kept datasets": (lambda: examples().cache(keep=True), "give version="),
+    "kept by a path": (lambda: examples().cache(path="/tmp/none"), "give version="),
+    "kept arrays": (lambda: stoker.from_arrays(np.zeros(4)).cache(keep=True), "give version="),
+    "words": (lambda: examples().cache("lots"), "'2GiB', '500MB'"),
+    "nothing": (lambda: examples().cache(0), "at least 1.0 MiB"),
+    "little": (lambda: examples().cache("10KB"), "at least 1.0 MiB"),
+    "more than all": (lambda: examples().cache(1.5), "between 0.0 and 1.0"),
+    "less than none": (lambda: examples().cache(-0.5), "between 0.0 and 1.0"),
+    "not a share": (lambda: examples().cache(float("nan")), "between 0.0 and 1.0"),
+    "the best": (lambda: examples().cache(LIMIT, admit="best"), "'first' or 'worth', not 'best'"),
+    "ignored": (lambda: examples().cache(LIMIT, on_damage="no"), "'rebuild' or 'refuse', not 'no'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_cached_is_refused_where_it_is_written(what: str) -> None:
+    make, says = REFUSED[what]
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_behind_a_device_it_is_refused() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"\.cache\(\).*before"):
+        examples().batch(4).to("cpu").cache()
+
+
+def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> None:
+    folder = stoker.from_folder(pets(tmp_path / "train"))
+    kept = {"path": tmp_path / "store", "keep": True}
+    with pytest.raises(ValueError, match="give version="):
+        folder.map(len, on="image").cache(LIMIT, **kept)
+    with pytest.raises(ValueError, match="give version="):
+        folder.filter(bool).cache(LIMIT, **kept)
+    folder.cache(LIMIT, **kept)
+    folder.map(stoker.images.decode, on="image").cache(LIMIT, **kept)
+    folder.map(len, on="image").cache(LIMIT, version="1", **kept)
+    folder.map(len, on="image").cache(LIMIT, path=tmp_path / "store", keep=False)
+
+
+@pytest.mark.parametrize("limit", [None, True, [1], b"4MiB"])
+def test_a_limit_of_another_type_is_refused(limit: Any) -> None:
+    with pytest.raises(TypeError, match=r"such as '64GiB', a share of memory such as 0\.5"):
+        examples().cache(limit)
+
+
+@pytest.mark.parametrize("version", [3, "", b"1"])
+def test_a_version_is_a_text(version: Any) -> None:
+    with pytest.raises(TypeError, match="version= is a text"):
+        examples().cache(LIMIT, version=version)
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    pipeline = examples().cache(LIMIT, path=tmp_path / "mine", keep=False)
+    with pytest.raises(stoker.CacheError, match="holds other things than a cache"):
+        iter(pipeline)
+    assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
+
+
+# -- never what is stale, nor another's
+
+
+def touched(file: Path, content: bytes) -> None:
+    """Write a file as a later change: its time of change moves, whatever the clock's grain."""
+    before = file.stat().st_mtime_ns
+    file.write_bytes(content)
+    os.utime(file, ns=(before + 1_000_000, before + 1_000_000))
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (1, "process")])
+def test_a_file_that_changed_between_epochs_is_read_anew(
+    tmp_path: Path, workers: int, kind: str
+) -> None:
+    folder = pets(tmp_path / "train")
+    pipeline = stoker.from_folder(folder).cache(LIMIT).workers(workers, kind=kind)
+    quiet(pipeline)
+    same_size, longer = folder / "cat" / "2.jpg", folder / "dog" / "0.jpg"
+    touched(same_size, b"new".ljust(2000, b"!"))
+    touched(longer, b"longer" * 1000)
+    plain = stoker.from_folder(folder).workers(0)
+    for hits in (10, 12):
+        assert quiet(pipeline) == stream(plain)
+        assert counted(pipeline).hits == hits
+
+
+def test_a_file_that_changes_back_and_forth_is_never_stale(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train", 1)
+    file = folder / "cat" / "0.jpg"
+    pipeline = stoker.from_files(str(folder / "*" / "*.jpg")).cache(LIMIT).workers(0)
+    for number in range(4):
+        touched(file, f"content {number % 2}".encode())
+        assert next(iter(pipeline)).data == f"content {number % 2}".encode()
+        pipeline.set_epoch(0)
+
+
+def kept(folder: Path, store: Path, **how: Any) -> stoker.Pipeline:
+    return stoker.from_folder(folder).cache(LIMIT, path=store, **how).workers(0)
+
+
+def test_a_file_that_changed_between_runs_is_read_anew(tmp_path: Path) -> None:
+    folder, store = pets(tmp_path / "train"), tmp_path / "store"
+    body = f"""
+        pipeline = stoker.from_folder({str(folder)!r}).cache("4MiB", path={str(store)!r})
+        found = [bytes(image).decode().rstrip(".") for image, _ in pipeline]
+        stats = pipeline.stats().cache
+        say(json.dumps([found, stats.hits, stats.items]))
+    """
+    ((first, hits, stored),) = run(tmp_path, body)
+    assert (hits, stored) == (0, 12)
+    touched(folder / "cat" / "2.jpg", b"new".ljust(2000, b"."))
+    ((second, hits, stored),) = run(tmp_path, body)
+    assert second == [*first[:2], "new", *first[3:]]
+    assert (hits, stored) == (11, 13)
+
+
+def test_a_class_that_is_added_shifts_no_cached_label(tmp_path: Path) -> None:
+    folder, store = pets(tmp_path / "train"), tmp_path / "store"
+    for hits in (0, 12):
+        pipeline = kept(folder, store)
+        quiet(pipeline)
+        assert counted(pipeline).hits == hits
+    filled(folder, [f"ant/{i}.jpg" for i in range(3)])
+    now = stoker.from_folder(folder)
+    for hits in (0, 15):  # all labels are others
+        pipeline = kept(folder, store)
+        assert quiet(pipeline) == stream(now)
+        assert counted(pipeline).hits == hits
+
+
+def test_two_folders_in_one_store_are_not_confused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    folders = [pets(tmp_path / name) for name in ("one", "two")]
+    for folder in folders:  # alike but for their content
+        for file in folder.rglob("*.jpg"):
+            os.utime(file, ns=(10**18, 10**18))
+    for hits in (0, 12):
+        for folder in folders:
+            pipeline = kept(folder, store)
+            assert quiet(pipeline) == stream(stoker.from_folder(folder))
+            assert counted(pipeline).hits == hits
+
+
+def test_two_folders_of_one_relative_name_are_not_confused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    for job in ("one", "two"):
+        (tmp_path / job).mkdir()
+        monkeypatch.chdir(tmp_path / job)
+        pets(tmp_path / job / "train")
+        for file in Path("train").rglob("*.jpg"):
+            file.write_bytes(job.encode().ljust(2000))
+            os.utime(file, ns=(10**18, 10**18))
+        chain = stoker.from_folder("train").map(doubled, on="label")
+        cached = chain.cache(LIMIT, path=store, version="1").workers(0)
+        assert stream(cached) == stream(chain)
+
+
+def test_two_versions_in_one_store_are_not_confused(tmp_path: Path) -> None:
+    held: list[stoker.Pipeline] = []
+    for version in ("1", "2", "1"):
+        rows = np.full((10, 3), int(version))
+        pipeline = stoker.from_arrays(rows).cache(LIMIT, path=tmp_path / "store", version=version)
+        assert all((row == int(version)).all() for row in pipeline)
+        held.append(pipeline)
+    assert [counted(pipeline).hits for pipeline in held] == [0, 0, 10]
+
+
+def test_two_chains_in_one_store_are_not_confused(tmp_path: Path) -> None:
+    source = stoker.from_arrays(np.arange(10), np.arange(10) + 100)
+    makes: list[Callable[[], stoker.Pipeline]] = [
+        lambda: source,
+        lambda: source.map(doubled, on=0),
+        lambda: source.map(doubled, on=1),
+        lambda: source.map(tripled, on=0),
+        lambda: source.map(doubled, on=0).map(tripled, on=0),
+        lambda: source.filter(Keep(2, 0), on=0).map(doubled, on=0),
+    ]
+    for hits in (0, 10):
+        for make in makes:
+            pipeline = make().cache(LIMIT, path=tmp_path / "store", version="1").workers(0)
+            assert stream(pipeline) == stream(make())
+            assert counted(pipeline).hits == hits
+
+
+def test_files_and_folders_of_one_path_are_not_confused(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train")
+    sources = [
+        lambda: stoker.from_folder(folder),
+        lambda: stoker.from_files(str(folder / "*" / "*.jpg")),
+    ]
+    for hits in (0, 12):
+        for source in sources:
+            pipeline = source().cache(LIMIT, path=tmp_path / "store").workers(0)
+            assert quiet(pipeline) == stream(source())
+            assert counted(pipeline).hits == hits
+
+
+def test_names_that_are_no_text_are_cached_too(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train")
+    with open(os.path.join(os.fsencode(folder), b"cat", b"caf\xe9.jpg"), "wb") as file:
+        file.write(b"coffee")
+    for source in (
+        stoker.from_folder(folder),
+        stoker.from_files(str(folder / "*" / "*.jpg")),
+    ):
+        pipeline = source.cache(LIMIT).workers(0)
+        for hits in (0, 13):
+            assert quiet(pipeline) == stream(source)
+            assert counted(pipeline).hits == hits
+
+
+# -- shared, kept, gone
+
+
+def test_pipelines_of_one_folder_share_a_store(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train")
+    first = stoker.from_folder(folder).cache(LIMIT).workers(0)
+    quiet(first)
+    second = stoker.from_folder(str(folder)).shuffle().cache(LIMIT).batch(2).workers(2)
+    quiet(second)
+    assert counted(second).hits == 12
+    assert counted(second).misses == 0
+    assert counted(second).folder == counted(first).folder
+    assert counted(first).hits == 0  # each has its own counts
+
+
+def test_processes_on_one_folder_share_a_store(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train")
+    body = f"""
+        warnings.simplefilter("ignore")
+        pipeline = stoker.from_folder({str(folder)!r}).shuffle().cache("4MiB").batch(3)
+        count = sum(len(batch.label) for batch in pipeline)
+        stats = pipeline.stats().cache
+        say(json.dumps([count, stats.hits, stats.misses, stats.folder]))
+    """
+    pipeline = stoker.from_folder(folder).cache(LIMIT).workers(0)
+    quiet(pipeline)
+    ((count, hits, misses, where),) = run(tmp_path, body)
+    assert (count, hits, misses) == (12, 12, 0)
+    assert where == counted(pipeline).folder
+    assert os.path.isdir(where)  # who left was not the last
+    quiet(pipeline)
+    assert counted(pipeline).hits == 12
+    del pipeline
+    assert not os.path.exists(where)
+    ((count, hits, misses, _),) = run(tmp_path, body)
+    assert (count, hits, misses) == (12, 0, 12)
+
+
+ENDS = {"end": "", "exception": 'raise RuntimeError("over")', "ctrl-c": "stay()", "kill": "stay()"}
+
+STORES = """
+    kept = os.path.join({folder!r}, "kept")
+    chain = stoker.from_dataset(Examples(20), seed=0)
+    made = [
+        chain.cache("2MiB").workers({workers}, kind={kind!r}),
+        chain.cache("2MiB", path=kept + "-not", keep=False).workers({workers}, kind={kind!r}),
+        chain.cache("2MiB", path=kept, version="1").workers({workers}, kind={kind!r}),
+    ]
+    for pipeline in made:
+        assert len(list(pipeline)) == 20
+        assert pipeline.stats().cache.items == 20
+
+
+    def stay():
+        long = stoker.from_dataset(Examples(100_000, 0.001), seed=0)
+        long = long.cache("4MiB").workers({workers}, kind={kind!r})
+        for number, _ in enumerate(long):
+            if number == 20:
+                say("staying")
+
+
+    say(json.dumps([pipeline.stats().cache.folder for pipeline in made]))
+    {end}
+"""
+
+
+def ended(running: Script, how: str) -> list[str]:
+    """Have a program end in some way; return the folders of its stores, all there before."""
+    folders: list[str] = json.loads(running.line())
+    if how in ("ctrl-c", "kill"):
+        assert running.line() == "staying"
+        assert all(map(os.path.isdir, folders))
+        with Watch([running.pid]) as watch:
+            if how == "ctrl-c":
+                os.kill(running.pid, signal.SIGINT)
+            else:
+                os.killpg(running.pid, signal.SIGKILL)
+            assert watch.gone()
+    _, _, errors = running.finish()
+    expected = {"end": "", "exception": "RuntimeError: over", "ctrl-c": "KeyboardInterrupt"}
+    assert expected.get(how, "") in errors
+    if how == "end":
+        assert errors == ""
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "kind"),
+    [
+        ("end", 2, "thread"),
+        ("end", 1, "process"),
+        ("exception", 0, "thread"),
+        ("ctrl-c", 0, "thread"),
+        ("ctrl-c", 2, "thread"),
+        ("ctrl-c", 2, "process"),
+    ],
+)
+def test_what_is_temporary_goes_with_its_process(
+    tmp_path: Path, how: str, workers: int, kind: str
+) -> None:
+    body = STORES.format(folder=str(tmp_path), workers=workers, kind=kind, end=ENDS[how])
+    with script(tmp_path, body) as running:
+        *temporary, stays = ended(running, how)
+    assert not any(map(os.path.exists, temporary))
+    assert os.path.isdir(stays)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    again = stoker.from_dataset(Rows(20), seed=0)
+    assert items_of(again, stays) == 20
+
+
+def items_of(chain: stoker.Pipeline, store: str) -> int:
+    """Return what is in a kept store."""
+    pipeline = chain.cache("2MiB", path=store, version="other").workers(0)
+    with iter(pipeline):
+        return items(pipeline)
+
+
+def listed() -> None:
+    command = "from stoker.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", command, "cache", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def iterated() -> None:
+    list(stoker.from_dataset(Rows(3)).cache("2MiB").workers(0))
+
+
+@pytest.mark.parametrize(
+    ("next_one", "workers", "kind"),
+    [(iterated, 0, "thread"), (listed, 2, "thread"), (iterated, 2, "process")],
+)
+def test_what_was_left_by_a_kill_is_removed_by_the_next_process(
+    tmp_path: Path, next_one: Callable[[], None], workers: int, kind: str
+) -> None:
+    body = STORES.format(folder=str(tmp_path), workers=workers, kind=kind, end=ENDS["kill"])
+    with script(tmp_path, body) as running:
+        folders = ended(running, "kill")
+    assert os.path.isdir(folders[1])  # (the one in memory may have been swept by anybody)
+    next_one()
+    assert [os.path.exists(folder) for folder in folders] == [False, False, True]
+    assert items_of(stoker.from_dataset(Rows(20), seed=0), folders[2]) == 20
+
+
+def test_what_others_still_use_outlives_a_kill(tmp_path: Path) -> None:
+    body = STORES.format(folder=str(tmp_path), workers=2, kind="thread", end=ENDS["kill"])
+    with script(tmp_path, body) as running:
+        store = str(tmp_path / "kept-not")
+        assert store in running.line()
+        assert running.line() == "staying"
+        pipeline = stoker.from_dataset(Rows(20)).cache("2MiB", path=store, keep=False).workers(0)
+        with iter(pipeline) as rows:
+            next(rows)
+            with Watch([running.pid]) as watch:
+                os.killpg(running.pid, signal.SIGKILL)
+                assert watch.gone()
+            listed()
+            assert os.path.isdir(store)
+            assert len(list(rows)) == 19
+        assert items(pipeline) == 40
+    del pipeline, rows
+    assert not os.path.exists(store)
+
+
+def test_a_path_is_warm_in_the_next_process(tmp_path: Path) -> None:
+    folder, store = pets(tmp_path / "train"), tmp_path / "deep" / "store"
+    body = f"""
+        pipeline = stoker.from_folder({str(folder)!r}).cache("4MiB", path={str(store)!r}).workers(1)
+        for _ in range(2):
+            list(pipeline)
+            stats = pipeline.stats().cache
+            say(json.dumps([stats.hits, stats.misses, stats.items]))
+    """
+    assert run(tmp_path, body) == [[0, 12, 12], [12, 0, 12]]
+    assert run(tmp_path, body) == [[12, 0, 12], [12, 0, 12]]
+
+
+def test_a_store_goes_with_the_last_pipeline_that_has_it() -> None:
+    first = stoker.from_dataset(Rows(8)).cache(LIMIT)
+    second = first.batch(2, collate=list)
+    list(first)
+    list(second)
+    where = counted(first).folder
+    assert counted(second).hits == 8
+    del first
+    assert os.path.isdir(where)
+    del second
+    assert not os.path.exists(where)
+
+
+PRESSED = """
+    faulthandler.dump_traceback_later(20, exit=True)
+    import subprocess
+
+    pipeline = stoker.from_dataset(Examples(20), seed=0).cache("2MiB").workers(0)
+    list(pipeline)
+    inside = 0
+
+
+    def pressed(number, frame):
+        global inside
+        while frame is not None:
+            if os.path.join("stoker", "caching") in frame.f_code.co_filename:
+                inside += 1
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+
+    signal.signal(signal.SIGINT, pressed)
+    press = "import os, sys, time\\nwhile True: os.kill(int(sys.argv[1]), 2); time.sleep(0.0007)"
+    pressing = subprocess.Popen([sys.executable, "-I", "-c", press, str(os.getpid())])
+    for _ in range(600):
+        if inside >= 30:
+            break
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pressing.kill()
+    pressing.wait()
+    count = len(list(pipeline))
+    say(json.dumps([count, pipeline.stats().cache.hits]))
+"""
+
+
+def test_ctrl_c_while_the_process_forks_leaves_the_store_in_order(tmp_path: Path) -> None:
+    # What is raised there, Python throws away: but what it interrupted must not stay half done.
+    assert json.loads(finished(tmp_path, PRESSED)) == [20, 20]
+
+
+def finished(folder: Path, body: str) -> str:
+    """Run a program that may complain to its end; return what it said."""
+    with script(folder, body) as running:
+        code, out, errors = running.finish()
+    assert code == 0, errors[-3000:]
+    return out
+
+
+# -- what is said
+
+
+def test_raw_bytes_that_fit_in_the_page_cache_are_told_once(tmp_path: Path) -> None:
+    pipeline = stoker.from_folder(pets(tmp_path / "train")).shuffle().cache(LIMIT)
+    with pytest.warns(stoker.CacheWarning, match=FITS) as said:
+        list(pipeline)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    list(pipeline)
+
+
+def test_what_was_decoded_is_cached_in_silence(tmp_path: Path) -> None:
+    chain = stoker.from_folder(pets(tmp_path / "train")).map(len, on="image")
+    list(chain.cache(LIMIT))
+    list(stoker.from_dataset(Rows(8)).cache(LIMIT))
+
+
+def test_a_cache_on_a_disk_is_made_in_silence(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train")
+    list(stoker.from_folder(folder).cache(LIMIT, path=tmp_path / "store"))
+
+
+def test_hosts_that_draw_their_parts_anew_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    source = stoker.from_dataset(Rows(8), seed=0)
+    with pytest.warns(stoker.CacheWarning, match=r"2 hosts draw .* put \.shard\(\) before"):
+        list(source.shuffle().shard(rank=0, world=4).cache(LIMIT))
+    list(source.shard(rank=0, world=4).shuffle().cache(LIMIT))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # one host sees all parts
+    list(source.shuffle().shard(rank=0, world=4).cache(LIMIT))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_limit_that_nobody_has_is_lowered_and_told(tmp_path: Path, on_disk: bool) -> None:
+    path = tmp_path / "store" if on_disk else None
+    pipeline = stoker.from_dataset(Rows(8)).cache("900TB", path=path, keep=False)
+    with pytest.warns(stoker.CacheWarning, match=r"the cache (takes|can be) .*(limit=|path=)"):
+        list(pipeline)
+    list(pipeline)
+    assert counted(pipeline).hits == 8
+    assert 1 << 20 <= counted(pipeline).limit_bytes < 900e12
+
+
+def test_a_share_and_auto_are_resolved() -> None:
+    stats = []
+    for limit in (0.001, "auto", 0.01):
+        pipeline = stoker.from_dataset(Rows(8)).cache(limit)
+        with warnings.catch_warnings():  # where the container's memory is small
+            warnings.filterwarnings("ignore", message="the cache can be")
+            list(pipeline)
+            list(pipeline)
+        stats.append(counted(pipeline))
+        assert stats[-1].hits == 8
+    assert stats[0].limit_bytes < stats[2].limit_bytes < stats[1].limit_bytes
+
+
+@pytest.mark.parametrize("open_still", [False, True])
+def test_a_store_that_was_made_with_another_limit_says_so(tmp_path: Path, open_still: bool) -> None:
+    folder, store = pets(tmp_path / "train"), tmp_path / "store"
+    first = stoker.from_folder(folder).cache("2MiB", path=store)
+    list(first)
+    list(stoker.from_folder(folder).cache("2MiB", path=store))
+    if not open_still:
+        del first
+    with pytest.warns(stoker.CacheWarning, match=r"made with 2.0 MiB, and stays so: 8.0 MiB"):
+        list(stoker.from_folder(folder).cache("8MiB", path=store))
+
+
+def test_the_statistics_show_the_cache() -> None:
+    pipeline = stoker.from_dataset(Rows(8)).cache(LIMIT)
+    list(pipeline)
+    list(pipeline)
+    assert "8 hits and 0 misses (100% hits)" in str(pipeline.stats())
+    assert counted(pipeline).hit_fraction == 1
+    assert stoker.from_dataset(Rows(8)).stats().cache is None
+
+
+# -- what fails
+
+
+def failure(pipeline: stoker.Pipeline) -> stoker.StageError:
+    """Run epochs until one fails."""
+    with pytest.raises(stoker.StageError) as caught:
+        collections.deque((quiet(pipeline) for _ in range(3)), maxlen=0)
+    return caught.value
+
+
+@pytest.mark.parametrize(("workers", "kind"), WORKERS)
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_a_stage_that_fails_is_named_as_without_a_cache(
+    tmp_path: Path, workers: int, kind: str, place: str
+) -> None:
+    folder = stoker.from_folder(pets(tmp_path / "train")).map(len, on="image")
+
+    def chain(cache: bool) -> stoker.Pipeline:
+        before = folder.map(not_sevens, on="label") if place == "before" else folder
+        before = before.map(hurt, on="image") if place == "before" else before
+        found = before.cache(LIMIT) if cache else before
+        return found if place == "before" else found.map(not_sevens, on="image")
+
+    # Files of 2,000 bytes: 2000 % 7 == 5.
+    expected = chain(False) if place == "behind" else chain(False).map(not_sevens, on="image")
+    cached = chain(True) if place == "behind" else chain(True).map(not_sevens, on="image")
+    cached = cached.workers(workers, kind=kind)
+    error, plain = failure(cached), failure(expected)
+    assert str(error) == str(plain)
+    assert (error.stage, error.index, error.path) == (plain.stage, plain.index, plain.path)
+    assert error.path == str(tmp_path / "train" / "cat" / "0.jpg")
+    again = failure(cached)  # now from the store, where it stands before the failing stage
+    assert str(again) == str(plain)
+
+
+def test_a_map_before_the_cache_fails_each_time_and_is_not_kept() -> None:
+    pipeline = stoker.from_dataset(Rows(8), on_error=1).map(hurt, on="id").cache(LIMIT).workers(0)
+    for hits in (0, 7):
+        assert len(list(pipeline)) == 7
+        (skip,) = pipeline.stats().skips
+        assert (skip.stage, skip.index) == ("map(hurt, on='id')", 4)
+        assert counted(pipeline).hits == hits
+    assert items(pipeline) == 7
+
+
+@pytest.mark.parametrize("behind", ["source", "map"])
+def test_a_file_that_was_removed_is_the_source_s_failure(tmp_path: Path, behind: str) -> None:
+    folder = pets(tmp_path / "train")
+    plain = stoker.from_folder(folder)
+    if behind == "map":
+        plain = plain.map(len, on="image")
+    cached = plain.cache(LIMIT).workers(2)
+    (folder / "cat" / "0.jpg").unlink()
+    error, expected = failure(cached), failure(plain)
+    assert str(error) == str(expected)
+    assert error.stage == expected.stage == f"from_folder({str(folder)!r})"
+    assert isinstance(error.__cause__, FileNotFoundError)
+
+
+def test_a_file_that_is_removed_once_it_was_read_fails_nothing(tmp_path: Path) -> None:
+    folder = pets(tmp_path / "train")
+
+    def consumed(example: Any) -> int:
+        os.unlink(example.path)
+        return len(example.data)
+
+    pipeline = stoker.from_files(str(folder / "*" / "*.jpg")).map(consumed).cache(LIMIT)
+    assert list(pipeline.workers(0)) == [2000] * 12
+
+
+def picture(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.new("RGB", (2, 2))
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (1, "process")])
+def test_a_value_that_cannot_be_cached_says_what_to_do(
+    tmp_path: Path, workers: int, kind: str
+) -> None:
+    pytest.importorskip("PIL")
+    chain = stoker.from_folder(pets(tmp_path / "train")).map(picture, on="image")
+    error = failure(chain.cache(LIMIT).workers(workers, kind=kind))
+    assert error.stage == "cache(4.0 MiB)"
+    assert error.index == 0
+    assert error.path == str(tmp_path / "train" / "cat" / "0.jpg")
+    assert "cannot cache a PIL.Image.Image (at image)" in str(error)
+    assert "Cache before what makes it, or turn it into an array" in str(error)
+
+
+# -- what is worth keeping
+
+
+class Costly:
+    """Examples that take time to make, or room, unequally."""
+
+    def __init__(self, seconds: tuple[float, float], kilobytes: tuple[int, int]) -> None:
+        self.seconds, self.kilobytes = seconds, kilobytes
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        time.sleep(self.seconds[index % 2])
+        return index, bytes(self.kilobytes[index % 2] << 10)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("seconds", "kilobytes"), [((0.003, 0.0), (20, 20)), ((0.003, 0.003), (8, 60))]
+)
+def test_what_is_worth_most_for_its_bytes_is_kept(
+    seconds: tuple[float, float], kilobytes: tuple[int, int], workers: int
+) -> None:
+    data = Costly(seconds, kilobytes)
+    pipeline = stoker.from_dataset(data, seed=0).shuffle().cache("1MiB", admit="worth")
+    pipeline = pipeline.workers(workers)
+    for _ in range(4):
+        data.read.clear()
+        list(pipeline)
+    stored = set(range(200)) - set(data.read)
+    assert len(stored) == counted(pipeline).hits >= 10
+
+    def worth(indices: Any) -> float:
+        spent = sum(seconds[i % 2] for i in indices)
+        return spent / sum(kilobytes[i % 2] for i in indices)
+
+    assert worth(stored) > 1.2 * worth(range(200))
+
+
+# -- where files come from
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    pytest.importorskip("aiohttp")
+    from stoker.demo.server import serving
+
+    with serving(pets(tmp_path / "served")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+def test_from_a_server_each_file_is_read_once(server: Any, workers: int, kind: str) -> None:
+    plain = stoker.from_folder(server.url, seed=0).shuffle().batch(4).workers(0)
+    cached = stoker.from_folder(server.url, seed=0).shuffle().cache(LIMIT, version="1")
+    cached = cached.batch(4).workers(workers, kind=kind)
+    for hits in (0, 12, 12):
+        expected = stream(plain)
+        before = server.stats().requests
+        assert quiet(cached) == expected
+        assert server.stats().requests - before == 12 - hits
+        assert (counted(cached).hits, counted(cached).misses) == (hits, 12 - hits)
+
+
+def test_what_came_from_a_server_is_there_in_the_next_process(server: Any, tmp_path: Path) -> None:
+    body = f"""
+        pipeline = stoker.from_folder({server.url!r}, seed=0)
+        pipeline = pipeline.cache("4MiB", path={str(tmp_path / "store")!r}, version="1").workers(2)
+        found = sorted(bytes(image).decode().rstrip(".") for image, _ in pipeline)
+        say(json.dumps([found, pipeline.stats().cache.hits]))
+    """
+    ((first, hits),) = run(tmp_path, body)
+    assert hits == 0
+    listing = server.stats().requests
+    ((second, hits),) = run(tmp_path, body)
+    assert second == first
+    assert hits == 12
+    assert server.stats().requests - listing <= 3  # the listing alone: a folder and two classes
+
+
+def resident(file: Path) -> int:
+    """Return how many pages of a file are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    size = file.stat().st_size
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+        assert at not in (None, ctypes.c_void_p(-1).value)
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        assert libc.mincore(at, size, pages) == 0
+        libc.munmap(at, size)
+    finally:
+        os.close(handle)
+    return sum(page & 1 for page in pages.raw[: -(-size // mmap.PAGESIZE)])
+
+
+def forgotten(files: list[Path]) -> int:
+    """Have the kernel drop files from the page cache; return how many pages stay."""
+    for file in files:
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+    return sum(map(resident, files))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+@pytest.mark.parametrize("kind", ["folder", "files"])
+def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind: str) -> None:
+    folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(8)], 40_000)
+    files = sorted(folder.rglob("*.jpg"))
+
+    def source() -> stoker.Pipeline:
+        pattern = str(folder / "*" / "*.jpg")
+        return stoker.from_folder(folder) if kind == "folder" else stoker.from_files(pattern)
+
+    found = {}
+    for keep in (None, True, False):
+        if forgotten(files):
+            pytest.skip("this file system keeps what it is told to forget")
+        chain = source() if keep is None else source().cache(LIMIT, keep_pages=keep)
+        quiet(chain.workers(0))
+        found[keep] = sum(map(resident, files))
+    if not found[None]:
+        pytest.skip("this file system has no page cache")
+    assert found[True] == found[None] == 8 * 10
+    assert found[False] == 0

@@ -1,0 +1,244 @@
+"""`stoker cache list | info | remove`: as people call them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import stoker
+from scripts import script
+from stoker.cli import app
+
+
+@pytest.fixture(autouse=True)
+def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the user's list of caches alone; have lines long enough for a whole row."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def stoker_cache(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
+    """Call the command; return its code, and what it said and complained about."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "cache"]
+        + [os.fspath(word) for word in words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def row_of(name: str) -> str | None:
+    """Return the line of the list that begins with a name; others' caches may be there too."""
+    code, out, errors = stoker_cache("list")
+    assert (code, errors) == (0, "")
+    return next((line for line in out.splitlines() if line.split(" ")[0] == name), None)
+
+
+def chain(count: int = 10) -> stoker.Pipeline:
+    return stoker.from_arrays(np.zeros((count, 100)))
+
+
+def folder_of(pipeline: stoker.Pipeline) -> str:
+    found = pipeline.stats().cache
+    assert found is not None
+    return found.folder
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    """A kept store of ten items that nobody uses."""
+    folder = tmp_path / "store"
+    pipeline = chain().cache("2MiB", path=folder, version="1").workers(0)
+    for _ in range(2):
+        list(pipeline)
+    return str(folder)
+
+
+@pytest.fixture
+def temporary() -> Iterator[str]:
+    """A store in memory, in use until the test has ended."""
+    pipeline = chain().cache("2MiB").workers(0)
+    list(pipeline)
+    folder = folder_of(pipeline)
+    yield folder
+    del pipeline
+    assert not os.path.exists(folder)
+
+
+def test_without_caches_the_list_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests may have caches in memory at the same time; this user has none.
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    result = CliRunner().invoke(app, ["cache", "list"])
+    assert result.exit_code == 0
+    assert result.output == "no caches: neither in memory, nor at a path that this user gave\n"
+
+
+def test_a_kept_cache_is_listed(kept: str) -> None:
+    row = row_of(kept)
+    assert row is not None
+    for part in ("from_arrays", " 10 ", "2.0 MiB", "none", "until removed"):
+        assert part in row
+    pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
+    with iter(pipeline) as rows:
+        next(rows)
+        row = row_of(kept)
+        assert row is not None
+        assert " yes " in row
+
+
+def test_a_temporary_cache_is_listed_while_it_is_there(temporary: str) -> None:
+    row = row_of(os.path.basename(temporary))
+    assert row is not None
+    for part in ("from_arrays", " 10 ", "2.0 MiB", "yes", "until its last user ends"):
+        assert part in row
+    assert os.path.isdir(temporary)
+
+
+def test_what_is_gone_is_no_longer_listed() -> None:
+    pipeline = chain().cache("2MiB").workers(0)
+    list(pipeline)
+    name = os.path.basename(folder_of(pipeline))
+    del pipeline
+    assert row_of(name) is None
+
+
+def test_a_temporary_cache_on_a_disk_is_listed_by_its_path(tmp_path: Path) -> None:
+    pipeline = chain().cache("2MiB", path=tmp_path / "store", keep=False).workers(0)
+    list(pipeline)
+    assert row_of(str(tmp_path / "store")) is not None
+    del pipeline
+    assert row_of(str(tmp_path / "store")) is None
+    assert os.listdir(tmp_path / "state" / "stoker" / "caches") == []
+
+
+def test_what_was_removed_by_other_means_is_no_longer_listed(kept: str, tmp_path: Path) -> None:
+    os.rename(kept, tmp_path / "elsewhere")
+    assert row_of(kept) is None
+    assert os.listdir(tmp_path / "state" / "stoker" / "caches") == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_list(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    body = f"""
+        pipeline = stoker.from_dataset(Examples(5)).cache("2MiB", path={str(store)!r}, keep=False)
+        list(pipeline)
+        say("there")
+        time.sleep(100)
+    """
+    with script(tmp_path, body) as running:
+        assert running.line() == "there"
+    assert store.is_dir()
+    code, out, errors = stoker_cache("list")
+    assert (code, errors) == (0, "")
+    assert f"removed {store}, whose users were killed" in out
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_info_tells_about_one(kept: str, used: bool) -> None:
+    pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
+    if used:
+        list(pipeline)
+    code, out, errors = stoker_cache("info", kept)
+    assert (code, errors) == (0, "")
+    told = {line[:8].strip(): line[8:].strip() for line in out.splitlines()}
+    assert told["folder"] == kept
+    assert told["holds"].startswith("from_arrays")
+    assert told["stays"] == "until it is removed"
+    assert told["in use"] == ("yes" if used else "no")
+    assert told["state"] == "admits"
+    assert told["items"].startswith("10 (")
+    assert told["takes"].endswith("of 2.0 MiB")
+    hits = 20 if used else 10
+    assert told["so far"].startswith(f"{hits} hits, 10 misses, ")
+
+
+def test_info_tells_that_it_is_full(tmp_path: Path) -> None:
+    pipeline = stoker.from_arrays(np.zeros((40, 10_000))).cache(
+        "1MiB", path=tmp_path / "store", version="1"
+    )
+    list(pipeline.workers(0))
+    code, out, _ = stoker_cache("info", tmp_path / "store")
+    assert code == 0
+    assert "full: nothing enters" in out
+
+
+def test_info_takes_a_name_from_the_list(temporary: str) -> None:
+    code, out, errors = stoker_cache("info", os.path.basename(temporary))
+    assert (code, errors) == (0, "")
+    assert temporary in out
+    assert "until its last user ends" in out
+
+
+@pytest.mark.parametrize("command", ["info", "remove"])
+def test_what_is_no_cache_is_an_error(tmp_path: Path, command: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    for which in ("nothing-like-it", str(tmp_path / "mine"), str(tmp_path / "none")):
+        code, out, errors = stoker_cache(command, which)
+        assert (code, out) == (1, "")
+        assert errors == f"stoker cache: there is no cache {which!r}: see stoker cache list\n"
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_a_cache_is_removed(kept: str, tmp_path: Path) -> None:
+    code, out, errors = stoker_cache("remove", kept)
+    assert (code, out, errors) == (0, f"removed {kept}\n", "")
+    assert not os.path.exists(kept)
+    assert sorted(os.listdir(tmp_path)) == ["state"]
+    assert row_of(kept) is None
+    code, _, errors = stoker_cache("remove", kept)
+    assert code == 1
+    assert "Traceback" not in errors
+
+
+def test_a_cache_that_is_not_in_the_list_is_removed_by_its_folder(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    assert row_of(kept) is None
+    monkeypatch.chdir(tmp_path)
+    code, out, errors = stoker_cache("remove", "store")
+    assert (code, out, errors) == (0, f"removed {kept}\n", "")
+    assert not os.path.exists(kept)
+
+
+def test_a_cache_in_use_is_not_removed(kept: str, temporary: str) -> None:
+    pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
+    list(pipeline)
+    for which, folder in ((kept, kept), (os.path.basename(temporary), temporary)):
+        code, out, errors = stoker_cache("remove", which)
+        assert (code, out) == (1, "")
+        assert errors == f"stoker cache: the cache in {folder} is in use\n"
+        assert os.path.isdir(folder)
+    list(pipeline)
+    found = pipeline.stats().cache
+    assert found is not None
+    assert found.hits == 10
+
+
+def test_a_cache_that_a_process_holds_is_removed_once_it_ended(tmp_path: Path) -> None:
+    body = f"""
+        pipeline = stoker.from_dataset(Examples(5))
+        pipeline = pipeline.cache("2MiB", path={str(tmp_path / "store")!r}, version="1")
+        list(pipeline)
+        say(json.dumps(pipeline.stats().cache.folder))
+        time.sleep(100)
+    """
+    with script(tmp_path, body) as running:
+        folder = json.loads(running.line())
+        assert stoker_cache("remove", folder)[0] == 1
+        assert os.path.isdir(folder)
+    assert stoker_cache("remove", folder)[0] == 0
+    assert not os.path.exists(folder)

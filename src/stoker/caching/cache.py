@@ -241,6 +241,7 @@ class Cache:
             return None
         with HANDLES.lock:
             if self._handle is None or not self._handle.alive:
+                self._admission = _ADMIT[self._admit]()  # a forked one's lock may be held
                 self._handle = HANDLES.get(self.folder, self._joined)
                 self._nowhere = self._handle is None
                 if self._handle is not None:

@@ -8,7 +8,7 @@ import sys
 
 import lmdb
 
-from stoker.caching.store import DATA, PAGE_BYTES
+from stoker.caching.store import DATA, KEY_BYTES, PAGE_BYTES
 
 _META = struct.Struct("<IIQQ")  # of LMDB's first two pages: magic, version, address, map size
 _MAGIC = 0xBEEFC0DE
@@ -22,32 +22,31 @@ def main(folder: str, limit_bytes: int) -> str:
             if _META.unpack(file.read(_META.size))[0] != _MAGIC:
                 return "it does not begin as a store does"
     try:
-        env = lmdb.open(
-            folder, map_size=limit_bytes, readonly=True, lock=False, max_dbs=2, readahead=False
-        )
-        packs, index = (
-            env.open_db(b"packs", integerkey=True, create=False),
-            env.open_db(b"index", create=False),
-        )
+        env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False, readahead=False)
         with env.begin(buffers=True) as txn:
-            sizes = []
-            for number, (key, content) in enumerate(txn.cursor(db=packs)):
-                if int.from_bytes(key, sys.byteorder) != number or len(content) > limit_bytes:
-                    return "its packs are in disorder"
-                sizes.append(len(content))
-            last = b""
-            for key, entry in txn.cursor(db=index):
-                if len(key) != 16 or len(entry) < 24 or bytes(key) <= last:
-                    return "its index is in disorder"
-                last = bytes(key)
+            sizes: dict[int, int] = {}
+            last, count = b"", 0
+            for key, content in txn.cursor():
+                name = bytes(key)
+                if name <= last or len(content) > limit_bytes:
+                    return "its items are in disorder"
+                last = name
+                count += 1
+                if len(name) == 9:
+                    sizes[int.from_bytes(name[1:], "big")] = len(content)
+            for key, entry in txn.cursor():
+                if len(key) != KEY_BYTES:
+                    continue
                 _, _, pack = struct.unpack_from("<QQq", entry)
                 if pack == -1:
                     continue
                 start, length = struct.unpack_from("<QQ", entry, 24)
-                if not 0 <= pack < len(sizes) or start + length > sizes[pack]:
-                    return f"item {last.hex()} lies outside of its pack"
-            if len(sizes) != txn.stat(packs)["entries"]:
-                return "packs are missing"
+                if start + length > sizes.get(pack, -1):
+                    return f"item {bytes(key).hex()} lies outside of its pack"
+            if count != txn.stat()["entries"]:
+                return "items are missing"
+    except struct.error:
+        return "an item is cut short"
     except lmdb.Error as error:
         return str(error)
     return ""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.stats import CacheCounts
 
-ROWS = 4096
+ROWS = 2048
 _WIDTH = 16  # integers in a row: an identity (two), the counts, and room
 _HEAD = 512  # integers in front of the rows
 _SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
@@ -41,7 +41,7 @@ class Counters:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size != _SIZE_BYTES:
-            os.ftruncate(self._descriptor, _SIZE_BYTES)
+            allocate(self._descriptor, _SIZE_BYTES)
         self._map = mmap.mmap(self._descriptor, _SIZE_BYTES)
         table = np.frombuffer(self._map, np.int64)
         self.head: NDArray[np.int64] = table[:_HEAD]
@@ -67,13 +67,15 @@ class Counters:
         return CacheCounts(*(int(n) for n in rows[:, 2 : 2 + len(NAMES)].sum(axis=0)))
 
     def close(self) -> None:
-        """Free this process's rows; what they count stays."""
-        with self._lock:
-            self._mine.clear()
-            del self.head, self._rows
-            with contextlib.suppress(BufferError):  # a snapshot of them may be alive
-                self._map.close()
-            os.close(self._descriptor)
+        """Free this process's rows; what they count stays. Nobody may use it any more.
+
+        Takes no lock: in a child, a thread may hold it that is not there.
+        """
+        self._mine.clear()
+        del self.head, self._rows
+        with contextlib.suppress(BufferError):  # a snapshot of them may be alive
+            self._map.close()
+        os.close(self._descriptor)
 
     def _row(self, user: tuple[int, int]) -> NDArray[np.int64]:
         """Take a row: one of the user's whose process is gone, or else an empty one."""
@@ -98,6 +100,14 @@ class Counters:
                 return False
             raise
         return True
+
+
+def allocate(descriptor: int, size_bytes: int) -> None:
+    """Have a file take its room: who writes into a map of a file with holes dies on a full disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        os.ftruncate(descriptor, size_bytes)
 
 
 _PLACES = {name: place for place, name in enumerate(NAMES, 2)}

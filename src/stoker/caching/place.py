@@ -92,7 +92,8 @@ class Place:
             self.about.clean, self.about.data_ns = True, os.fstat(data).st_mtime_ns
         finally:
             os.close(data)
-        _write_about(self.folder, self.about)
+        with contextlib.suppress(OSError):  # then it is checked when it is used again
+            _write_about(self.folder, self.about)
 
 
 def joined(
@@ -157,7 +158,8 @@ def _entered(folder: str, users: int, on_damage: str) -> Place | None:
             return None
         assert about is not None
         about.clean, about.boot = False, boot()
-        _write_about(folder, about)
+        with contextlib.suppress(OSError):  # a full disk is no reason not to read what is there
+            _write_about(folder, about)
         fcntl.flock(users, fcntl.LOCK_SH)
     if about is None:
         raise CacheError(f"the cache in {folder} does not say what it is: remove it")
@@ -407,9 +409,13 @@ def _about(folder: str) -> About | None:
 def _write_about(folder: str, about: About) -> None:
     new = os.path.join(folder, f".{_ABOUT}.{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(about))
-    os.replace(new, os.path.join(folder, _ABOUT))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(about))
+        os.replace(new, os.path.join(folder, _ABOUT))
+    except BaseException:
+        os.unlink(new)
+        raise
 
 
 def _register_folder() -> str:

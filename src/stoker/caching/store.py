@@ -1,9 +1,10 @@
 """The store: items in LMDB, which all processes of a host share and none of them can spoil.
 
-Two tables: ``index``, from an item's key to its number, its checksum and what it holds; and
-``packs``, under ascending numbers, of which small items share one, since LMDB gives whole pages to
-what is more than half a page: of those the index holds pack and place. Nothing is ever deleted or
-replaced.
+One table, three kinds of keys. 16 bytes: an item, its number, its checksum and what it holds, or
+where that is; ``p`` and a number: a pack, which small items share, since LMDB gives whole pages to
+what is more than half a page; ``c``: how many items and packs there are, and the items' bytes.
+Nothing is ever deleted, and nothing but the last is replaced. (Tables with names would be opened in
+a transaction that waits for who writes.)
 
 What LMDB asks for, by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync`` (what a
 crash of the machine leaves is thrown away as a whole), the file as long as the map from the
@@ -22,20 +23,35 @@ from typing import Any, NamedTuple, TypeVar
 import lmdb
 import xxhash
 
-from stoker.caching.counters import ENDED, FULL, ITEMS, PAYLOAD_BYTES, USED_BYTES, Counters
+from stoker.caching.counters import (
+    ENDED,
+    FULL,
+    ITEMS,
+    PAYLOAD_BYTES,
+    USED_BYTES,
+    Counters,
+    allocate,
+)
 from stoker.caching.gate import Gate
 
 T = TypeVar("T")
 
+KEY_BYTES = 16
 PACK_BYTES = 1 << 16
 """Items of less share a content of about so many bytes."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 DATA = "data.mdb"
+_LOCK = "lock.mdb"
+_COUNTERS = "counters"
 _READERS = 4096
+_READER_BYTES = 64
+_HEADER_BYTES = 16  # of LMDB, in front of what takes whole pages
 _ENTRY = struct.Struct("<QQq")  # number, checksum, pack; what is large follows
 _ALONE = -1  # in place of a pack
 _PLACE = struct.Struct("<QQ")  # start and length within a pack
-_PACK = struct.Struct("=Q")  # LMDB's integer keys are the machine's own
+_PACK = struct.Struct(">cQ")
+_COUNTS = struct.Struct("<QQQ")  # items, packs, bytes
+_COUNTS_KEY = b"c"
 
 
 class Missing:
@@ -89,12 +105,10 @@ class Store:
         self._gate = Gate()
         self._lock = threading.Lock()
         self._env: Any = None
-        self._index: Any = None
-        self._packs: Any = None
         self._verified = bytearray()  # by number: whether this process has checked it
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._admission = os.open(os.path.join(folder, "admission"), flags, 0o600)
-        self.counters = Counters(os.path.join(folder, "counters"))
+        self.counters = Counters(os.path.join(folder, _COUNTERS))
 
     @staticmethod
     def create(folder: str, limit_bytes: int) -> None:
@@ -102,14 +116,16 @@ class Store:
 
         Raises OSError where there is no room even for an empty one.
         """
+        # LMDB would make a file with holes.
+        with open(os.path.join(folder, _LOCK), "wb", opener=_private) as lock:
+            allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
         try:
             env = _opened(folder, limit_bytes)
-            env.open_db(b"packs", integerkey=True)
-            env.open_db(b"index")
             env.close()
         except lmdb.Error as error:
             raise OSError(f"{folder}: {error}") from error
         os.truncate(os.path.join(folder, DATA), limit_bytes)
+        Counters(os.path.join(folder, _COUNTERS)).close()
 
     @property
     def full(self) -> bool:
@@ -134,7 +150,7 @@ class Store:
         with self._gate:
             env = self._environment()
             try:
-                with env.begin(buffers=True, db=self._index) as txn:
+                with env.begin(buffers=True) as txn:
                     for key in keys:
                         record = self._record(txn, key, damaged)
                         found.append(MISSING if record is None else read(record))
@@ -149,7 +165,7 @@ class Store:
         with self._gate:
             env = self._environment()
             try:
-                with env.begin(buffers=True, db=self._index) as txn:
+                with env.begin(buffers=True) as txn:
                     return [txn.get(key) is not None for key in keys]
             except lmdb.ReadersFullError:
                 env.reader_check()
@@ -159,8 +175,9 @@ class Store:
 
     def keys(self) -> list[bytes]:
         """Return the keys of all items."""
-        with self._gate, self._environment().begin(db=self._index) as txn:
-            return [bytes(key) for key in txn.cursor().iternext(values=False)]
+        with self._gate, self._environment().begin() as txn:
+            keys = txn.cursor().iternext(values=False)
+            return [bytes(key) for key in keys if len(key) == KEY_BYTES]
 
     def _record(self, txn: Any, key: bytes, damaged: Callable[[str], None]) -> memoryview | None:
         entry: memoryview | None = txn.get(key)
@@ -172,7 +189,7 @@ class Store:
             record = entry[_ENTRY.size :]
         else:
             start, length = _PLACE.unpack_from(entry, _ENTRY.size)
-            content = txn.get(_PACK.pack(pack), db=self._packs)
+            content = txn.get(_PACK.pack(b"p", pack))
             record = None if content is None else content[start : start + length]
         verified = self._verified
         if number < len(verified) and verified[number]:
@@ -212,7 +229,10 @@ class Store:
         env.reader_check()  # who was killed while reading keeps pages from being used again
         added = Added(0, 0, [])
         for group in _packed(items):
-            added = _together(added, self._group_added(env, group))
+            if head[FULL]:
+                added = _together(added, Added(0, 0, group))
+            else:
+                added = _together(added, self._group_added(env, group))
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         return added
 
@@ -233,7 +253,6 @@ class Store:
                 head[FULL] = 1
             return Added(0, 0, group)
         size = sum(item.size_bytes for item in entered.values())
-        head[PAYLOAD_BYTES] += size
         there = [item for item in group if entered.get(item.key) is not item]
         return Added(len(entered), size, there)
 
@@ -243,33 +262,26 @@ class Store:
         (Larger ones are slower: LMDB keeps what they write in memory that is touched for the first
         time.)
         """
-        index = self._index
         with env.begin(write=True) as txn:
-            new = {item.key: item for item in group if txn.get(item.key, db=index) is None}
-            number = txn.stat(index)["entries"]
+            new = {item.key: item for item in group if txn.get(item.key) is None}
+            if not new:
+                return new
+            items, packs, payload = _COUNTS.unpack(txn.get(_COUNTS_KEY) or bytes(_COUNTS.size))
             if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
-                for item in new.values():
-                    hashed = xxhash.xxh3_64()
-                    for piece in item.record:
-                        hashed.update(piece)
-                    entry = _ENTRY.pack(number, hashed.intdigest(), _ALONE)
-                    txn.put(item.key, b"".join([entry, *item.record]), db=index)
-            elif new:
-                self._put_pack(txn, number, list(new.values()))
-        self.counters.head[ITEMS] = number + len(new)
+                hashed = xxhash.xxh3_64()
+                for piece in group[0].record:
+                    hashed.update(piece)
+                entry = _ENTRY.pack(items, hashed.intdigest(), _ALONE)
+                txn.put(group[0].key, b"".join([entry, *group[0].record]))
+            else:
+                _put_pack(txn, items, packs, list(new.values()))
+                packs += 1
+            items += len(new)
+            payload += sum(item.size_bytes for item in new.values())
+            txn.put(_COUNTS_KEY, _COUNTS.pack(items, packs, payload))
+        head = self.counters.head
+        head[ITEMS], head[PAYLOAD_BYTES] = items, payload
         return new
-
-    def _put_pack(self, txn: Any, number: int, items: list[Item]) -> None:
-        pack = txn.stat(self._packs)["entries"]
-        content = b"".join([piece for item in items for piece in item.record])
-        txn.put(_PACK.pack(pack), content, db=self._packs, append=True)
-        start = 0
-        for at, item in enumerate(items, number):
-            stop = start + item.size_bytes
-            checksum = xxhash.xxh3_64_intdigest(content[start:stop])
-            entry = _ENTRY.pack(at, checksum, pack) + _PLACE.pack(start, item.size_bytes)
-            txn.put(item.key, entry, db=self._index)
-            start = stop
 
     def close(self) -> None:
         """Let go of everything; nobody may use it any more."""
@@ -283,16 +295,13 @@ class Store:
         if self._env is None:
             with self._lock:
                 if self._env is None:
-                    env = _opened(self.folder, self.limit_bytes)
-                    self._packs = env.open_db(b"packs", integerkey=True, create=False)
-                    self._index = env.open_db(b"index", create=False)
-                    self._env = env
+                    self._env = _opened(self.folder, self.limit_bytes)
         return self._env
 
     def _close_environment(self) -> None:
         if self._env is not None:
             self._env.close()
-            self._env = self._index = self._packs = None
+            self._env = None
 
     def before_fork(self) -> None:
         """Close the environment."""
@@ -318,10 +327,25 @@ def _opened(folder: str, limit_bytes: int) -> Any:
         metasync=False,
         writemap=False,
         readahead=False,
-        max_dbs=2,
         max_readers=_READERS,
         max_spare_txns=8,
     )
+
+
+def _put_pack(txn: Any, items: int, packs: int, group: list[Item]) -> None:
+    content = b"".join([piece for item in group for piece in item.record])
+    txn.put(_PACK.pack(b"p", packs), content)
+    start = 0
+    for number, item in enumerate(group, items):
+        stop = start + item.size_bytes
+        checksum = xxhash.xxh3_64_intdigest(content[start:stop])
+        entry = _ENTRY.pack(number, checksum, packs) + _PLACE.pack(start, item.size_bytes)
+        txn.put(item.key, entry)
+        start = stop
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _together(one: Added, other: Added) -> Added:
@@ -333,14 +357,14 @@ def _packed(items: Iterable[Item]) -> list[list[Item]]:
     """Sort items into contents: small ones together, others alone."""
     packs: list[list[Item]] = []
     small: list[Item] = []
-    size = 0
+    room = PACK_BYTES - _HEADER_BYTES  # so that a pack fills its pages
     for item in items:
         if item.size_bytes >= PACK_BYTES:
             packs.append([item])
             continue
-        small.append(item)
-        size += item.size_bytes
-        if size >= PACK_BYTES:
+        if small and item.size_bytes > room:
             packs.append(small)
-            small, size = [], 0
+            small, room = [], PACK_BYTES - _HEADER_BYTES
+        small.append(item)
+        room -= item.size_bytes
     return packs + [small] * bool(small)

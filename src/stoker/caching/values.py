@@ -74,7 +74,11 @@ def decoded(record: memoryview) -> Any:
             _readers.clear()
         _readers[outline] = read
     start = middle + numbers_bytes
-    return read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
+    try:
+        return read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
+    except UnknownType:
+        _readers.pop(outline, None)  # it may be there another time
+        raise
 
 
 def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
@@ -90,11 +94,13 @@ def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any
         numbers.append(len(value))
         contents.append(value if kind is bytes else bytes(value))
         return kind.__name__
-    if kind is np.ndarray and not value.dtype.hasobject:
+    if kind is np.bytes_ or kind is np.str_:  # as an array it would lose zeros at its end
+        return [kind.__name__, _node(kind.__bases__[0](value), numbers, contents, at)]
+    if kind is np.ndarray and _is_plain_dtype(value.dtype):
         numbers.append(value.shape)
         contents.append(value.tobytes())
         return ["array", _described(value.dtype)]
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
+    if isinstance(value, np.generic) and _is_plain_dtype(value.dtype):
         contents.append(value.tobytes())
         return ["scalar", _described(value.dtype)]
     if kind is int:
@@ -108,7 +114,11 @@ def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any
     if structure.is_tensor(value) and _is_plain_tensor(value):
         import torch
 
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        there = value.detach().resolve_conj().resolve_neg()
+        flat = there.contiguous().reshape(-1)
+        if flat.stride() != (1,):  # a single element may have any
+            flat = torch.empty(len(flat), dtype=flat.dtype).copy_(flat)
+        flat = flat.view(torch.uint8)
         numbers.append(tuple(value.shape))
         contents.append(flat.numpy().tobytes())
         return ["tensor", str(value.dtype).removeprefix("torch.")]
@@ -130,16 +140,19 @@ def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at
     if kind is dict:
         return ["dict", [_node(key, numbers, contents, at) for key in value], *nodes]
     named = _written.get(kind)
-    if named is None:
+    if getattr(value, "__dict__", {}).keys() - {name for name, _ in parts}:
+        named = []  # more than its fields
+    elif named is None:
         is_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
         name, names = f"{kind.__module__}:{kind.__qualname__}", [n for n, _ in parts]
         if _found(name, names, is_tuple=is_tuple) is kind:
             named = _written[kind] = ["named" if is_tuple else "dataclass", name, names]
-    if named is not None:
+    if named:
         return [*named, *nodes]
     raise TypeError(
-        f"cannot cache a {kind.__module__}.{kind.__qualname__}{where}: it would not be found "
-        "again. Define it at the top of a module, or use a tuple or a dict"
+        f"cannot cache a {kind.__module__}.{kind.__qualname__}{where}: it is defined within a "
+        "function, or holds more than its fields. Define it at the top of a module, or use a tuple "
+        "or a dict"
     )
 
 
@@ -148,6 +161,18 @@ def _is_plain_tensor(tensor: Any) -> bool:
 
     strided = tensor.layout == torch.strided and not tensor.is_quantized
     return type(tensor) is torch.Tensor and strided and tensor.device.type == "cpu"
+
+
+def _is_plain_dtype(dtype: np.dtype[Any]) -> bool:
+    """Tell whether a dtype comes back as it is."""
+    if dtype.names is None:
+        return not dtype.hasobject
+    try:
+        described = msgspec.msgpack.decode(msgspec.msgpack.encode(_described(dtype)))
+        again = _dtype(described)
+    except (TypeError, ValueError):
+        return False
+    return not dtype.hasobject and again == dtype and again.type is dtype.type
 
 
 def _described(dtype: np.dtype[Any]) -> Any:
@@ -178,7 +203,7 @@ def _found(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)  # no code of the module may run
     if not isinstance(found, type):
         return None
     if is_tuple:
@@ -233,25 +258,42 @@ def _reader(node: Any) -> _Read:
     if tag == "tuple":
         parts = [_reader(child) for child in node[1:]]
         return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
-    kind = _found(node[1], node[2], is_tuple=tag == "named")
+    if tag in ("bytes_", "str_"):
+        inner, make = _reader(node[1]), getattr(np, tag)
+        return lambda numbers, contents: make(inner(numbers, contents))
+    return _named(node[1], node[2], [_reader(child) for child in node[3:]], tag == "named")
+
+
+def _named(name: str, names: list[str], parts: list[_Read], is_tuple: bool) -> _Read:
+    kind = _found(name, names, is_tuple=is_tuple)
     if kind is None:
-        raise UnknownType(node[1])
-    parts = [_reader(child) for child in node[3:]]
-    if tag == "named":
-        make = tuple.__new__
-        return lambda numbers, contents: make(kind, [read(numbers, contents) for read in parts])
+        raise UnknownType(name)
+    module, _, path = name.partition(":")
+    new_tuple = tuple.__new__
+
+    def check() -> None:
+        """Refuse a class that is another one by now."""
+        if getattr(sys.modules.get(module), "__dict__", {}).get(path) is not kind and (
+            "." not in path or _found(name, names, is_tuple=is_tuple) is not kind
+        ):
+            raise UnknownType(name)
+
+    def read_tuple(numbers: Iterator[Any], contents: _Contents) -> Any:
+        check()
+        return new_tuple(kind, [read(numbers, contents) for read in parts])
 
     def read_dataclass(numbers: Iterator[Any], contents: _Contents) -> Any:
+        check()
         made: Any = object.__new__(kind)
-        for name, read in zip(node[2], parts, strict=True):
-            object.__setattr__(made, name, read(numbers, contents))
+        for field, read in zip(names, parts, strict=True):
+            object.__setattr__(made, field, read(numbers, contents))
         return made
 
-    return read_dataclass
+    return read_tuple if is_tuple else read_dataclass
 
 
 def _array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
-    out = np.empty(shape, dtype)
+    out = np.ndarray(shape, dtype)  # np.empty has no strings of no length
     if out.nbytes:
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(contents.take(out.nbytes), np.uint8)
     return out
@@ -265,6 +307,8 @@ def _tensors(name: str) -> _Read:
     def read(numbers: Iterator[Any], contents: _Contents) -> Any:
         shape = next(numbers)
         size = int(np.prod(shape)) * dtype.itemsize
+        if not size:
+            return torch.empty(shape, dtype=dtype)
         flat = torch.from_numpy(_array(contents, np.dtype(np.uint8), [size]))
         return flat.view(dtype).reshape(shape)
 

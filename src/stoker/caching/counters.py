@@ -48,6 +48,7 @@ class Counters:
         self._rows = table[_HEAD:].reshape(ROWS, _WIDTH)
         self._mine: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._taken: set[int] = set()
+        self._alone: dict[tuple[int, int], NDArray[np.int64]] = {}  # of those without a row
         self._lock = threading.Lock()
 
     def add(self, user: tuple[int, int], **counts: int) -> None:
@@ -62,8 +63,10 @@ class Counters:
     def of(self, user: tuple[int, int] | None) -> CacheCounts:
         """Return the counts of a user in all its processes; without one, those of everybody."""
         rows = self._rows
+        alone = [row for mine, row in self._alone.items() if user in (None, mine)]
         if user is not None:
             rows = rows[(rows[:, 0] == user[0]) & (rows[:, 1] == user[1])]
+        rows = np.concatenate([rows, *(row[None] for row in alone)])
         return CacheCounts(*(int(n) for n in rows[:, 2 : 2 + len(NAMES)].sum(axis=0)))
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class Counters:
                 row[:2] = user
                 self._taken.add(int(number))
                 return row
-        return np.zeros(_WIDTH, np.int64)  # there are none left: seen here alone
+        return self._alone.setdefault(user, np.zeros(_WIDTH, np.int64))
 
     def _held(self, number: int) -> bool:
         """Lock a row for this process, if no other has it; the kernel frees it with the process."""

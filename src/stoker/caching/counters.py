@@ -27,7 +27,7 @@ _SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
 
 NAMES = tuple(field.name for field in fields(CacheCounts))
 # The head: what holds for the store.
-FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, TOLD = range(1, 9)
+FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, TOLD, DATA_NS = range(1, 10)
 
 
 class Counters:

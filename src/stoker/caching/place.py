@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from stoker.caching.counters import DAMAGED, Counters
+from stoker.caching.counters import DAMAGED, DATA_NS, Counters
 from stoker.caching.store import DATA, Store
 from stoker.errors import CacheError, CacheWarning
 from stoker.machine import format_bytes
@@ -53,8 +53,6 @@ class About(msgspec.Struct):
     """Since when the machine runs on which it was used last."""
     clean: bool = False
     """Whether its last user closed it."""
-    data_ns: int = 0
-    """When its data were changed last, as far as its last user knew."""
 
 
 class Place:
@@ -89,9 +87,9 @@ class Place:
         data = os.open(os.path.join(self.folder, DATA), os.O_RDWR)
         try:
             os.fsync(data)
-            self.about.clean, self.about.data_ns = True, os.fstat(data).st_mtime_ns
         finally:
             os.close(data)
+        self.about.clean = True
         with contextlib.suppress(OSError):  # then it is checked when it is used again
             _write_about(self.folder, self.about)
 
@@ -184,13 +182,13 @@ def _damage(folder: str, about: About | None) -> str:
     if data.st_size != about.limit_bytes:
         return f"{DATA} has {data.st_size:,} bytes instead of {about.limit_bytes:,}"
     counters = Counters(os.path.join(folder, "counters"))
-    spoilt = bool(counters.head[DAMAGED])
+    spoilt, known_ns = bool(counters.head[DAMAGED]), int(counters.head[DATA_NS])
     counters.close()
     if spoilt:
         return "items in it were not as they had been written"
-    if about.clean and data.st_mtime_ns == about.data_ns:
-        return ""
-    # What cannot be trusted may crash its reader: that is another process.
+    if data.st_mtime_ns == known_ns:
+        return ""  # nobody has written since the last item entered
+    # What cannot be trusted may crash its reader: that is another process. It reads all of it.
     done = subprocess.run(
         [sys.executable, "-m", "stoker.caching.check", folder, str(about.limit_bytes)],
         capture_output=True,

@@ -24,6 +24,7 @@ import lmdb
 import xxhash
 
 from stoker.caching.counters import (
+    DATA_NS,
     ENDED,
     FULL,
     ITEMS,
@@ -125,7 +126,9 @@ class Store:
         except lmdb.Error as error:
             raise OSError(f"{folder}: {error}") from error
         os.truncate(os.path.join(folder, DATA), limit_bytes)
-        Counters(os.path.join(folder, _COUNTERS)).close()
+        counters = Counters(os.path.join(folder, _COUNTERS))
+        counters.head[DATA_NS] = _changed_ns(folder)
+        counters.close()
 
     @property
     def full(self) -> bool:
@@ -234,6 +237,7 @@ class Store:
             else:
                 added = _together(added, self._group_added(env, group))
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
+        head[DATA_NS] = _changed_ns(self.folder)  # if it is another, somebody else was here
         return added
 
     def _group_added(self, env: Any, group: list[Item]) -> Added:
@@ -342,6 +346,10 @@ def _put_pack(txn: Any, items: int, packs: int, group: list[Item]) -> None:
         entry = _ENTRY.pack(number, checksum, packs) + _PLACE.pack(start, item.size_bytes)
         txn.put(item.key, entry)
         start = stop
+
+
+def _changed_ns(folder: str) -> int:
+    return os.stat(os.path.join(folder, DATA)).st_mtime_ns
 
 
 def _private(path: str, flags: int) -> int:

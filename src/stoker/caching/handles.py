@@ -20,6 +20,7 @@ from stoker.interrupts import Deferred, again_soon
 from stoker.machine import format_bytes
 
 _CLOSE_S = 5.0
+_TO_THE_END = -1
 
 
 class Handle:
@@ -33,6 +34,7 @@ class Handle:
         self.alive = True
         self.uses = 0
         self.place = place
+        self._line_open = False
         self.store = Store(place.folder, place.about.limit_bytes)
         self.writer = Writer(self.store, self._written, self._failed)
 
@@ -60,6 +62,9 @@ class Handle:
         self.writer.close(_CLOSE_S)
         self.store.close()
         self.place.leave()
+        if self._line_open:
+            with contextlib.suppress(ValueError, OSError, AttributeError):
+                sys.stderr.write("\n")
 
     def before_fork(self) -> None:
         """Close what must not cross a fork."""
@@ -95,9 +100,10 @@ class Handle:
     def _show(self) -> None:
         head = self.store.counters.head
         now = int(time.time())
-        if not head[FULL] and now == head[SHOWN_S]:  # by whichever process came first
-            return
-        head[SHOWN_S] = now
+        if head[SHOWN_S] == _TO_THE_END or (head[SHOWN_S] == now and not head[FULL]):
+            return  # some process has shown it
+        head[SHOWN_S] = _TO_THE_END if head[FULL] else now
+        self._line_open = not head[FULL]
         used, limit = format_bytes(int(head[USED_BYTES])), format_bytes(self.store.limit_bytes)
         end = ", full\n" if head[FULL] else ""
         sys.stderr.write(f"\r\x1b[Kcache: {used} of {limit}, {int(head[ITEMS]):,} items{end}")

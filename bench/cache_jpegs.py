@@ -32,14 +32,15 @@ import throttled
 from gil import jpegs
 from harness import Ratio, parser, report
 from peers import environment
+from throttled import read_bytes, write_files
 
 import stoker
 
 SHARE = 0.35
-OWN_BYTES = 150 << 20
+OWN_BYTES = 240 << 20
 CROP = 224
 BATCH = 32
-EPOCHS = 4
+EPOCHS = 6
 
 
 def cropped(image: Any, rng: np.random.Generator) -> Any:
@@ -63,16 +64,12 @@ def epochs(folder: str, limit_bytes: int, device_stat: str, count: int) -> list[
     train = train.batch(BATCH).workers(4)
     found = []
     for _ in range(count):
-        before, began = _read(device_stat), time.perf_counter()
+        before, began = read_bytes(device_stat), time.perf_counter()
         for batch in train:
             assert batch.image.shape[1:] == (CROP, CROP, 3)
         elapsed_s = time.perf_counter() - began
-        found.append({"epoch_s": elapsed_s, "read_bytes": _read(device_stat) - before})
+        found.append({"epoch_s": elapsed_s, "read_bytes": read_bytes(device_stat) - before})
     return found
-
-
-def _read(device_stat: str) -> int:
-    return int(Path(device_stat).read_text().split()[2]) * 512
 
 
 def main() -> None:
@@ -100,11 +97,8 @@ def main() -> None:
     store = int(total * SHARE * 1.03)
     speed = (100 if quick else arguments.speed) * 1_000_000
     with report(__file__, arguments) as made, throttled.disk(int(total * 1.4) + (64 << 20)) as disk:
-        for number in range(files):
-            home = disk.folder / f"class{number % 4}"
-            home.mkdir(exist_ok=True)
-            (home / f"{number:06}.jpg").write_bytes(photographs[number % len(photographs)])
-        stat = f"/sys/dev/block/{disk.device}/stat"
+        write_files(disk.folder, (photographs[i % len(photographs)] for i in range(files)))
+        stat = disk.stat
         own = [sys.executable, __file__, "--one", str(disk.folder)]
         arms = {
             "stoker, page cache": [*own, "0", stat, str(count)],

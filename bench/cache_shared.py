@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 from harness import parser, report
+from throttled import write_files
 
 import stoker
 from stoker.caching import place
@@ -85,10 +86,7 @@ def main() -> None:
     total = files * FILE_BYTES
     with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as home:
         content = np.random.default_rng(0).bytes(FILE_BYTES + files)
-        for number in range(files):
-            label = Path(home, f"class{number % 4}")
-            label.mkdir(exist_ok=True)
-            (label / f"{number:06}.jpg").write_bytes(content[number : number + FILE_BYTES])
+        write_files(Path(home), (content[i : i + FILE_BYTES] for i in range(files)))
         rows = []
         for number in range(1 if arguments.quick else arguments.rounds):
             answers, store_bytes = _jobs(home, total)

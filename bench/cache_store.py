@@ -69,7 +69,11 @@ def reading(made: Report, count: int, rounds: int) -> None:
     order = [keys[i] for i in shuffled]
     chunks = [order[i : i + 16] for i in range(0, count, 16)]
     memory = "/dev/shm" if place.memory_folder().startswith("/dev/shm") else None
-    with opened(limit) as handle, opened(limit) as nested, tempfile.TemporaryDirectory(dir=memory) as bare:
+    with (
+        opened(limit) as handle,
+        opened(limit) as nested,
+        tempfile.TemporaryDirectory(dir=memory) as bare,
+    ):
         env = lmdb.open(bare, map_size=limit, sync=False, writemap=False, readahead=False)
         for at in range(0, count, 64):
             batch = [(keys[i], items[i % 64]) for i in range(at, min(at + 64, count))]

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import throttled
 from harness import Ratio, Report, parser, report
+from throttled import read_bytes, write_files
 
 import stoker
 
@@ -47,17 +48,17 @@ def epochs(folder: str, limit_bytes: int, device_stat: str, count: int) -> list[
     train = stoker.from_folder(folder, seed=0).shuffle()
     if limit_bytes:
         train = train.cache(limit_bytes)
-    train = train.batch(64, collate=_size).workers(8)
+    train = train.batch(64, collate=_size).workers(4)
     found = []
     for _ in range(count):
-        before, began = _read(device_stat), time.perf_counter()
+        before, began = read_bytes(device_stat), time.perf_counter()
         total = sum(train)
         elapsed_s = time.perf_counter() - began
         stats = train.stats().cache
         found.append(
             {
                 "epoch_s": elapsed_s,
-                "read_bytes": _read(device_stat) - before,
+                "read_bytes": read_bytes(device_stat) - before,
                 "bytes": total,
                 "hits": stats.hits if stats else 0,
                 "stored_bytes": stats.payload_bytes if stats else 0,
@@ -70,20 +71,6 @@ def _size(examples: list[Any]) -> int:
     return sum(len(example.image) for example in examples)
 
 
-def _read(device_stat: str) -> int:
-    return int(Path(device_stat).read_text().split()[2]) * 512
-
-
-def filled(folder: Path, count: int) -> None:
-    """Write the files."""
-    rng = np.random.default_rng(0)
-    content = rng.bytes(FILE_BYTES + count)
-    for number in range(count):
-        home = folder / f"class{number % 4}"
-        home.mkdir(exist_ok=True)
-        (home / f"{number:06}.jpg").write_bytes(content[number : number + FILE_BYTES])
-
-
 def one(
     disk: throttled.Disk, share: float, cached: bool, speed: int, total: int, count: int
 ) -> list[dict[str, float]]:
@@ -91,7 +78,7 @@ def one(
     store = int(share * total * PACKING)
     disk.forget()
     with throttled.limited(store + OWN_BYTES, disk, speed) as before:
-        stat = f"/sys/dev/block/{disk.device}/stat"
+        stat = disk.stat
         arguments = [str(disk.folder), str(store if cached else 0), stat, str(count)]
         done = subprocess.run(
             [*before, sys.executable, __file__, "--one", *arguments],
@@ -108,9 +95,9 @@ def one(
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    options.add_argument("--files", type=int, default=24000, help="how many (default %(default)s)")
+    options.add_argument("--files", type=int, default=12000, help="how many (default %(default)s)")
     options.add_argument(
-        "--speed", type=int, default=200, help="of the disk, in MB/s (default %(default)s)"
+        "--speed", type=int, default=100, help="of the disk, in MB/s (default %(default)s)"
     )
     options.add_argument("--plot", type=Path, help="where to draw the results")
     arguments = options.parse_args()
@@ -127,7 +114,8 @@ def main() -> None:
     total = files * FILE_BYTES
     speed = arguments.speed * 1_000_000
     with report(__file__, arguments) as made, throttled.disk(int(total * 1.3) + (64 << 20)) as disk:
-        filled(disk.folder, files)
+        content = np.random.default_rng(0).bytes(FILE_BYTES + files)
+        write_files(disk.folder, (content[i : i + FILE_BYTES] for i in range(files)))
         shares = SHARES[:1] if quick else SHARES
         for number in range(1 if quick else arguments.rounds):
             for share in shares:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,17 +41,14 @@ class Disk:
     Attributes:
         folder: where it is mounted.
         device: its number, as control groups have it.
+        stat: where the kernel says what was read.
     """
 
     def __init__(self, folder: Path, loop: str) -> None:
         self.folder = folder
-        self._name = Path(loop).name
         number = os.stat(loop).st_rdev
         self.device = f"{os.major(number)}:{os.minor(number)}"
-
-    def read_bytes(self) -> int:
-        """Return how much was read from the device so far."""
-        return int(Path(f"/sys/block/{self._name}/stat").read_text().split()[2]) * 512
+        self.stat = f"/sys/dev/block/{self.device}/stat"
 
     def forget(self) -> None:
         """Have the page cache forget its files."""
@@ -61,6 +58,19 @@ class Disk:
                 descriptor = os.open(path, os.O_RDONLY)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(descriptor)
+
+
+def read_bytes(stat: str) -> int:
+    """Return how much was read from a device so far."""
+    return int(Path(stat).read_text().split()[2]) * 512
+
+
+def write_files(folder: Path, contents: Iterable[bytes]) -> None:
+    """Write files into four class folders."""
+    for number, content in enumerate(contents):
+        home = folder / f"class{number % 4}"
+        home.mkdir(exist_ok=True)
+        (home / f"{number:06}.jpg").write_bytes(content)
 
 
 @contextmanager

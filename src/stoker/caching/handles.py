@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from stoker.caching.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
-from stoker.caching.place import Place
+from stoker.caching.place import Place, memory_folder
 from stoker.caching.store import Added, Store
 from stoker.caching.writer import Writer
 from stoker.errors import CacheError, CacheWarning
@@ -35,7 +35,8 @@ class Handle:
         self.uses = 0
         self.place = place
         self._line_open = False
-        self.store = Store(place.folder, place.about.limit_bytes)
+        in_memory = place.folder.startswith(memory_folder())
+        self.store = Store(place.folder, place.about.limit_bytes, in_memory=in_memory)
         self.writer = Writer(self.store, self._written, self._failed)
 
     def damaged(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import lmdb
@@ -44,6 +45,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 DATA = "data.mdb"
 _LOCK = "lock.mdb"
 _COUNTERS = "counters"
+_COMMIT_BYTES = 1 << 20
 _READERS = 4096
 _READER_BYTES = 64
 _HEADER_BYTES = 16  # of LMDB, in front of what takes whole pages
@@ -98,12 +100,15 @@ class Store:
     Args:
         folder: where it is; whoever makes it must have called ``create``.
         limit_bytes: its budget, as it was made with.
+        in_memory: whether it is; threads then read in turns, which is faster than to compete for
+            the interpreter. From a disk they read together.
     """
 
-    def __init__(self, folder: str, limit_bytes: int) -> None:
+    def __init__(self, folder: str, limit_bytes: int, *, in_memory: bool = False) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._gate = Gate()
+        self._turn: AbstractContextManager[Any] = threading.Lock() if in_memory else nullcontext()
         self._lock = threading.Lock()
         self._env: Any = None
         self._verified = bytearray()  # by number: whether this process has checked it
@@ -150,7 +155,7 @@ class Store:
             damaged: called with what is found not to be as it was written; it is missing.
         """
         found: list[T | Missing] = []
-        with self._gate:
+        with self._gate, self._turn:
             env = self._environment()
             try:
                 with env.begin(buffers=True) as txn:
@@ -231,60 +236,52 @@ class Store:
         env = self._environment()
         env.reader_check()  # who was killed while reading keeps pages from being used again
         added = Added(0, 0, [])
-        for group in _packed(items):
-            if head[FULL]:
-                added = _together(added, Added(0, 0, group))
-            else:
-                added = _together(added, self._group_added(env, group))
+        for some in _batched(items):
+            added = _together(added, self._some_added(env, some))
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         head[DATA_NS] = _changed_ns(self.folder)  # if it is another, somebody else was here
         return added
 
-    def _group_added(self, env: Any, group: list[Item]) -> Added:
+    def _some_added(self, env: Any, items: list[Item]) -> Added:
         head = self.counters.head
+        if head[FULL]:
+            return Added(0, 0, items)
         try:
-            entered = self._commit(env, group)
+            entered = self._commit(env, items)
         except lmdb.MapFullError:
-            if len(group) > 1:  # as many as fit, one by one
+            if len(items) > 1:  # as many as fit, one by one
                 added = Added(0, 0, [])
-                for item in group:
-                    added = _together(added, self._group_added(env, [item]))
+                for item in items:
+                    added = _together(added, self._some_added(env, [item]))
                 return added
             # Something large may be left over while there is room for others.
             mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
             free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
-            if group[0].size_bytes <= 2 * mean or free < PACK_BYTES:
+            if items[0].size_bytes <= 2 * mean or free < PACK_BYTES:
                 head[FULL] = 1
-            return Added(0, 0, group)
+            return Added(0, 0, items)
         size = sum(item.size_bytes for item in entered.values())
-        there = [item for item in group if entered.get(item.key) is not item]
+        there = [item for item in items if entered.get(item.key) is not item]
         return Added(len(entered), size, there)
 
-    def _commit(self, env: Any, group: list[Item]) -> dict[bytes, Item]:
-        """Write what is new of a group, in a transaction of its own; return it.
-
-        (Larger ones are slower: LMDB keeps what they write in memory that is touched for the first
-        time.)
-        """
+    def _commit(self, env: Any, items: list[Item]) -> dict[bytes, Item]:
+        """Write what is new of some items, in one transaction; return it."""
         with env.begin(write=True) as txn:
-            new = {item.key: item for item in group if txn.get(item.key) is None}
+            new = {item.key: item for item in items if txn.get(item.key) is None}
             if not new:
                 return new
-            items, packs, payload = _COUNTS.unpack(txn.get(_COUNTS_KEY) or bytes(_COUNTS.size))
-            if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
-                hashed = xxhash.xxh3_64()
-                for piece in group[0].record:
-                    hashed.update(piece)
-                entry = _ENTRY.pack(items, hashed.intdigest(), _ALONE)
-                txn.put(group[0].key, b"".join([entry, *group[0].record]))
-            else:
-                _put_pack(txn, items, packs, list(new.values()))
-                packs += 1
-            items += len(new)
+            count, packs, payload = _COUNTS.unpack(txn.get(_COUNTS_KEY) or bytes(_COUNTS.size))
+            for group in _packed(new.values()):
+                if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
+                    _put_alone(txn, count, group[0])
+                else:
+                    _put_pack(txn, count, packs, group)
+                    packs += 1
+                count += len(group)
             payload += sum(item.size_bytes for item in new.values())
-            txn.put(_COUNTS_KEY, _COUNTS.pack(items, packs, payload))
+            txn.put(_COUNTS_KEY, _COUNTS.pack(count, packs, payload))
         head = self.counters.head
-        head[ITEMS], head[PAYLOAD_BYTES] = items, payload
+        head[ITEMS], head[PAYLOAD_BYTES] = count, payload
         return new
 
     def close(self) -> None:
@@ -336,6 +333,14 @@ def _opened(folder: str, limit_bytes: int) -> Any:
     )
 
 
+def _put_alone(txn: Any, number: int, item: Item) -> None:
+    hashed = xxhash.xxh3_64()
+    for piece in item.record:
+        hashed.update(piece)
+    entry = _ENTRY.pack(number, hashed.intdigest(), _ALONE)
+    txn.put(item.key, b"".join([entry, *item.record]))
+
+
 def _put_pack(txn: Any, items: int, packs: int, group: list[Item]) -> None:
     content = b"".join([piece for item in group for piece in item.record])
     txn.put(_PACK.pack(b"p", packs), content)
@@ -359,6 +364,23 @@ def _private(path: str, flags: int) -> int:
 def _together(one: Added, other: Added) -> Added:
     refused = [*one.refused, *other.refused]
     return Added(one.items + other.items, one.size_bytes + other.size_bytes, refused)
+
+
+def _batched(items: Sequence[Item]) -> list[list[Item]]:
+    """Part items into transactions.
+
+    In large ones LMDB touches memory for the first time; in small ones a thread gives the
+    interpreter to others too often.
+    """
+    batches: list[list[Item]] = []
+    room = 0
+    for item in items:
+        if room <= 0:
+            batches.append([])
+            room = _COMMIT_BYTES
+        batches[-1].append(item)
+        room -= item.size_bytes
+    return batches
 
 
 def _packed(items: Iterable[Item]) -> list[list[Item]]:

@@ -8,6 +8,7 @@ is renamed into its place only when it is complete and locked, and out of it bef
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -35,6 +36,7 @@ _ABOUT = "about.json"
 _USERS = "users"
 _MAKING, _GONE = ".making-", ".gone-"
 _PATIENCE_S = 30.0
+_HALF_MADE_S = 60.0
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
 
@@ -207,7 +209,8 @@ def _made(folder: str, limit_bytes: int, describes: str, temporary: bool) -> Pla
     parent = os.path.dirname(folder)
     os.makedirs(parent, mode=0o700, exist_ok=True)
     with contextlib.suppress(OSError):
-        if os.path.isdir(folder) and os.listdir(folder) and not is_store(folder):
+        found = os.listdir(folder)
+        if found and _USERS not in found:
             raise CacheError(
                 f"{folder} holds other things than a cache: give path= a folder of its own"
             )
@@ -221,17 +224,12 @@ def _made(folder: str, limit_bytes: int, describes: str, temporary: bool) -> Pla
         about = About(_FORMAT, describes, limit_bytes, temporary, time.time(), boot())
         _write_about(making, about)
         os.rename(making, folder)
-    except OSError:
+    except BaseException as error:
         if users >= 0:
             os.close(users)
         shutil.rmtree(making, ignore_errors=True)
-        if os.path.exists(os.path.join(folder, _USERS)):
-            return None
-        raise
-    except BaseException:
-        if users >= 0:
-            os.close(users)
-        shutil.rmtree(making, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return None  # and it may be gone again by now
         raise
     return Place(folder, users, about)
 
@@ -264,16 +262,14 @@ def remove(folder: str) -> None:
 
 def all_stores() -> list[str]:
     """Return the folders of all stores of this user that are known, those in memory first."""
-    found = []
-    with contextlib.suppress(OSError):
-        found += [entry.path for entry in os.scandir(memory_folder()) if is_store(entry.path)]
-    with contextlib.suppress(OSError):
-        for link in os.scandir(_register_folder()):
-            folder = os.path.realpath(link.path)
-            if is_store(folder):
-                found.append(folder)
-            else:  # it was removed by other means
-                os.unlink(link.path)
+    found = [path for path in _entries(memory_folder()) if is_store(path)]
+    for link in _entries(_register_folder()):
+        folder = os.path.realpath(link)
+        if is_store(folder):
+            found.append(folder)
+        else:  # it was removed by other means
+            with contextlib.suppress(OSError):
+                os.unlink(link)
     return sorted(set(found), key=lambda folder: (not folder.startswith(memory_folder()), folder))
 
 
@@ -286,12 +282,20 @@ def sweep() -> list[str]:
             if users is not None and about is not None and about.temporary and _alone(users):
                 _remove(folder)
                 swept.append(folder)
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(memory_folder()):
-            half = entry.name.startswith(_MAKING) and time.time() - entry.stat().st_mtime > 60
-            if entry.name.startswith(_GONE) or half:
-                shutil.rmtree(entry.path, ignore_errors=True)
+    for path in _entries(memory_folder()):
+        name = os.path.basename(path)
+        with contextlib.suppress(OSError):
+            half = name.startswith(_MAKING) and time.time() - os.stat(path).st_mtime > _HALF_MADE_S
+            if name.startswith(_GONE) or half:
+                shutil.rmtree(path, ignore_errors=True)
     return swept
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return []
 
 
 def memory_folder() -> str:

@@ -57,17 +57,12 @@ class Writer:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until what was offered is written; False if that takes longer."""
-        deadline = time.monotonic() + timeout_s
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
-            while self._bytes:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
+            written = self._changed.wait_for(lambda: not self._bytes, timeout_s)
             self._hurried = False
-        return True
+        return written
 
     @property
     def is_here(self) -> bool:

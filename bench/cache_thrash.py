@@ -28,9 +28,9 @@ Results (12,000 files, 1.23 GB, 100 MB/s; three rounds of two epochs behind the 
 
 Filling costs nothing here (first epochs), and every byte that is read has to be.
 
-Caveats: four threads. With eight threads at 200 MB/s threads compete for the interpreter: at x = 0.65
-the store was not always full after the first epoch (it was after the next), and epochs behind took
-0.27 ms an example of processor time, so that they were 1.09 times as fast; at x = 0.35 1.32 times.
+Caveats: four threads. With eight, on 2.46 GB at 200 MB/s, they compete for the interpreter: at
+x = 0.65 the store was not always full after the first epoch (it was after the next), and epochs
+took what processors could do, so that they were 1.09 times as fast; at x = 0.35 1.32 times.
 The page cache's arm has what the process of the other needs (120 MiB), less its own. Control groups
 of version 2 were not run.
 """

@@ -12,7 +12,21 @@ Command::
 Targets: the second to fourth read nothing from files that the first has stored; one store, not
 four: at most 1.05 of the files.
 
-RESULTS
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, Linux 6.18, control groups v1; Python 3.11.7
+(a plain loop iteration takes 290 ns there, several times more than usual).
+
+Results (five rounds, 4,000 files, 410 MB)::
+
+            hits  misses  read, of the files  memory of its own, MiB
+    ----------------------------------------------------------------
+    job 1      0   4,000               1.000                      41
+    job 2  4,000       0               0.000                      27
+    job 3  4,000       0               0.000                      44
+    job 4  4,000       0               0.000                      27
+
+    the store takes 1.042 of the files, once
+
+Caveats: ``rchar`` counts what was asked of the kernel, from the page cache too.
 """
 
 from __future__ import annotations

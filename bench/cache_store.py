@@ -12,7 +12,33 @@ Command::
 
 Targets: warm, at least 0.8 of bare LMDB; filling costs less than 10 % of an epoch.
 
-RESULTS
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, Linux 6.18, control groups v1; Python 3.11.7
+(a plain loop iteration takes 290 ns there, several times more than usual).
+
+Results (seven rounds)::
+
+    reading 110 KB                    items/s            of bare LMDB
+    -----------------------------------------------------------------
+    bare LMDB, copies                  40,061              1 (1 .. 1)
+    bare LMDB, 16 copies at a time     32,699  0.816 (0.768 .. 0.819)
+    bare LMDB, views                   44,162      1.11 (1.1 .. 1.13)
+    store, 16 a call                   27,876  0.692 (0.628 .. 0.703)
+    store, one a call                  23,466  0.584 (0.549 .. 0.589)
+    store, 16 a call, first read       25,225   0.63 (0.534 .. 0.633)
+    store, 16 a call, (image, label)   23,201  0.578 (0.493 .. 0.582)
+
+    cache   of the storage's own time  of an epoch without
+    ------------------------------------------------------
+    none                        1.002           1 (1 .. 1)
+    filled                      1.006        1 (1 .. 1.02)
+
+The first target is missed: 0.69. Of the 11 us beyond bare LMDB's 25, 6 are the copies themselves:
+16 that live at the same time do not fit the processor's nearest caches, where one that is dropped
+before the next does. LMDB pays for that as well (0.82), and beside that the store reaches 0.85. The
+rest is Python: header, checksum's bit, counts.
+
+Caveats: a named tuple of image and label takes 8 us more to make. Python takes several times
+longer here than usual, which weighs on the store more than on a bare loop.
 """
 
 from __future__ import annotations

@@ -11,7 +11,22 @@ Command::
 
 Target: "worth" faster than "first" wherever the cache does not hold everything.
 
-RESULTS
+Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, Linux 6.18; Python 3.11.7 (a plain loop
+iteration takes 290 ns there, several times more than usual).
+
+Results (five rounds of two epochs; 192 examples, decoded 27.6 MiB)::
+
+                     hits  time saved  times as fast as none             as first
+    -----------------------------------------------------------------------------
+    x = 0.25: first   29%         17%    1.21 (1.06 .. 1.47)
+    x = 0.25: worth   23%         60%     2.49 (1.93 .. 3.4)  2.05 (1.59 .. 2.44)
+    x = 0.5: first    54%         57%    2.32 (2.12 .. 2.67)
+    x = 0.5: worth    46%         82%    5.54 (4.78 .. 7.11)   2.37 (2.07 .. 2.8)
+    x = 0.75: first   80%         85%    6.59 (5.46 .. 8.23)
+    x = 0.75: worth   73%         92%    13.2 (10.9 .. 15.8)   2.01 (1.7 .. 2.32)
+
+Caveats: few examples, of which a store of 1 MiB more than x holds 29 % at x = 0.25; and the sizes
+are chosen to differ. Where examples cost alike, "worth" only fills later.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -154,19 +154,29 @@ class Store:
             read: is handed the store's own memory, which it may not keep.
             damaged: called with what is found not to be as it was written; it is missing.
         """
-        found: list[T | Missing] = []
+        return list(self.each(keys, read, damaged))
+
+    def each(
+        self,
+        keys: Sequence[bytes],
+        read: Callable[[memoryview], T],
+        damaged: Callable[[str], None],
+    ) -> Iterator[T | Missing]:
+        """Yield the same, one by one. Until all are taken, nobody else may read, nor this fork."""
+        done = 0
         with self._gate, self._turn:
             env = self._environment()
             try:
                 with env.begin(buffers=True) as txn:
                     for key in keys:
                         record = self._record(txn, key, damaged)
-                        found.append(MISSING if record is None else read(record))
+                        done += 1
+                        yield MISSING if record is None else read(record)
             except lmdb.ReadersFullError:
                 env.reader_check()  # those of processes that were killed
             except lmdb.Error as error:
                 damaged(str(error))
-        return found + [MISSING] * (len(keys) - len(found))
+        yield from [MISSING] * (len(keys) - done)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell which items are there."""

@@ -161,8 +161,9 @@ def test_small_items_share_pages(size: int, batch: int) -> None:
         for start in numbers[::batch]:
             store.add([item(n, size) for n in numbers[start : start + batch]])
         assert found(store, numbers) == {n: content(n, size) for n in numbers}
-        assert store.counters.head[USED_BYTES] <= 1.15 * 2000 * size
-        assert allocated(store.folder) <= 1.15 * 2000 * size
+        # Pages of the index that a transaction replaces are free for the next one but one.
+        assert store.counters.head[USED_BYTES] <= 1.2 * 2000 * size
+        assert allocated(store.folder) <= 1.2 * 2000 * size
 
 
 def test_items_that_come_one_by_one_are_gathered_to_share_pages(folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -1069,3 +1070,28 @@ def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind:
         pytest.skip("this file system has no page cache")
     assert found[True] == found[None] == 8 * 10
     assert found[False] == 0
+
+
+@pytest.mark.parametrize("limit", ["4MiB", 0.0005])
+def test_a_damaged_cache_is_made_anew_with_the_limit_of_now(tmp_path: Path, limit: Any) -> None:
+    folder = tmp_path / "cache"
+    items = [bytes([n]) * 1000 for n in range(50)]
+
+    def run() -> int:
+        train = stoker.from_dataset(items, seed=0).cache(limit, path=folder, version="1")
+        assert sorted(train) == items
+        cache = train.stats().cache
+        assert cache is not None
+        assert cache.items == 50
+        assert cache.limit_bytes >= 1 << 20
+        return cache.hits
+
+    assert run() == 0
+    gc.collect()
+    assert run() == 50
+    gc.collect()
+    os.truncate(folder / "data.mdb", 8192)
+    with pytest.warns(stoker.CacheWarning, match=r"is damaged .* and is made anew"):
+        assert run() == 0
+    gc.collect()
+    assert run() == 50

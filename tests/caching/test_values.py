@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import enum
 import importlib
+import pickle
 import struct
 import sys
 import types
@@ -554,3 +555,8 @@ def naming(name: str, like: Any) -> bytes:
     own = f"m:{twin.__qualname__}".encode()
     assert record.count(own) == 1
     return record.replace(own, name.encode())
+
+
+def test_what_a_filter_left_out_is_one_and_the_same() -> None:
+    assert there_and_back(LEFT_OUT) is LEFT_OUT
+    assert pickle.loads(pickle.dumps(LEFT_OUT)) is LEFT_OUT

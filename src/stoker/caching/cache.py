@@ -270,9 +270,10 @@ class Cache:
         folder = self.folder
         if self.in_memory:
             place.made_memory_folder()
-        if place.is_store(folder):
-            limit_bytes = 0  # it has its own
-        else:
+        try:
+            found = self._join(None)
+            if found is not None:
+                return found
             limit_bytes = limits.resolved(self.limit, folder, in_memory=self.in_memory)
             if not limit_bytes:
                 warnings.warn(
@@ -281,18 +282,19 @@ class Cache:
                     stacklevel=2,
                 )
                 return None
-        try:
-            found = place.joined(
-                folder,
-                limit_bytes=limit_bytes,
-                describes=self.describes,
-                temporary=self.temporary,
-                on_damage=self._on_damage,
-            )
+            self._compared = True
+            return self._join(limit_bytes)
         except OSError as error:
             raise CacheError(f"the cache cannot be made: {error}") from error
-        self._compared = self._compared or bool(limit_bytes)
-        return found
+
+    def _join(self, limit_bytes: int | None) -> place.Place | None:
+        return place.joined(
+            self.folder,
+            limit_bytes=limit_bytes,
+            describes=self.describes,
+            temporary=self.temporary,
+            on_damage=self._on_damage,
+        )
 
 
 def _decoded(record: memoryview) -> tuple[Any, int]:

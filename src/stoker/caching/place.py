@@ -29,7 +29,6 @@ import xxhash
 from stoker.caching.counters import DAMAGED, DATA_NS, Counters
 from stoker.caching.store import DATA, Store
 from stoker.errors import CacheError, CacheWarning
-from stoker.machine import format_bytes
 
 _FORMAT = 1
 _ABOUT = "about.json"
@@ -97,13 +96,14 @@ class Place:
 
 
 def joined(
-    folder: str, *, limit_bytes: int, describes: str, temporary: bool, on_damage: str
-) -> Place:
+    folder: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
+) -> Place | None:
     """Take hold of a store, which is made if it is not there.
 
     Args:
         folder: where.
-        limit_bytes, describes, temporary: what it is made with.
+        limit_bytes, describes, temporary: what it is made with. Without a limit none is made, and
+            None returned if there is none, or none that can stay.
         on_damage: ``"rebuild"`` to begin anew, with a warning, or ``"refuse"``.
 
     Raises CacheError where it is damaged and is refused, or is no store; OSError where it cannot be
@@ -114,6 +114,8 @@ def joined(
         try:
             users = os.open(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
+            if limit_bytes is None:
+                return None
             made = _made(folder, limit_bytes, describes, temporary)
             if made is None:
                 continue  # somebody else was first
@@ -442,9 +444,3 @@ def _register(folder: str) -> None:
 def _unregister(folder: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(_link(folder))
-
-
-def described(folder: str, about: About) -> str:
-    """Say in a line what a store is."""
-    kept = "temporary" if about.temporary else "kept"
-    return f"{folder}: {about.describes}, at most {format_bytes(about.limit_bytes)}, {kept}"

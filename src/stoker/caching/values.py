@@ -33,6 +33,9 @@ _written: weakref.WeakKeyDictionary[type, _Node] = weakref.WeakKeyDictionary()
 class LeftOut:
     """What is stored for an example that a filter left out."""
 
+    def __reduce__(self) -> str:
+        return "LEFT_OUT"  # one and the same in worker processes
+
 
 LEFT_OUT = LeftOut()
 

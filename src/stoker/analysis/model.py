@@ -1,0 +1,344 @@
+"""How fast training runs, by arithmetic on measured rates.
+
+Every formula of the analyzer stands here and nowhere else in Python; the report page carries the
+same ones in JavaScript (``page.js``), and a test holds the two together.
+
+Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
+memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
+et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5). Two
+things are added to the paper's ``min(F, P, G)``, for both are seen in real loaders:
+
+- a worker that reads an example and then decodes it does not overlap the two. How much of the
+  shorter one adds to the longer is measured (``serial_fraction``; the paper's formula has 0);
+- training and preparation share the host's processors. ``H`` is what these allow, by the
+  processor time that one example takes on both sides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+INFINITE = math.inf
+PLACES = ("batch", "after-augmentation", "before-augmentation")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an analysis found: the input of every prediction. Rates in examples/s."""
+
+    ingestion: float
+    """G."""
+    prep: tuple[tuple[int, float], ...]
+    """P by number of workers, ascending; ``(0, P)`` where the training process prepares."""
+    workers: int
+    """Workers of the job as it is; 0: the training process prepares, and nothing overlaps."""
+    cores: int
+    """Processors that the job may use."""
+    batch_size: float
+    """Examples a batch."""
+    storage: float | None = None
+    """S, or None where it could not be told apart: then no question about fetching is answered."""
+    cache: float | None = None
+    """C, or None."""
+    serial_fraction: float = 0.0
+    """The share of the shorter of fetch and prep that adds to the longer, 0 (they overlap, as in
+    the paper) to 1 (a worker does one after the other)."""
+    cached_fraction: float = 0.0
+    """x, as the analysis found it."""
+    example_bytes: float | None = None
+    """Mean bytes fetched for an example."""
+    examples: int | None = None
+    """Examples an epoch."""
+    step_cpu_s: float = 0.0
+    """Processor seconds that training takes for an example, beside the accelerator's."""
+    prep_cpu_s: float = 0.0
+    """Processor seconds that preparing an example takes."""
+    trains_on_cpu: bool = False
+    """Whether the accelerator is the host's own processor."""
+    after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
+    """For each place of an echo whose split was measured: worker seconds an example that are
+    paid behind it, for every use."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would be different. The defaults change nothing."""
+
+    cores: int | None = None
+    """Processors, each with a worker on it."""
+    cache_bytes: int | None = None
+    """Bytes of a never-evicting cache; None leaves the cached fraction as it was found."""
+    storage_mbps: float | None = None
+    """Storage bandwidth in MB/s (10^6 bytes)."""
+    accelerator: float = 1.0
+    """The accelerator's speed, as a multiple."""
+    jobs: int = 1
+    """Jobs at a time on this host, each with an accelerator of its own, on the same data."""
+    sharing: bool = False
+    """Whether these jobs share one preparation."""
+    echo: float = 1.0
+    """Echoing factor: mean uses of a fresh example."""
+    echo_at: str = "batch"
+    """Where the echo stands: one of PLACES."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How fast one job runs. Rates in examples/s."""
+
+    rate: float
+    """Examples (uses, under echoing) that a job trains on."""
+    fresh_rate: float
+    """Fresh examples of these. A use of a repeat may be worth less than a fresh example."""
+    steps_per_s: float
+    """Batches a second."""
+    bound: str
+    """What limits: "compute", "prep", "fetch" or "processors"."""
+    fetch: float
+    """F, uses/s; infinite where fetching is not known."""
+    prep: float
+    """P, uses/s."""
+    ingestion: float
+    """G."""
+    processors: float
+    """H, uses/s."""
+    loader: float
+    """What fetch and prep give together, uses/s."""
+    compute: float
+    """Share of the time that is compute: ``rate / G``."""
+    prep_stall: float
+    """Share lost to prep, as it would be with everything in memory."""
+    fetch_stall: float
+    """Share lost to fetch, on top."""
+
+
+def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
+    """Return F(x) = 1 / (x/C + (1-x)/S) (VLDB 2021, equations 1 and 2)."""
+    return _inverse(cached_fraction / cache + (1.0 - cached_fraction) / storage)
+
+
+def loader_rate(
+    fetch: float, prep: float, miss_s: float = 0.0, serial_fraction: float = 0.0
+) -> float:
+    """Return what fetch and prep give together.
+
+    ``1 / (max(1/F, 1/P) + a * min(m, 1/P))``, with ``a`` the serial fraction and ``m = (1-x) *
+    (1/S - 1/C)`` the time that misses add; ``min(F, P)`` where a = 0. P holds reading from
+    memory already, so only the misses count a second time.
+    """
+    longer = max(_inverse(fetch), _inverse(prep))
+    return _inverse(longer + serial_fraction * min(miss_s, _inverse(prep)))
+
+
+def serial_fraction(cold: float, storage: float, cache: float, prep: float) -> float:
+    """Return the ``a`` that explains a cold drain of the loader, within 0 and 1.
+
+    Solves ``loader_rate`` at x = 0 for ``a``, given the rate ``cold`` that was measured there.
+    """
+    shorter = min(max(0.0, 1.0 / storage - 1.0 / cache), 1.0 / prep)
+    if shorter <= 0.0:
+        return 0.0
+    return min(1.0, max(0.0, (1.0 / cold - max(1.0 / storage, 1.0 / prep)) / shorter))
+
+
+def smallest_cache(
+    storage: float, cache: float, prep: float, ingestion: float, serial_fraction: float = 0.0
+) -> float:
+    """Return x*, the smallest cached fraction with which training no longer waits for storage.
+
+    That is, where loader and training give together what they give at x = 1. For a serial
+    fraction of 0 it is ``(1/S - 1/m) / (1/S - 1/C)`` with ``m = min(P, G)``, within 0 and 1.
+    """
+    per_miss_s = max(0.0, 1.0 / storage - 1.0 / cache)
+    target = min(ingestion, loader_rate(cache, prep)) * (1.0 - 1e-9)
+
+    def enough(cached_fraction: float) -> bool:
+        fetch = fetch_rate(cached_fraction, storage, cache)
+        misses = (1.0 - cached_fraction) * per_miss_s
+        return loader_rate(fetch, prep, misses, serial_fraction) >= target
+
+    if enough(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def page_cache_misses(cached_fraction: float) -> float:
+    """Return the share of reads that miss an LRU page cache which holds that share of the data.
+
+    ``m = t - t * ln(t)`` with ``t = 1 - x``, for an epoch in random order; a cache that never
+    evicts misses ``1 - x``. (Linux is not a pure LRU: it does somewhat better.)
+    """
+    t = 1.0 - min(1.0, max(0.0, cached_fraction))
+    return t - t * math.log(t) if t > 0.0 else 0.0
+
+
+def prep_rate(curve: Sequence[tuple[int, float]], workers: float) -> float:
+    """Return P for a number of workers, from the measured curve.
+
+    Between two measured points: straight. Above the last one: in proportion, an assumption.
+    Below the first: in proportion, too. ``workers`` of 0 is the training process itself.
+    """
+    if workers == 0 and curve[0][0] == 0:
+        return curve[0][1]
+    points = [point for point in curve if point[0] > 0] or [(1, curve[0][1])]
+    workers = max(1, workers)
+    first, last = points[0], points[-1]
+    if workers <= first[0]:
+        return first[1] * workers / first[0]
+    for (fewer, low), (more, high) in itertools.pairwise(points):
+        if workers <= more:
+            return low + (high - low) * (workers - fewer) / (more - fewer)
+    return last[1] * workers / last[0]
+
+
+def cores_needed(curve: Sequence[tuple[int, float]], wanted: float) -> int:
+    """Return the fewest workers whose P reaches ``wanted`` examples/s, by ``prep_rate``."""
+    if not 0.0 < wanted < INFINITE:
+        raise ValueError(f"wanted={wanted}: a rate is positive and finite")
+    low, high = 0, 1
+    while prep_rate(curve, high) < wanted:
+        low, high = high, high * 2
+        if high > 1 << 20:
+            raise ValueError("no number of workers reaches that rate")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if prep_rate(curve, middle) >= wanted else (middle, high)
+    return high
+
+
+def check_change(measured: Measured, change: Change) -> None:
+    """Raise ValueError for a question that the analysis cannot answer, saying why."""
+    for name, value, least in (
+        ("cores", change.cores, 1),
+        ("cache", change.cache_bytes, 0),
+        ("jobs", change.jobs, 1),
+        ("echo", change.echo, 1),
+    ):
+        if value is not None and not least <= value < INFINITE:
+            raise ValueError(f"{name}={value}: at least {least}")
+    for name, number in (
+        ("storage-mbps", change.storage_mbps),
+        ("accelerator", change.accelerator),
+    ):
+        if number is not None and not 0 < number < INFINITE:
+            raise ValueError(f"{name}={number}: above 0")
+    if change.echo_at not in PLACES:
+        raise ValueError(f"echo-at={change.echo_at!r}: one of {', '.join(PLACES)}")
+    if change.echo > 1 and change.echo_at not in dict(measured.after_s):
+        raise ValueError(
+            f"echo-at={change.echo_at}: the analysis could not measure what is paid before and "
+            "after that place (a dataset's __getitem__ is one piece, seen from outside); analyze "
+            "a stoker pipeline, whose stages are known, or ask for one of: "
+            + ", ".join(place for place, _ in measured.after_s)
+        )
+    fetching = change.cache_bytes is not None or change.storage_mbps is not None
+    if fetching and (measured.storage is None or measured.cache is None):
+        raise ValueError(
+            "cache, storage-mbps: the analysis could not tell fetching apart from preparation, "
+            "so that nothing can be said about storage; the report's notes say why"
+        )
+    if change.storage_mbps is not None and not measured.example_bytes:
+        raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
+    if change.cache_bytes is not None and not (measured.example_bytes and measured.examples):
+        raise ValueError("cache: the report does not know how many bytes the dataset takes")
+
+
+def cached_fraction(measured: Measured, change: Change) -> float:
+    """Return x: what the change's cache holds, or what the analysis found."""
+    if change.cache_bytes is None or not measured.example_bytes or not measured.examples:
+        return measured.cached_fraction
+    return min(1.0, change.cache_bytes / (measured.example_bytes * measured.examples))
+
+
+def predict(measured: Measured, change: Change | None = None) -> Prediction:
+    """Return how fast each job runs after ``change``.
+
+    ``min(G, H, loader)``; without workers, where training waits while it prepares, ``1 / (1/G +
+    1/loader)`` instead of ``min(G, loader)``.
+
+    With K jobs that do not share, each gets a K-th of the preparation, of the storage and of the
+    processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
+    costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
+    ``t_before`` are the worker seconds an example in front of the echo.
+
+    Raises ValueError where the analysis cannot answer.
+    """
+    change = change or Change()
+    check_change(measured, change)
+    echo, many = change.echo, 1 if change.sharing else change.jobs
+    ingestion = measured.ingestion * change.accelerator
+
+    workers = change.cores if change.cores is not None else measured.workers
+    alone = workers == 0
+    fresh_prep_s = _inverse(prep_rate(measured.prep, workers))
+    behind_s = dict(measured.after_s).get(change.echo_at, 0.0) / max(1, workers)
+    behind_s = min(behind_s, fresh_prep_s)
+    prep_s = many * ((fresh_prep_s - behind_s) / echo + behind_s)
+
+    x = cached_fraction(measured, change)
+    fetch_s = miss_s = 0.0
+    if measured.storage is not None and measured.cache is not None:
+        storage = measured.storage
+        if change.storage_mbps is not None and measured.example_bytes:
+            storage = change.storage_mbps * 1e6 / measured.example_bytes
+        fetch_s = many * _inverse(fetch_rate(x, storage, measured.cache)) / echo
+        miss_s = many * (1.0 - x) * max(0.0, 1.0 / storage - 1.0 / measured.cache) / echo
+    loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), miss_s, measured.serial_fraction)
+
+    cores = max(measured.cores, change.cores or 0)
+    step_cpu_s = measured.step_cpu_s
+    if measured.trains_on_cpu:
+        step_cpu_s /= change.accelerator
+    share = (fresh_prep_s - behind_s) / echo + behind_s
+    prep_cpu_s = measured.prep_cpu_s * (share / fresh_prep_s if fresh_prep_s > 0 else 1.0)
+    processors = _inverse((change.jobs * step_cpu_s + many * prep_cpu_s) / cores)
+
+    def trained(loader: float) -> float:
+        if alone:
+            return min(processors, _inverse(_inverse(ingestion) + _inverse(loader)))
+        return min(ingestion, processors, loader)
+
+    warm, rate = trained(_inverse(prep_s)), trained(loader)
+    lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
+    lost["prep"] = 1.0 - lost["compute"] - lost["fetch"]
+    if alone:
+        bound = max(lost, key=lambda name: lost[name])
+    elif lost["fetch"] > 1e-9:
+        bound = "fetch"
+    else:
+        limits = {"compute": ingestion, "processors": processors, "prep": _inverse(prep_s)}
+        bound = min(limits, key=lambda name: limits[name])
+    return Prediction(
+        rate=rate,
+        fresh_rate=rate / echo,
+        steps_per_s=rate / measured.batch_size,
+        bound=bound,
+        fetch=_inverse(fetch_s),
+        prep=_inverse(prep_s),
+        ingestion=ingestion,
+        processors=processors,
+        loader=loader,
+        compute=lost["compute"],
+        prep_stall=lost["prep"],
+        fetch_stall=lost["fetch"],
+    )
+
+
+def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
+    """Return the same for a page cache of that size, whose misses are ``page_cache_misses``."""
+    check_change(measured, change)
+    x = 1.0 - page_cache_misses(cached_fraction(measured, change))
+    return predict(replace(measured, cached_fraction=x), replace(change, cache_bytes=None))
+
+
+def _inverse(value: float) -> float:
+    if value <= 0.0:
+        return INFINITE
+    return 0.0 if value == INFINITE else 1.0 / value

@@ -1,0 +1,223 @@
+"""What an analysis found, as data: the JSON file, its schema and its version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.analysis.model import Measured
+
+SCHEMA = "stoker-analysis/1"
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A rate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """The five rates, in examples/s; None where one could not be told apart (``reasons`` says why).
+
+    Of one rank, the one that is shortest of data.
+    """
+
+    G: Rate | None = None
+    P: Rate | None = None
+    S: Rate | None = None
+    C: Rate | None = None
+    F: Rate | None = None
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Shares of an epoch's time; they add up to 1."""
+
+    compute: float
+    prep_stall: float
+    fetch_stall: float
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something to do, and what it would bring."""
+
+    title: str
+    """What to do, in a few words."""
+    code: str
+    """The line of code, option or command that does it."""
+    gain: Rate
+    """Predicted speed over the speed as it is: 1.5 is half as fast again."""
+    why: str
+    """What it changes, and what the prediction takes for granted."""
+
+
+class PrepPoint(msgspec.Struct, frozen=True):
+    """One point of the scaling curve."""
+
+    workers: int
+    rate: Rate
+
+
+class Loader(msgspec.Struct, frozen=True):
+    """A loader that the script iterated."""
+
+    name: str
+    """Where it was built: file and line."""
+    describes: str
+    """Dataset, batch size and workers, for people."""
+    workers: int
+    batch_size: float
+    """Examples a batch."""
+    unit: str
+    """What is counted: "examples", or "items" where the dataset yields ready-made batches."""
+    batches: int
+    """Batches that were seen as it is."""
+    trains: bool
+    """Whether gradients were on while it was iterated."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """One batch, as the training process met it."""
+
+    at_s: float
+    """When it was asked for, since the first one."""
+    wait_s: float
+    """How long it was waited for."""
+    worker: int
+    """The worker that made it; -1 where there is none, or it is not known."""
+    service_s: float
+    """How long that worker took, 0.0 where it is not known."""
+
+
+class AsItIs(msgspec.Struct, frozen=True):
+    """The job, left alone."""
+
+    rate: Rate
+    """Examples/s in steady state."""
+    wait_fraction: float
+    """Share of that time spent inside ``next()``: an upper bound of what was lost."""
+    startup_s: float
+    """Seconds from ``iter()`` to the first batch, apart from the above."""
+    waits: list[Wait] = []
+    """A timeline of the first batches."""
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One process of the job."""
+
+    rank: int
+    rates: Rates
+    split: Split
+    wait_fraction: float
+    """Share of its time inside its own ``next()``."""
+    others_fraction: float
+    """Share of its time that it waited for other ranks that were short of data."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """An analysis. Rates are of one rank: the one that paces the job."""
+
+    schema: str = SCHEMA
+    stoker: str
+    """The version that made it."""
+    made: str
+    """Date and time, ISO 8601."""
+    command: list[str]
+    seconds: float
+    """How long the analysis took."""
+    starts: int
+    """How often the script was started."""
+    cores: int
+    memory_bytes: int
+    trains_on_cpu: bool
+    loader: Loader
+    loaders: list[Loader]
+    examples: int | None = None
+    """Examples an epoch, over all ranks; None where the dataset does not say."""
+    example_bytes: float | None = None
+    """Mean bytes read for an example; None where it is not known."""
+    cached_fraction: float | None = None
+    """Share of the bytes that lay in the page cache as the analysis met them."""
+    rates: Rates
+    reasons: dict[str, str] = {}
+    """For each of G, P, S, C, F that is None: why."""
+    split: Split
+    verdict: str
+    bound: str
+    """"compute", "prep", "fetch" or "processors"."""
+    actions: list[Action]
+    notes: list[str] = []
+    """What could not be measured or separated, and what a reader must know."""
+    as_it_is: AsItIs | None = None
+    prep: list[PrepPoint] = []
+    """P by number of workers."""
+    cold: Rate | None = None
+    """The loader drained with nothing in the page cache, examples/s."""
+    serial_fraction: float = 0.0
+    """How far fetch and prep add up instead of overlapping, 0 to 1."""
+    copy_s: float | None = None
+    """Seconds that the copy of a batch to the device takes; part of G. None without a device."""
+    step_cpu_s: float = 0.0
+    """Processor seconds that training takes for an example."""
+    prep_cpu_s: float = 0.0
+    """Processor seconds that preparing takes for an example."""
+    after_s: dict[str, float] = {}
+    """For each place of an echo whose split is known: worker seconds an example paid behind it."""
+    stages: dict[str, Rate] = {}
+    """Of a pipeline: what each stage alone gives on one worker, examples/s."""
+    ranks: list[Rank] = []
+    phases: list[dict[str, Any]] = []
+    """The raw figures of each phase."""
+
+
+def measured(report: Report) -> Measured:
+    """Return what the model needs of a report. Raises ValueError where G or P is missing."""
+    rates = report.rates
+    if rates.G is None or not report.prep:
+        missing = "G" if rates.G is None else "P"
+        raise ValueError(
+            f"this analysis has no {missing}, so that nothing can be predicted: "
+            + report.reasons.get(missing, "it was not measured")
+        )
+    return Measured(
+        ingestion=rates.G.value,
+        prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
+        workers=report.loader.workers,
+        cores=report.cores,
+        batch_size=report.loader.batch_size,
+        storage=rates.S.value if rates.S else None,
+        cache=rates.C.value if rates.C else None,
+        serial_fraction=report.serial_fraction,
+        cached_fraction=report.cached_fraction or 0.0,
+        example_bytes=report.example_bytes,
+        examples=report.examples,
+        step_cpu_s=report.step_cpu_s,
+        prep_cpu_s=report.prep_cpu_s,
+        trains_on_cpu=report.trains_on_cpu,
+        after_s=tuple(report.after_s.items()),
+    )
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report as JSON. Raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def read_report(path: Path) -> Report:
+    """Read a report. Raises OSError, or ValueError for a file that is none of this version."""
+    content = path.read_bytes()
+    try:
+        report = msgspec.json.decode(content, type=Report)
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            f"{path} is not a report of `stoker analyze --json` ({SCHEMA}): {error}"
+        ) from None
+    if report.schema != SCHEMA:
+        raise ValueError(
+            f"{path} has the schema {report.schema!r}; this version of stoker reads {SCHEMA!r}. "
+            "Run the analysis again"
+        )
+    return report

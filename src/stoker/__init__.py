@@ -4,6 +4,7 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
 from stoker.adapters.waiting import EpochWait, Monitored, monitor
+from stoker.analysis.pipelines import analyze
 from stoker.caching.dataset import CachedDataset, cached
 from stoker.cursor import PipelineIterator
 from stoker.errors import (
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "analyze",
     "BudgetSpent",
     "cached",
     "CachedDataset",

@@ -72,6 +72,77 @@ def demo(
         raise typer.Exit(1) from None
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def analyze(
+    script: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|LAUNCHER ...",
+            help="The training script and its arguments, as you would give them to python; or a "
+            "launcher such as torchrun with its own.",
+        ),
+    ],
+    budget: Annotated[
+        float, typer.Option(min=0.1, help="Minutes that the analysis may take at most.")
+    ] = 5.0,
+    loader: Annotated[
+        str | None,
+        typer.Option(
+            help="The loader to analyze, by where it is built, such as train.py:41; "
+            "else the one that trains most."
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report here, as a page.")] = None,
+) -> None:
+    """Tell why the accelerator is idle in a training script, and what would help.
+
+    Runs the script, unedited, through four phases: as it is; with batches that are handed over
+    again and again (G, what training takes in); its loader alone, with the data in memory (P,
+    preparation); its files alone, cold and warm (S and C). From these: the split of the time
+    into compute, prep stall and fetch stall, and a list of what to do with what each brings.
+
+    Options of the analysis stand before the script. No root and no edits are needed.
+
+    Examples:
+
+      stoker analyze train.py --epochs 90
+
+      stoker analyze --html report.html -m my.train --config base.yaml
+
+      stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
+    """
+    from rich.console import Console
+
+    from stoker.analysis import launching, phases, words
+    from stoker.analysis.findings import report_of
+    from stoker.analysis.report import write_report
+
+    errors = Console(stderr=True, highlight=False)
+    try:
+        for path in (json, html):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
+        command = launching.command_line(script)
+        errors.print(words.what_it_will_do(command, budget * 60), markup=False)
+        with errors.status("") as status:
+            record = phases.analyzed(
+                command, budget_s=budget * 60, loader=loader, say=status.update
+            )
+        report = report_of(record)
+        if json is not None:
+            write_report(report, json)
+    except KeyboardInterrupt:
+        typer.echo("stopped; nothing of the script is left running", err=True)
+        raise typer.Exit(130) from None
+    except (OSError, ValueError, phases.AnalysisError) as error:
+        typer.echo(f"stoker analyze: {error}", err=True)
+        raise typer.Exit(1) from None
+    words.show(report, Console(highlight=False))
+
+
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
 app.add_typer(caches, name="cache")
 

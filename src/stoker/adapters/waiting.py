@@ -12,6 +12,9 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+_FED = 0.05  # waiting less than this share of the time is not worth anybody's
+_UNEVEN = 3.0
+
 
 @dataclass(frozen=True)
 class EpochWait:
@@ -27,16 +30,48 @@ class EpochWait:
     """Seconds spent inside ``next()``; where an accelerator works on meanwhile, an upper bound
     of what it lost."""
 
+    worker_wait_s: tuple[float, ...] = ()
+    """``wait_s`` without the first batch, by the worker that made the batch, where the loader
+    has workers that take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
+
     @property
     def wait_fraction(self) -> float:
         """The share of the elapsed time that was spent waiting."""
         return self.wait_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
+    @property
+    def steady_wait_fraction(self) -> float:
+        """The share of the time after the first batch that was spent waiting."""
+        steady_s = self.elapsed_s - self.first_wait_s
+        return (self.wait_s - self.first_wait_s) / steady_s if steady_s > 0 else 0.0
+
     def __str__(self) -> str:
         return (
             f"waited {self.wait_s:.2f} s of {self.elapsed_s:.2f} s ({self.wait_fraction:.0%}) "
-            f"for {self.batches:,} batches, {self.first_wait_s:.2f} s of it for the first"
+            f"for {self.batches:,} batches: {self.first_wait_s:.2f} s for the first (start-up), "
+            f"{self.wait_s - self.first_wait_s:.2f} s after it ({self.steady_wait_fraction:.0%})"
         )
+
+    @property
+    def verdict(self) -> str:
+        """What this means, in a sentence or two, and what to do next."""
+        share, parts = self.steady_wait_fraction, []
+        if share < _FED and self.wait_fraction - share < _FED:
+            return "The loader keeps up: next to no time is lost to waiting for data."
+        if share >= _FED:
+            parts.append(
+                f"Up to {share:.0%} of the time after start-up is lost to waiting for data."
+            )
+        if self.wait_fraction - share >= _FED:
+            parts.append(
+                "Starting up costs more than that: longer epochs or persistent_workers=True help."
+            )
+        if self.worker_wait_s and max(self.worker_wait_s) > _UNEVEN * min(self.worker_wait_s):
+            slow = self.worker_wait_s.index(max(self.worker_wait_s))
+            parts.append(f"Worker {slow} makes the others' batches wait.")
+        script = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT"
+        parts.append(f"What to do about it: stoker analyze {script}")
+        return " ".join(parts)
 
 
 class Monitored(Generic[T]):
@@ -70,23 +105,31 @@ class Monitored(Generic[T]):
     @property
     def total(self) -> EpochWait:
         """The sum of all passes."""
+        of_workers = [e.worker_wait_s for e in self.epochs]
         return EpochWait(
             sum(e.batches for e in self.epochs),
             sum(e.elapsed_s for e in self.epochs),
             sum(e.first_wait_s for e in self.epochs),
             sum(e.wait_s for e in self.epochs),
+            tuple(sum(waits) for waits in zip(*of_workers, strict=False)),
         )
 
     def report(self) -> str:
-        """Return the sum of all passes in words."""
-        return f"stoker.monitor: {len(self.epochs)} epochs: {self.total}"
+        """Return the sum of all passes in words, and what it means."""
+        total = self.total
+        lines = [f"stoker.monitor: {len(self.epochs)} epochs: {total}"]
+        if total.worker_wait_s:
+            waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(total.worker_wait_s))
+            lines.append(f"stoker.monitor: by worker, after the first batch: {waits}")
+        lines.append(f"stoker.monitor: {total.verdict}")
+        return "\n".join(lines)
 
     def _ended(self, epoch: EpochWait) -> None:
         self.epochs.append(epoch)
         print(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}", file=sys.stderr)
 
     def _at_exit(self) -> None:
-        if len(self.epochs) > 1:
+        if self.epochs:
             print(self.report(), file=sys.stderr)
 
 
@@ -106,20 +149,36 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
     """Pass batches on; a generator, for its local variables are the cheapest place to count."""
     clock = time.perf_counter
     batches, wait_s = 0, 0.0
+    in_turn = _turns(owner.loader)
+    waits = [0.0] * max(1, in_turn)
+    worker, most = 0, len(waits) - 1
     first_s = None
     asked_s = began_s  # iter() may start workers
     try:
         for batch in iterator:
-            wait_s += clock() - asked_s
+            waited_s = clock() - asked_s
+            wait_s += waited_s
+            waits[worker] += waited_s
+            worker = worker + 1 if worker < most else 0
             batches += 1
             yield batch
             if first_s is None:
                 first_s = wait_s
+                waits[0] = 0.0
             asked_s = clock()
         wait_s += clock() - asked_s
     finally:
         elapsed_s = clock() - began_s
-        owner._ended(EpochWait(batches, elapsed_s, wait_s if first_s is None else first_s, wait_s))
+        by_worker = tuple(waits) if in_turn and first_s is not None else ()
+        first_s = wait_s if first_s is None else first_s
+        owner._ended(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker))
+
+
+def _turns(loader: Any) -> int:
+    """Return how many workers make batches in turn; 0 where there are none, or in no order."""
+    count = getattr(loader, "num_workers", 0)
+    ordered = getattr(loader, "in_order", True)
+    return count if isinstance(count, int) and count > 0 and ordered else 0
 
 
 def monitor(loader: Iterable[T]) -> Monitored[T]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.analysis.model import Measured
+from stoker.analysis.model import INFINITE, Measured
 
 SCHEMA = "stoker-analysis/1"
 
@@ -172,6 +172,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[dict[str, Any]] = []
     """The raw figures of each phase."""
 
+    def __str__(self) -> str:
+        """Return the verdict, the split, the rates and what would help, as a few lines."""
+        split = self.split
+        lines = [
+            self.verdict,
+            f"  compute {split.compute:.0%}, prep stall {split.prep_stall:.0%}, "
+            f"fetch stall {split.fetch_stall:.0%}",
+        ]
+        for name in ("G", "P", "S", "C", "F"):
+            rate = getattr(self.rates, name)
+            if rate is None:
+                lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
+            else:
+                lines.append(
+                    f"  {name}  {rate.value:,.0f} examples/s ({rate.low:,.0f} to {rate.high:,.0f})"
+                )
+        for stage, rate in self.stages.items():
+            lines.append(f"     {stage}: {rate.value:,.0f} examples/s on one worker")
+        for number, action in enumerate(self.actions, 1):
+            lines.append(f"  {number}. {action.gain.value:.2f}x  {action.title}: {action.code}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
 
 def measured(report: Report) -> Measured:
     """Return what the model needs of a report. Raises ValueError where G or P is missing."""
@@ -189,7 +212,7 @@ def measured(report: Report) -> Measured:
         cores=report.cores,
         batch_size=report.loader.batch_size,
         storage=rates.S.value if rates.S else None,
-        cache=rates.C.value if rates.C else None,
+        cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
         serial_fraction=report.serial_fraction,
         cached_fraction=report.cached_fraction or 0.0,
         example_bytes=report.example_bytes,

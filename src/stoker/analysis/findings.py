@@ -1,0 +1,468 @@
+"""From rates to what they mean: the split of an epoch, what limits, and the report."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from typing import Any
+
+import stoker
+from stoker import machine
+from stoker.analysis import measuring
+from stoker.analysis.advice import actions
+from stoker.analysis.model import (
+    INFINITE,
+    Measured,
+    fetch_rate,
+    predict,
+    serial_fraction,
+)
+from stoker.analysis.phases import AnalysisError, RankRecord, Record
+from stoker.analysis.report import (
+    AsItIs,
+    Loader,
+    PrepPoint,
+    Rank,
+    Rate,
+    Rates,
+    Report,
+    Split,
+)
+
+_APART = 0.03  # rates closer than this share are not told apart
+_FED = 0.05  # stalls below this share of the time are not worth anybody's
+
+
+def report_of(record: Record) -> Report:
+    """Draw up the report of a recorded analysis.
+
+    Raises AnalysisError where the script showed nothing to report on.
+    """
+    if not record.ranks:
+        raise AnalysisError(_nothing(record))
+    found = [_Found(record, rank) for rank in record.ranks]
+    paces = max(found, key=lambda one: one.wait_fraction)
+    shell = paces.report(found)
+    acts = [] if paces.g is None or paces.p is None else actions(shell)
+    return _with(shell, actions=acts, verdict=_verdict(shell, paces, acts))
+
+
+def _with(report: Report, **changes: Any) -> Report:
+    import msgspec
+
+    return msgspec.structs.replace(report, **changes)
+
+
+class _Found:
+    """What one rank's record says."""
+
+    def __init__(self, record: Record, rank: RankRecord) -> None:
+        self.record, self.rank = record, rank
+        self.notes = list(record.notes)
+        self.reasons: dict[str, str] = {}
+        self.about = rank.loader(rank.slot)
+        self.batch = measuring.batch_examples(rank)
+        self.steady = measuring.steady(rank, self.batch)
+        self.wait_fraction = self.steady.wait_fraction if self.steady else 0.0
+        self._ingestion()
+        self._prep()
+        self._fetch()
+
+    def _why(self, phase: str) -> str:
+        return self.record.reasons.get(phase, "this phase did not come about")
+
+    def _ingestion(self) -> None:
+        self.g, self.step_cpu_s = measuring.ingestion(self.rank, self.batch)
+        if self.g is None:
+            self.reasons["G"] = self._why("G")
+
+    def _prep(self) -> None:
+        width = self.about["workers"]
+        self.curve: list[PrepPoint] = []
+        for name, drains in self.rank.drains.items():
+            if name.startswith("warm-"):
+                rate = measuring.drained(drains, self.batch)
+                if rate is not None:
+                    self.curve.append(PrepPoint(drains[0].workers, rate))
+        self.curve.sort(key=lambda point: point.workers)
+        drains = self.rank.drains.get(f"warm-{width}", [])
+        self.p = next((c.rate for c in self.curve if c.workers == width), None)
+        self.prep_cpu_s = measuring.prep_cpu_s(drains, self.batch)
+        self.collate_s = measuring.collate_s(drains)
+        if self.p is None:
+            self.reasons["P"] = self._why("P")
+        elif any(line["kind"] == "socket" for line in self.rank.opened):
+            self.reasons["P"] = (
+                "the data comes over the network and cannot be held in memory, so that preparing "
+                "was never seen without fetching"
+            )
+        elif self.record.warm_fraction is not None and self.record.warm_fraction < 0.99:
+            self.notes.append(
+                f"P: only {self.record.warm_fraction:.0%} of the data stayed in memory during the "
+                "warm drains, so that P holds some reading from storage; give the host more memory"
+            )
+
+    def _fetch(self) -> None:
+        record, rank = self.record, self.rank
+        self.s: Rate | None = None
+        self.c: Rate | None = None
+        self.serial = 0.0
+        self.cold = measuring.drained(rank.drains.get("cold", []), self.batch, once=True)
+        self.x = self._cached_fraction()
+        p = self.p
+        if record.files and record.cold_reads and rank.drains.get("found"):
+            each = record.files_examples / len(record.files) / len(record.ranks)
+            self.s = measuring.read_rate(record.cold_reads, each)
+            self.c = measuring.read_rate(record.warm_reads, each)
+        if self.s is not None and self.c is not None and p is not None and self.cold is not None:
+            unread_s = max(0.0, 1 / self.s.value - 1 / self.c.value)
+            extra_s = 1 / self.cold.value - max(1 / p.value, 1 / self.s.value)
+            if extra_s > 1.1 * min(unread_s, 1 / p.value) and self.cold.high < p.low:
+                # The loader reads more slowly than its files can be read.
+                slower = 1 / (1 / self.cold.value - 1 / p.value + 1 / self.c.value)
+                if slower < self.s.value * (1 - _APART):
+                    self.notes.append(
+                        f"S is what the loader reached, {slower:,.0f} examples/s; its files alone "
+                        f"were read at {self.s.value:,.0f}: something besides storage (opening, "
+                        "seeking, a library that reads in small pieces) costs time on first reads"
+                    )
+                    self.s = _scaled(self.cold, slower)
+            self.serial = serial_fraction(self.cold.value, self.s.value, self.c.value, p.value)
+        elif self.cold is not None and p is not None:
+            if self.cold.high < p.low:
+                self.s = _scaled(self.cold, 1 / (1 / self.cold.value - 1 / p.value))
+                self.serial = 1.0
+                self.notes.append(
+                    "S comes from cold and warm drains of the loader, for its files cannot be "
+                    f"read again as it reads them: {self._why('files')}"
+                )
+                self.reasons["C"] = "reading from memory is a part of P here"
+            else:
+                self.reasons["S"] = self.reasons["C"] = (
+                    "the loader is as fast with nothing in memory as with everything: what it "
+                    f"fetches is hidden behind what it prepares ({self._why('files')})"
+                )
+        else:
+            why = record.reasons.get("S") or record.reasons.get("files") or self._why("P")
+            self.reasons["S"] = self.reasons["C"] = why
+        self.f = self._fetch_rate()
+        if self.f is None:
+            self.reasons["F"] = "it takes S, C and the share that is cached"
+
+    def _cached_fraction(self) -> float | None:
+        """Return the share of the data in the page cache, as the job met it.
+
+        The drain that looked came after a part of the epoch had been read, which was then cached.
+        """
+        pages = [line["pages"] for line in self.rank.opened if line.get("pages") is not None]
+        total = sum(count for _, count in pages)
+        if not total:
+            return None
+        later: float = sum(resident for resident, _ in pages) / total
+        examples = self.rank.described.get("examples")
+        if not self.record.files or not examples or not self.rank.read_before_look:
+            return later
+        done = sum(row.slot == self.rank.slot and row.kind & 15 == 0 for row in self.rank.rows)
+        ahead = self.about["workers"] * (self.rank.described.get("prefetch") or 0) + 8
+        read = (done + ahead) * self.batch / examples
+        return later if read >= 0.9 else max(0.0, (later - read) / (1.0 - read))
+
+    def _fetch_rate(self) -> Rate | None:
+        if self.s is None or self.x is None:
+            return None
+        x, s, c = self.x, self.s, self.c
+        if c is None:
+            if x >= 1.0:
+                return None
+            return Rate(*(rate / (1 - x) for rate in (s.value, s.low, s.high)))
+        return Rate(
+            fetch_rate(x, s.value, c.value),
+            fetch_rate(x, s.low, c.low) if s.low > 0 and c.low > 0 else 0.0,
+            fetch_rate(x, s.high, c.high),
+        )
+
+    @property
+    def network(self) -> bool:
+        """Whether examples come over the network."""
+        return any(line["kind"] == "socket" for line in self.rank.opened)
+
+    def split(self) -> Split:
+        """Split the time of the job as it is.
+
+        What is lost is measured: G against the job. The model says how much of it is fetching.
+        """
+        if self.steady is None or self.g is None:
+            wait = self.wait_fraction
+            return Split(1.0 - wait, wait if not self.network else 0.0, wait * self.network)
+        rate = self.steady.rate.value
+        lost = min(max(0.0, 1.0 - rate / self.g.value), self._most_lost())
+        compute = 1.0 - lost
+        if self.p is None or self.network:
+            return Split(compute, lost * (not self.network), lost * self.network)
+        model = predict(self._measured())
+        prep, fetch = model.prep_stall, model.fetch_stall
+        if prep + fetch < 0.01:  # fed, says the model: what is lost all the same is the slower's
+            prep, fetch = float(model.prep <= model.fetch), float(model.prep > model.fetch)
+        return Split(compute, lost * prep / (prep + fetch), lost * fetch / (prep + fetch))
+
+    def _most_lost(self) -> float:
+        """Return an upper bound of what is lost to data: time inside ``next()``.
+
+        Of the rank that waits longest, for the others wait for it; and, where training and
+        preparation share processors, what that costs training.
+        """
+        waits = [measuring.steady(rank, self.batch) for rank in self.record.ranks]
+        longest = max(wait.wait_fraction for wait in waits if wait is not None)
+        if self.g is None or self.p is None:
+            return longest
+        model = predict(self._measured())
+        return longest + max(0.0, 1.0 - model.processors / self.g.value)
+
+    def _measured(self, *, storage: bool = True) -> Measured:
+        assert self.g is not None
+        found = Measured(
+            ingestion=self.g.value,
+            prep=tuple((point.workers, point.rate.value) for point in self.curve),
+            workers=self.about["workers"],
+            cores=self._cores(),
+            batch_size=self.batch,
+            serial_fraction=self.serial,
+            cached_fraction=self.x or 0.0,
+            step_cpu_s=self.step_cpu_s,
+            prep_cpu_s=self.prep_cpu_s,
+        )
+        if storage and self.s is not None:
+            cache = self.c.value if self.c else INFINITE
+            found = replace(found, storage=self.s.value, cache=cache)
+        return found
+
+    def _cores(self) -> int:
+        return max(1, machine.usable_cores() // len(self.record.ranks))
+
+    def bound(self, split: Split) -> str:
+        """Name what limits the job."""
+        lost = split.prep_stall + split.fetch_stall
+        if lost < _FED:
+            return "compute"
+        if split.fetch_stall > split.prep_stall:
+            return "fetch"
+        if self.g is not None and self.p is not None and not self.network:
+            limit = predict(self._measured(storage=False))
+            if limit.bound == "processors":
+                return "processors"
+        return "prep"
+
+    def report(self, found: list[_Found]) -> Report:
+        """Return the report, this rank being the one that paces the job; yet without advice."""
+        record, rank, split = self.record, self.rank, self.split()
+        ranks = []
+        for one in found:
+            own = one.split()
+            stalled = own.prep_stall + own.fetch_stall
+            others = max(0.0, stalled - one.wait_fraction) if len(found) > 1 else 0.0
+            ranks.append(
+                Rank(
+                    rank=one.rank.rank,
+                    rates=Rates(one.g, one.p_known, one.s, one.c, one.f),
+                    split=own,
+                    wait_fraction=one.wait_fraction,
+                    others_fraction=others,
+                )
+            )
+        steady = self.steady
+        loaders = [self._loader(rank, about) for about in rank.about["loaders"]]
+        if steady is not None and steady.others_fraction > 0.01:
+            self.notes.append(
+                f"the script reads other training loaders in lock-step, and waits for them "
+                f"{steady.others_fraction:.0%} of the time; that counts as compute here. Choose "
+                "one with --loader"
+            )
+        if self.network and self.p is not None:
+            self.notes.append(
+                "examples come over the network: all waiting is counted as fetching, and P is an "
+                "upper bound of nothing"
+            )
+        if self.g is not None and self.step_cpu_s > 0 and not rank.described.get("cuda"):
+            self.notes.append("no device was used: training runs on the host's processors")
+        bytes_each = None
+        if record.files:
+            sizes = {
+                line["name"]: line["bytes"]
+                for one in record.ranks
+                for line in one.opened
+                if line["kind"] == "file"
+            }
+            bytes_each = sum(sizes.values()) / record.files_examples
+        elif rank.drains.get("found"):
+            work = rank.drains["found"][-1].work
+            read = sum(max(0, w.read_bytes) for w in work)
+            count = sum(w.examples for w in work)
+            bytes_each = read / count if count and read and self.s is not None else None
+        examples_total = rank.described.get("examples")
+        if examples_total is not None:
+            examples_total *= len(found)
+        return Report(
+            stoker=stoker.__version__,
+            made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            command=record.command,
+            seconds=record.seconds,
+            starts=record.starts,
+            cores=self._cores(),
+            memory_bytes=machine.usable_memory_bytes(),
+            trains_on_cpu=not rank.described.get("cuda", False),
+            loader=loaders[rank.about["loaders"].index(self.about)],
+            loaders=loaders,
+            examples=examples_total,
+            example_bytes=bytes_each,
+            cached_fraction=self.x,
+            rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
+            reasons=self.reasons,
+            split=split,
+            verdict="",
+            bound=self.bound(split),
+            actions=[],
+            notes=self.notes,
+            as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
+            if steady
+            else None,
+            prep=self.curve if self.p_known is not None else [],
+            cold=self.cold,
+            serial_fraction=self.serial,
+            copy_s=rank.described.get("copy_s"),
+            step_cpu_s=self.step_cpu_s,
+            prep_cpu_s=self.prep_cpu_s,
+            after_s=self._after_s(),
+            stages={
+                name: rate
+                for name, blocks in record.stages.items()
+                if (rate := measuring.rate_of(blocks)) is not None
+            },
+            ranks=ranks,
+            phases=_phases(record),
+        )
+
+    def _after_s(self) -> dict[str, float]:
+        if self.p_known is None:
+            return {}
+        if self.record.after_s is not None:
+            return self.record.after_s
+        return {"batch": 0.0, "after-augmentation": self.collate_s}
+
+    @property
+    def p_known(self) -> Rate | None:
+        """P, where it is not fetching too."""
+        return None if self.network else self.p
+
+    def _loader(self, rank: RankRecord, about: dict[str, Any]) -> Loader:
+        rows = [row for row in rank.rows if row.slot == about["slot"] and row.kind & 15 == 0]
+        automatic = rank.described.get("automatic", True) if about is self.about else True
+        return Loader(
+            name=about["site"],
+            describes=about["describes"],
+            workers=about["workers"],
+            batch_size=self.batch if about is self.about else float(about["batch_size"] or 1),
+            unit="examples" if automatic or not rank.described.get("iterable") else "items",
+            batches=len(rows),
+            trains=any(row.kind & 16 for row in rows),
+        )
+
+
+def _scaled(like: Rate, value: float) -> Rate:
+    return Rate(value, value * like.low / like.value, value * like.high / like.value)
+
+
+def _phases(record: Record) -> list[dict[str, Any]]:
+    """Return raw figures: what each phase saw."""
+    phases: list[dict[str, Any]] = []
+    for rank in record.ranks:
+        for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
+            own = [row for row in rows if row.slot == rank.slot]
+            phases.append(
+                {
+                    "phase": name,
+                    "rank": rank.rank,
+                    "entered_s": [(r.entered_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
+                    "left_s": [(r.left_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
+                }
+            )
+        for name, drains in rank.drains.items():
+            for drain in drains:
+                arrivals = [(at - drain.began_ns) / 1e9 for at in drain.arrivals_ns[:2000]]
+                phases.append(
+                    {
+                        "phase": name,
+                        "rank": rank.rank,
+                        "workers": drain.workers,
+                        "arrivals_s": arrivals,
+                    }
+                )
+    for name, reads in (("S", record.cold_reads), ("C", record.warm_reads)):
+        for read in reads:
+            phases.append(
+                {
+                    "phase": name,
+                    "readers": record.readers,
+                    "files": list(read.files),
+                    "seconds": list(read.seconds),
+                }
+            )
+    return phases
+
+
+def _verdict(report: Report, paces: _Found, acts: list[Any]) -> str:
+    split = report.split
+    lost = split.prep_stall + split.fetch_stall
+    if paces.steady is None:
+        return "The script ended before a steady state was seen; the rates below are all there is"
+    if paces.g is None:
+        return (
+            f"The job waits {paces.wait_fraction:.0%} of the time for its loader, start-up apart; "
+            "how much of that is lost could not be told, for G was not measured"
+        )
+    who = ""
+    if len(report.ranks) > 1:
+        short = paces.rank.rank
+        who = f"Rank {short} is short of data, and the others wait for it. "
+    if lost < _FED:
+        return (
+            f"{who}The accelerator is fed: {split.compute:.0%} of the time is compute, and there "
+            "is nothing to gain in the data path"
+        )
+    names = {
+        "fetch": "fetching data from storage",
+        "prep": "preparing data (decoding, augmenting, collating)",
+        "processors": "preparing data, on processors that training needs too",
+        "compute": "",
+    }
+    parts = []
+    if split.prep_stall > 0.01:
+        parts.append(f"{split.prep_stall:.0%} of the time to preparing data")
+    if split.fetch_stall > 0.01:
+        parts.append(f"{split.fetch_stall:.0%} to fetching it")
+    text = (
+        f"{who}The job is limited by {names[report.bound]}: training computes "
+        f"{split.compute:.0%} of the time and loses {' and '.join(parts)}"
+    )
+    if acts:
+        first = acts[0]
+        text += f". First: {first.title} ({first.gain.value:.2f} times as fast)"
+    return text
+
+
+def _nothing(record: Record) -> str:
+    reasons = record.reasons
+    why = reasons.get("batch") or reasons.get("as-it-is") or "it ended"
+    text = f"the script never reached a loader, or got no batch from one: {why}"
+    if output := reasons.get("output"):
+        text += f". Its last lines:\n{output}"
+        if "EOFError" in output:
+            text += (
+                "\nIts standard input is empty during an analysis, unless you give a file: "
+                "stoker analyze ... < FILE"
+            )
+    else:
+        text += (
+            ". The analyzer sees loops over torch.utils.data.DataLoader, in Python processes that "
+            "keep PYTHONPATH; for a stoker pipeline use stoker.analyze(pipeline, step)"
+        )
+    return text

@@ -1,0 +1,221 @@
+"""From what was recorded to rates with intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.analysis.phases import Drain, RankRecord
+from stoker.analysis.probe import records
+from stoker.analysis.probe.records import Row
+from stoker.analysis.reading import Reads
+from stoker.analysis.report import Rate, Wait
+
+_BLOCKS = 8
+_LONGEST_TIMELINE = 400
+# Student's t for 95 %, by degrees of freedom.
+_T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
+_T_MANY = 1.96
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The job in steady state, as it is, in one rank."""
+
+    rate: Rate
+    wait_fraction: float
+    others_fraction: float
+    """Share of the time inside the ``next()`` of other training loaders."""
+    startup_s: float
+    batches: int
+    waits: list[Wait]
+
+
+def rate_of(blocks: Sequence[tuple[float, float]]) -> Rate | None:
+    """Return the rate of (amount, seconds) blocks, and its 95 % interval by their spread.
+
+    None for no block; with a single one, the interval is everything up to twice the rate.
+    """
+    blocks = [(amount, seconds) for amount, seconds in blocks if seconds > 0 and amount > 0]
+    if not blocks:
+        return None
+    value = sum(amount for amount, _ in blocks) / sum(seconds for _, seconds in blocks)
+    if len(blocks) == 1:
+        return Rate(value, 0.0, 2 * value)
+    rates = [amount / seconds for amount, seconds in blocks]
+    mean = sum(rates) / len(rates)
+    spread = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))
+    t = _T[len(rates) - 2] if len(rates) - 2 < len(_T) else _T_MANY
+    half = t * spread / math.sqrt(len(rates))
+    return Rate(value, max(0.0, value - half), value + half)
+
+
+def blocks_of(
+    amounts: Sequence[float], seconds: Sequence[float], period: int
+) -> list[tuple[float, float]]:
+    """Join steps into about eight blocks of whole periods.
+
+    Waits come in bursts with the number of workers as their period, so a part of one is no
+    sample. A rest is left out, unless there is nothing else.
+    """
+    period = max(1, period)
+    size = max(period, len(seconds) // _BLOCKS // period * period)
+    blocks = [
+        (sum(amounts[at : at + size]), sum(seconds[at : at + size]))
+        for at in range(0, len(seconds) - size + 1, size)
+    ]
+    return blocks or [(sum(amounts), sum(seconds))]
+
+
+def batch_examples(rank: RankRecord) -> float:
+    """Return the mean examples of a batch."""
+    work = [w for drains in rank.drains.values() for drain in drains for w in drain.work]
+    if work:
+        return sum(w.examples for w in work) / len(work)
+    return float(rank.loader(rank.slot)["batch_size"] or 1)
+
+
+def steady(rank: RankRecord, batch: float) -> Steady | None:
+    """Return the job as it is, without start-up and without evaluations in between.
+
+    Where an epoch is too short to have a steady state, all but its first batch counts.
+    """
+    about = rank.loader(rank.slot)
+    workers = about["workers"]
+    ahead = workers * (rank.described.get("prefetch") or 2)
+    seconds: list[float] = []
+    waited = others = 0.0
+    waits: list[Wait] = []
+    startup_s = None
+    started_ns = first_ns = 0
+    for epoch in _epochs(rank.rows, rank.slot):
+        skip = ahead if len(epoch) > 3 * ahead else 1
+        for place, (row, following, between) in enumerate(epoch):
+            if row.kind & 15 == records.STARTED:
+                started_ns = row.entered_ns
+                continue
+            if row.kind & 15 != records.BATCH:
+                continue
+            if startup_s is None:
+                startup_s = (row.left_ns - started_ns) / 1e9
+                first_ns = row.entered_ns
+            wait_s = (row.left_ns - row.entered_ns) / 1e9
+            if len(waits) < _LONGEST_TIMELINE:
+                ordered = workers > 0 and rank.described.get("ordered", True)
+                worker = (place - 1) % workers if ordered else -1
+                waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker, 0.0))
+            if place <= skip or following is None:
+                continue
+            if any(not other.kind & records.TRAINS for other in between):
+                continue  # an evaluation
+            seconds.append((following.entered_ns - row.entered_ns) / 1e9)
+            waited += wait_s
+            others += sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
+    rate = rate_of(blocks_of([batch] * len(seconds), seconds, workers))
+    if rate is None:
+        return None
+    total = sum(seconds)
+    return Steady(
+        rate, waited / total, others / total, startup_s or 0.0, len(seconds), _served(waits, rank)
+    )
+
+
+def _epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
+    """Return, for each iterator of a loader, its rows, each with the next one and with the rows
+    of other loaders in between."""
+    epochs: dict[int, list[tuple[Row, Row | None, list[Row]]]] = {}
+    latest: dict[int, tuple[Row, list[Row]]] = {}
+    for row in rows:
+        if row.slot != slot:
+            for _, between in latest.values():
+                between.append(row)
+            continue
+        before = latest.pop(row.epoch, None)
+        if before is not None:
+            epochs.setdefault(row.epoch, []).append((before[0], row, before[1]))
+        latest[row.epoch] = (row, [])
+    for number, (row, between) in latest.items():
+        epochs.setdefault(number, []).append((row, None, between))
+    return [epochs[number] for number in sorted(epochs)]
+
+
+def _served(waits: list[Wait], rank: RankRecord) -> list[Wait]:
+    """Add, to each wait, how long its worker took; in the order in which workers work."""
+    pids = next(iter(rank.worker_pids.get(rank.slot, [])), [])
+    queues = [iter(rank.work.get(pid, [])) for pid in pids]
+    served = []
+    for wait in waits:
+        work = next(queues[wait.worker], None) if 0 <= wait.worker < len(queues) else None
+        service_s = (work.ended_ns - work.started_ns) / 1e9 if work else 0.0
+        served.append(Wait(wait.at_s, wait.wait_s, wait.worker, service_s))
+    return served
+
+
+def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
+    """Return G, and the processor seconds that training takes for an example.
+
+    The time of handing a batch over is left out, except where a device works on meanwhile.
+    """
+    device = rank.described.get("cuda", False)
+    seconds: list[float] = []
+    cpu_ns = 0
+    before: Row | None = None
+    disturbed, counted = False, 0
+    for row in rank.replayed:
+        if row.slot != rank.slot:
+            disturbed = disturbed or not row.kind & records.TRAINS
+            continue
+        if before is not None and before.kind & records.REPLAYED and not disturbed:
+            counted += 1
+            if counted > 3:
+                start_ns = before.entered_ns if device else before.left_ns
+                seconds.append((row.entered_ns - start_ns) / 1e9)
+                cpu_ns += row.cpu_ns - before.cpu_ns
+        before, disturbed = row, False
+    rate = rate_of(blocks_of([batch] * len(seconds), seconds, 1))
+    return rate, cpu_ns / 1e9 / (batch * len(seconds)) if seconds else 0.0
+
+
+def drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rate | None:
+    """Return the rate of drains of one kind: without their start, and a last round's tail."""
+    seconds: list[float] = []
+    period = max((drain.workers for drain in drains), default=1)
+    for drain in drains:
+        arrivals = drain.arrivals_ns
+        if drain.workers == 0:
+            arrivals = [drain.began_ns, *arrivals]
+        skip = min(2 * period if drain.workers else 1, max(0, (len(arrivals) - 2) // 2))
+        end = len(arrivals) - (period - 1 if once else 0)
+        times = arrivals[skip : max(skip + 2, end)]
+        whole = (len(times) - 1) // max(1, period) * max(1, period) or len(times) - 1
+        seconds += [(b - a) / 1e9 for a, b in itertools.pairwise(times[: whole + 1])]
+    return rate_of(blocks_of([batch] * len(seconds), seconds, period))
+
+
+def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
+    """Return the processor seconds of preparing an example, receiving it included."""
+    work = [w for drain in drains for w in drain.work]
+    if not work:
+        return 0.0
+    of_workers = sum(w.cpu_ns for w in work) / 1e9 / sum(w.examples for w in work)
+    received = sum(len(drain.arrivals_ns) for drain in drains if drain.workers) * batch
+    of_training = sum(drain.cpu_s for drain in drains if drain.workers)
+    return of_workers + (of_training / received if received else 0.0)
+
+
+def collate_s(drains: Sequence[Drain]) -> float:
+    """Return the worker seconds of collating an example."""
+    work = [w for drain in drains for w in drain.work]
+    return sum(w.collate_ns for w in work) / 1e9 / sum(w.examples for w in work) if work else 0.0
+
+
+def read_rate(reads: Sequence[Reads], examples_a_file: float) -> Rate | None:
+    """Return the rate of reading files again, in examples/s."""
+    blocks = [
+        (count * examples_a_file, seconds)
+        for read in reads
+        for count, seconds in zip(read.files, read.seconds, strict=True)
+    ]
+    return rate_of(blocks)

@@ -1,0 +1,53 @@
+"""What runs inside a script under analysis. Standard library only; stoker itself is not loaded.
+
+The probe waits for ``torch.utils.data.dataloader`` and then puts four functions on its classes:
+``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` (start-up),
+``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
+``_DatasetKind.create_fetcher`` (work in the workers). It draws no random number, starts no
+thread, holds no batch and no loader, and takes itself out when it fails.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+_TARGET = "torch.utils.data.dataloader"
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Hooks the data loader's module as soon as it has been imported."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        execute = loader.exec_module
+
+        def executed(module: ModuleType) -> None:
+            vars(loader).pop("exec_module")
+            execute(module)
+            from . import hooks
+
+            hooks.attach(module, self.folder)
+
+        loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+def install(folder: str) -> None:
+    """Have the probe attach itself when PyTorch's data loader is imported."""
+    sys.meta_path.insert(0, _AfterImport(folder))

@@ -1,0 +1,282 @@
+"""The hooks on PyTorch's data loader, and what they count."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+import weakref
+from types import FrameType, ModuleType
+from typing import Any
+
+from . import replay, takeover, workers
+from .records import (
+    BATCH,
+    END,
+    ERROR,
+    REPLAYED,
+    SLOTS,
+    STARTED,
+    SYNCHRONISED,
+    TRAINS,
+    Recorder,
+    read_json,
+    write_json,
+)
+
+_clock = time.perf_counter_ns
+_PR_SET_PDEATHSIG = 1
+
+
+class EndOfAnalysis(SystemExit):
+    """Ends the script when the analysis has what it needs; like ``sys.exit()``."""
+
+
+class Seen:
+    """What the probe knows of one loader; it does not keep it alive."""
+
+    def __init__(self, process: Process, slot: int, site: str, loader: Any) -> None:
+        self.process = process
+        self.slot = slot
+        self.site = site
+        self.loader = weakref.ref(loader)
+        self.describes = _described(loader)
+        self.batch_size = loader.batch_size
+        self.workers = loader.num_workers
+        self.epoch = -1
+        self.count = 0
+        self.replay_at, self.take_at = 8 + 2 * slot, 9 + 2 * slot  # places in the header
+        self.bank: replay.Bank | None = None
+        self.replaying: Any = None  # the iterator that replays; held, for it stands for an epoch
+
+
+class Process:
+    """The probe in one process that iterates loaders."""
+
+    def __init__(self, folder: str, torch: ModuleType) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.torch = torch
+        self.recorder = Recorder(folder)
+        self.ended = False
+        self.seen: list[Seen] = []
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._end_with_parent()
+
+    def _end_with_parent(self) -> None:
+        # A rank must not outlive the launcher that the analyzer's own end takes down.
+        with contextlib.suppress(Exception):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def adopt(self, loader: Any) -> Seen | None:
+        """Give a loader a slot; None where there is none left."""
+        known: tuple[int, int] | None = loader.__dict__.get("_stoker_slot")
+        if known is not None and known[0] == self.pid:
+            return self.seen[known[1]]
+        site = loader.__dict__.get("_stoker_site", "somewhere")
+        for seen in self.seen:
+            if seen.site == site and seen.loader() is None:  # made anew, for every epoch
+                seen.loader = weakref.ref(loader)
+                loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
+                return seen
+        if len(self.seen) == SLOTS:
+            return None
+        seen = Seen(self, len(self.seen), site, loader)
+        loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
+        self.seen.append(seen)
+        plan = read_json(os.path.join(self.folder, "plan.json")) or {}
+        if plan.get("site") == site:
+            self.recorder.header[seen.replay_at] = plan["replay_at"]
+            self.recorder.header[seen.take_at] = plan["take_at"]
+        self.register()
+        return seen
+
+    def register(self) -> None:
+        """Tell the analyzer who this process is and which loaders it has."""
+        environ = os.environ
+        about = {
+            "pid": self.pid,
+            "rank": int(environ.get("RANK", environ.get("LOCAL_RANK", "0")) or 0),
+            "world_size": int(environ.get("WORLD_SIZE", "1") or 1),
+            "loaders": [
+                {
+                    "slot": seen.slot,
+                    "site": seen.site,
+                    "describes": seen.describes,
+                    "batch_size": seen.batch_size,
+                    "workers": seen.workers,
+                }
+                for seen in self.seen
+            ],
+        }
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            about["rank"] = distributed.get_rank()
+            about["world_size"] = distributed.get_world_size()
+        write_json(self.recorder.base + ".json", about)
+
+    def synchronise(self) -> None:
+        """Wait for the device, if the script uses one."""
+        cuda = self.torch.cuda
+        if cuda.is_initialized():
+            cuda.synchronize()
+
+
+def attach(module: ModuleType, folder: str) -> None:
+    """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
+    loader_class = module.DataLoader
+    iterator_class = module._BaseDataLoaderIter
+    kinds = module._DatasetKind
+    torch = sys.modules["torch"]
+    make, start = loader_class.__init__, loader_class.__iter__
+    advance, create = iterator_class.__next__, kinds.create_fetcher
+    current: list[Process] = []  # of this process; a fork leaves its parent's behind
+    grad_enabled = torch.is_grad_enabled
+
+    def disable(where: str, error: Exception) -> None:
+        loader_class.__init__, loader_class.__iter__ = make, start
+        iterator_class.__next__ = advance
+        kinds.create_fetcher = staticmethod(create)
+        failed(folder, where, error)
+
+    def process() -> Process:
+        if not current or current[0].pid != os.getpid():
+            current[:] = [Process(folder, torch)]
+        return current[0]
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if "_stoker_site" not in self.__dict__:
+            self.__dict__["_stoker_site"] = _site()
+
+    @functools.wraps(start)
+    def __iter__(self: Any) -> Any:
+        if takeover.draining or module.get_worker_info() is not None:
+            return start(self)
+        try:
+            seen = process().adopt(self)
+            entered = _clock()
+        except Exception as error:
+            disable("iter", error)
+            return start(self)
+        if seen is None:
+            return start(self)
+        if seen.replaying is not None:
+            return seen.replaying
+        iterator = start(self)
+        try:
+            seen.epoch += 1
+            iterator.__dict__["_stoker"] = seen
+            iterator.__dict__["_stoker_loader"] = takeover.parts_of(self)
+            seen.process.iterators.add(iterator)
+            kind = STARTED | (TRAINS if grad_enabled() else 0)
+            seen.process.recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), kind)
+            pids = [worker.pid for worker in iterator.__dict__.get("_workers", ())]
+            if pids:
+                with open(seen.process.recorder.base + ".workers", "a") as file:
+                    file.write(f"{seen.slot} {seen.epoch} {' '.join(map(str, pids))}\n")
+        except Exception as error:
+            disable("iter", error)
+        return iterator
+
+    @functools.wraps(advance)
+    def __next__(self: Any) -> Any:
+        seen = self.__dict__.get("_stoker")
+        if seen is None:
+            return advance(self)
+        number = seen.count
+        if number >= seen.process.recorder.header[seen.replay_at]:
+            return _conducted(self, seen, advance)
+        entered = _clock()
+        kind = ERROR
+        try:
+            batch = advance(self)
+            kind = BATCH
+            seen.count = number + 1
+            return batch
+        except StopIteration:
+            kind = END
+            raise
+        finally:
+            if grad_enabled():
+                kind |= TRAINS
+            seen.process.recorder.write(seen.slot, seen.epoch, number, entered, _clock(), kind)
+
+    def create_fetcher(*args: Any, **kwargs: Any) -> Any:
+        fetcher = create(*args, **kwargs)
+        try:
+            info = module.get_worker_info()
+            if info is not None or takeover.draining:
+                workers.watch(fetcher, info.id if info is not None else 0, folder)
+        except Exception as error:
+            disable("create_fetcher", error)
+        return fetcher
+
+    loader_class.__init__, loader_class.__iter__ = __init__, __iter__
+    iterator_class.__next__ = __next__
+    kinds.create_fetcher = staticmethod(create_fetcher)
+
+
+def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
+    """Do what the analyzer wants from here on: replay, then drains, then the end."""
+    process, recorder = seen.process, seen.process.recorder
+    entered, cpu = _clock(), time.process_time_ns()
+    if process.ended:  # the script went on after the end
+        raise EndOfAnalysis(0)
+    try:
+        if seen.bank is None or seen.count >= recorder.header[seen.take_at]:
+            process.synchronise()
+            recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), SYNCHRONISED, cpu)
+        if seen.count >= recorder.header[seen.take_at]:
+            process.ended = True
+            takeover.serve(iterator, seen)
+            raise EndOfAnalysis(0)
+        if seen.bank is None:
+            bank = replay.filled(lambda: advance(iterator))  # StopIteration: the next epoch does
+            seen.bank, seen.replaying = bank, iterator
+        batch = seen.bank.next()
+    except StopIteration:
+        raise
+    except Exception as error:
+        process.ended = True
+        failed(process.folder, "replay", error)
+        raise EndOfAnalysis(0) from None
+    kind = BATCH | REPLAYED | (TRAINS if process.torch.is_grad_enabled() else 0)
+    number, seen.count = seen.count, seen.count + 1
+    recorder.write(seen.slot, seen.epoch, number, entered, _clock(), kind, cpu)
+    return batch
+
+
+def failed(folder: str, where: str, error: Exception) -> None:
+    """Tell the analyzer that the probe gave up in this process."""
+    with (
+        contextlib.suppress(OSError),
+        open(os.path.join(folder, f"failed-{os.getpid()}"), "w") as file,
+    ):
+        file.write(f"{where}: {type(error).__name__}: {error}")
+
+
+def _site() -> str:
+    """Return file:line of the caller that built a loader: the nearest outside of packages."""
+    nearest = sys._getframe(2)
+    frame: FrameType | None = nearest
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "site-packages" not in name and "dist-packages" not in name and name[:1] != "<":
+            nearest = frame
+            break
+        frame = frame.f_back
+    return f"{os.path.basename(nearest.f_code.co_filename)}:{nearest.f_lineno}"
+
+
+def _described(loader: Any) -> str:
+    size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        size = f"batches by {type(loader.batch_sampler).__name__}"
+    return f"{type(loader.dataset).__name__}, {size}, {loader.num_workers} workers"

@@ -1,0 +1,143 @@
+"""What the probe writes, and how: files in the folder of the analysis that survive any end.
+
+A process that iterates loaders has ``process-PID.rows``, a mapped file: first a header through
+which the analyzer says when to do what, then a row for each call of ``next()``. A worker appends
+a row for each batch to a file of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+NEVER = 1 << 62
+SLOTS = 32  # loaders that a process may have; later ones are not recorded
+HEADER = 8 + 2 * SLOTS  # count of rows, seven to spare, then (replay_at, take_at) of each loader
+_ROWS = 1 << 20
+_ROW = struct.Struct("7q")
+_WORK = struct.Struct("8q")
+
+BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
+TRAINS, REPLAYED = 16, 32  # flags on a kind
+
+
+class Row(NamedTuple):
+    """A call of ``next()``, or what ``kind`` says. Times are of the monotonic clock."""
+
+    slot: int
+    epoch: int
+    """Counts the iterators of this loader."""
+    number: int
+    """Counts the batches of this loader, over all iterators."""
+    entered_ns: int
+    left_ns: int
+    kind: int
+    cpu_ns: int
+    """Processor time of this process, with all its threads, where it was taken; else 0."""
+
+
+class Work(NamedTuple):
+    """A batch made in a worker, or in a process without workers."""
+
+    pid: int
+    worker: int
+    started_ns: int
+    ended_ns: int
+    cpu_ns: int
+    """Processor time of the process, with all its threads."""
+    collate_ns: int
+    examples: int
+    read_bytes: int
+    """Bytes that the process read meanwhile; -1 where it was not asked for."""
+
+
+class Recorder:
+    """The rows of this process."""
+
+    def __init__(self, folder: str) -> None:
+        self.pid = os.getpid()
+        self.base = os.path.join(folder, f"process-{self.pid}")
+        size = 8 * HEADER + _ROW.size * _ROWS
+        fd = os.open(self.base + ".rows", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, size)  # sparse
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self.header = memoryview(self._map)[: 8 * HEADER].cast("q")
+        for index in range(8, HEADER):
+            self.header[index] = NEVER
+        self._next = itertools.count().__next__  # atomic: loaders may be read by several threads
+
+    def write(
+        self, slot: int, epoch: int, number: int, entered: int, left: int, kind: int, cpu: int = 0
+    ) -> None:
+        """Add a row."""
+        at = self._next()
+        if at < _ROWS:
+            _ROW.pack_into(
+                self._map, 8 * HEADER + 56 * at, slot, epoch, number, entered, left, kind, cpu
+            )
+            self.header[0] = at + 1
+
+
+class Watched:
+    """The rows of another process, as the analyzer sees them."""
+
+    def __init__(self, path: str) -> None:
+        self.base = path.removesuffix(".rows")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+        self.header = memoryview(self._map)[: 8 * HEADER].cast("q")
+        self._rows: list[Row] = []
+
+    def rows(self) -> list[Row]:
+        """Return all rows so far; the list itself, which grows with the next call."""
+        start = 8 * HEADER + _ROW.size * len(self._rows)
+        end = 8 * HEADER + _ROW.size * self.header[0]
+        self._rows.extend(Row(*values) for values in _ROW.iter_unpack(self._map[start:end]))
+        return self._rows
+
+    def close(self) -> None:
+        """Give the mapping back."""
+        self.header.release()
+        self._map.close()
+
+
+def write_work(fd: int, work: Work) -> None:
+    """Append what a worker did."""
+    os.write(fd, _WORK.pack(*work))
+
+
+def read_work(path: str) -> Iterator[Work]:
+    """Read what a worker appended; a last row that was cut off is left out."""
+    with open(path, "rb") as file:
+        content = file.read()
+    whole = len(content) - len(content) % _WORK.size
+    for values in _WORK.iter_unpack(content[:whole]):
+        yield Work(*values)
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a small file as a whole or not at all."""
+    new = f"{path}.new-{os.getpid()}"
+    with open(new, "w") as file:
+        json.dump(value, file)
+    os.replace(new, path)
+
+
+def read_json(path: str) -> Any:
+    """Read one; None while it is not there."""
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None

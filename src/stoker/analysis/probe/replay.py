@@ -1,0 +1,105 @@
+"""Batches that are handed over again and again: what training takes in when nothing delays it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+_BATCHES = 8
+_BYTES = 256 << 20
+
+
+class Bank:
+    """A few real batches, handed over in turn.
+
+    Containers are made anew each time, for scripts take entries out of them. Tensors are the
+    stored ones: only where a script was seen writing into a batch does every use get a copy.
+    """
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+        self._turn = 0
+        self._copies = True
+        self._lent: list[tuple[Any, int]] = []  # tensors and their versions, as handed over
+
+    def next(self) -> Any:
+        """Return the next batch."""
+        if self._copies and self._turn >= len(self._batches) and self._lent:
+            self._copies = any(_version(tensor) != version for tensor, version in self._lent)
+        batch = self._batches[self._turn % len(self._batches)]
+        self._turn += 1
+        if not self._copies:
+            return _rebuilt(batch, _same)
+        handed = _rebuilt(batch, _copied)
+        if self._turn <= len(self._batches):
+            self._lent.extend((tensor, _version(tensor)) for tensor in _tensors(handed))
+        elif self._lent:
+            self._lent = []
+        return handed
+
+
+def filled(read: Callable[[], Any]) -> Bank:
+    """Fill a bank from a loader. Raises StopIteration where it has nothing more to give."""
+    batches = [read()]
+    size = max(1, sum(t.element_size() * t.nelement() for t in _tensors(batches[0])))
+    while len(batches) < _BATCHES and (len(batches) + 1) * size <= _BYTES:
+        try:
+            batches.append(read())
+        except StopIteration:
+            break
+    return Bank(batches)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _tensors(value: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def note(tensor: Any) -> Any:
+        found.append(tensor)
+        return tensor
+
+    _rebuilt(value, note)
+    return found
+
+
+def _version(tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # an inference tensor has none
+        return 0
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _copied(tensor: Any) -> Any:
+    copied = tensor.clone()
+    return copied.pin_memory() if tensor.is_pinned() else copied
+
+
+def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Build containers anew around ``leaf(tensor)``; NumPy arrays are copied."""
+    if _is_tensor(value):
+        return leaf(value)
+    if isinstance(value, tuple):
+        new = [_rebuilt(part, leaf) for part in value]
+        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+    if isinstance(value, list):
+        parts = copy.copy(value)
+        parts[:] = [_rebuilt(part, leaf) for part in value]
+        return parts
+    if isinstance(value, MutableMapping):
+        made = copy.copy(value)
+        for key in list(value):
+            made[key] = _rebuilt(value[key], leaf)
+        return made
+    if type(value).__module__ == "numpy" and hasattr(value, "copy"):
+        return value.copy()
+    return value

@@ -1,0 +1,257 @@
+"""Inside the script's first ``next()`` that does not return: the analyzer's drains.
+
+A drain reads the script's own dataset through a loader made like the script's, with no training
+step in between. Nothing of the script runs on after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from . import workers
+from .records import read_json, write_json
+
+draining = False  # loaders made and iterated now are the probe's own
+
+_POLL_S = 0.005
+_clock = time.perf_counter_ns
+
+
+def serve(iterator: Any, seen: Any) -> None:
+    """Do what the analyzer asks for, until it asks for the end or is gone."""
+    global draining
+    process = seen.process
+    replayed = seen.bank.next() if seen.bank is not None else None
+    drains = _Drains(iterator.__dict__["_stoker_loader"], process)
+    seen.bank = seen.replaying = None
+    for started in list(process.iterators):
+        _stop(started)
+    draining = True
+    for number in itertools.count():
+        command = _awaited(f"{process.recorder.base}.command.{number}", process.folder)
+        if command is None or command["do"] == "end":
+            return
+        try:
+            if command["do"] == "describe":
+                answer = drains.describe(replayed)
+            else:
+                answer = drains.drain(command)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        write_json(f"{process.recorder.base}.answer.{number}", answer)
+
+
+def parts_of(loader: Any) -> SimpleNamespace:
+    """Return what a drain needs of a loader; all of it lives as long as the iterator anyway.
+
+    Not the loader itself: one that a loop alone knows of is gone by then, and with persistent
+    workers the two would hold each other.
+    """
+    names = (
+        "dataset", "collate_fn", "pin_memory", "batch_size", "drop_last", "prefetch_factor",
+        "multiprocessing_context", "timeout", "worker_init_fn", "sampler", "_dataset_kind",
+        "_auto_collation", "_index_sampler",
+    )  # fmt: skip
+    parts = SimpleNamespace(**{name: getattr(loader, name) for name in names})
+    parts.in_order = getattr(loader, "in_order", True)
+    return parts
+
+
+class _Recorded:
+    """A sampler's indices, kept as they are handed out."""
+
+    def __init__(self, sampler: Any, most: int) -> None:
+        self._sampler = sampler
+        self._most = most
+        self.handed: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in itertools.islice(self._sampler, self._most):
+            self.handed.append(index)
+            yield index
+
+
+class _Again:
+    """The same indices, round and round or once."""
+
+    def __init__(self, indices: list[Any], once: bool) -> None:
+        self._indices, self._once = indices, once
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._indices) if self._once else itertools.cycle(self._indices)
+
+
+class _Drains:
+    def __init__(self, loader: Any, process: Any) -> None:
+        self._loader = loader
+        self._process = process
+        self._torch = process.torch
+        self._module = sys.modules["torch.utils.data.dataloader"]
+        self._iterable = loader._dataset_kind == self._module._DatasetKind.Iterable
+        self._indices: list[Any] = []
+        self._batches = 0  # that the first drain delivered
+
+    def describe(self, batch: Any) -> dict[str, Any]:
+        loader = self._loader
+        examples = None
+        if not self._iterable:
+            with contextlib.suppress(Exception):
+                examples = len(loader.sampler) if loader.sampler is not None else None
+        return {
+            "examples": examples,
+            "iterable": self._iterable,
+            "automatic": loader._auto_collation,
+            "prefetch": loader.prefetch_factor or 0,
+            "ordered": loader.in_order,
+            "cuda": self._torch.cuda.is_initialized(),
+            "copy_s": self._copy_s(batch),
+        }
+
+    def _copy_s(self, batch: Any) -> float | None:
+        from .replay import _tensors
+
+        cuda = self._torch.cuda
+        if batch is None or not cuda.is_initialized():
+            return None
+        tensors = [tensor for tensor in _tensors(batch) if not tensor.is_cuda]
+        times = []
+        for _ in range(9):
+            cuda.synchronize()
+            began = _clock()
+            for tensor in tensors:
+                tensor.to("cuda", non_blocking=tensor.is_pinned())
+            cuda.synchronize()
+            times.append((_clock() - began) / 1e9)
+        return sorted(times)[len(times) // 2]
+
+    def drain(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Read batches for some seconds. ``fresh``: new ones, remembered; else these again."""
+        recorded = None
+        if command["fresh"] and not self._iterable:
+            recorded = _Recorded(self._loader._index_sampler, command["most"])
+            indices: Any = recorded
+        else:
+            indices = _Again(self._indices, command["once"])
+        tag, count = f"{command['tag']}-{self._process.pid}", command["workers"]
+        hears = command["hears"]
+        loader = self._like(indices, count, functools.partial(_begin, tag, hears))
+        most = command["most"]
+        if self._iterable and not command["fresh"]:
+            most = self._batches
+        if count == 0:
+            workers.LISTENER.begin(tag, hears)
+        arrivals: list[int] = []
+        ended, error, rounds = "time", None, 0
+        began, cpu = _clock(), time.process_time_ns()
+        until = began + int(command["seconds"] * 1e9)
+        longest = began + int(command["longest"] * 1e9)
+        iterator = iter(loader)
+        try:
+            while True:
+                try:
+                    next(iterator)
+                except StopIteration:
+                    ended = "epoch"
+                    if not arrivals or command["once"] or command["fresh"] or not self._iterable:
+                        break
+                    iterator, rounds = iter(loader), rounds + 1
+                    continue
+                except Exception as problem:
+                    ended, error = "error", f"{type(problem).__name__}: {problem}"
+                    break
+                arrivals.append(_clock())
+                enough = len(arrivals) >= command["least"] and arrivals[-1] >= until
+                if command["once"]:
+                    enough = False
+                if len(arrivals) >= most:
+                    ended = "most"
+                    break
+                if enough or arrivals[-1] >= longest:
+                    break
+        finally:
+            cpu = time.process_time_ns() - cpu
+            workers.LISTENER.end()
+            _stop(iterator)
+        if command["fresh"]:
+            self._batches = len(arrivals)
+            if recorded is not None:
+                self._indices = recorded.handed[: len(arrivals)]
+        return {
+            "began_ns": began,
+            "arrivals_ns": arrivals,
+            "ended": ended,
+            "error": error,
+            "rounds": rounds,
+            "cpu_s": cpu / 1e9,
+        }
+
+    def _like(self, indices: Any, count: int, begin: Any) -> Any:
+        """Make a loader like the script's, on other indices."""
+        loader, torch = self._loader, self._torch
+        made: dict[str, Any] = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
+        if self._iterable:
+            made |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader._auto_collation:
+            made["batch_sampler"] = indices
+        else:
+            made |= {"batch_size": None, "sampler": indices}
+        if count > 0:
+            made |= {
+                "num_workers": count,
+                "prefetch_factor": loader.prefetch_factor or 2,
+                "multiprocessing_context": loader.multiprocessing_context,
+                "timeout": loader.timeout,
+                "worker_init_fn": functools.partial(_init, begin, loader.worker_init_fn),
+            }
+        return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
+
+
+def _begin(tag: str, hears: bool) -> None:
+    workers.LISTENER.begin(tag, hears)
+
+
+def _init(begin: Callable[[], None], init: Callable[[int], None] | None, worker: int) -> None:
+    begin()
+    if init is not None:
+        init(worker)
+
+
+def _stop(iterator: Any) -> None:
+    shut = getattr(iterator, "_shutdown_workers", None)
+    if shut is not None:
+        shut()
+
+
+def _awaited(path: str, folder: str) -> Any:
+    """Wait for a command; None where the analyzer is gone."""
+    looked = time.monotonic()
+    while True:
+        command = read_json(path)
+        if command is not None:
+            return command
+        time.sleep(_POLL_S)
+        if time.monotonic() - looked > 0.5:
+            looked = time.monotonic()
+            if not analyzed(folder):
+                return None
+
+
+def analyzed(folder: str) -> bool:
+    """Whether the analyzer that made the folder is still there: it holds a lock on a file."""
+    try:
+        with open(os.path.join(folder, "alive"), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

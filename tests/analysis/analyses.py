@@ -1,0 +1,116 @@
+"""Analyses of real scripts in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PRELUDE = """
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+torch.set_num_threads(1)
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Files(Dataset):
+    def __init__(self, prep_s=0.0, folder="files"):
+        self.prep_s = prep_s
+        folder = os.path.join(HERE, folder)
+        self.paths = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb") as file:
+            raw = file.read()
+        time.sleep(self.prep_s)
+        return torch.tensor(list(raw[:16]), dtype=torch.float32)
+
+
+class Sleepy(Dataset):
+    def __init__(self, prep_s=0.002, length=4000):
+        self.prep_s, self.length = prep_s, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        time.sleep(self.prep_s)
+        return torch.full((4,), float(index))
+
+
+def train(loader, step_s=0.0, epochs=10_000):
+    weight = torch.zeros(1, requires_grad=True)
+    for _ in range(epochs):
+        for batch in loader:
+            x = batch[0] if isinstance(batch, (tuple, list)) else batch
+            (weight * x.sum()).backward()
+            time.sleep(step_s)
+"""
+
+
+def write_script(folder: Path, body: str, name: str = "train.py") -> Path:
+    """Write a training script; ``main`` is guarded, so that workers may be spawned."""
+    path = folder / name
+    path.write_text(PRELUDE + "\n\n" + textwrap.dedent(body))
+    return path
+
+
+def write_files(folder: Path, count: int, size: int = 3000) -> None:
+    """Write the script's data files, clean in the page cache."""
+    (folder / "files").mkdir()
+    for number in range(count):
+        (folder / "files" / f"{number:04}.bin").write_bytes(bytes([number % 256]) * size)
+    os.sync()
+
+
+@dataclass
+class Outcome:
+    """How an analysis ended."""
+
+    code: int
+    out: str
+    errors: str
+    report: dict[str, Any] | None
+
+    @property
+    def rates(self) -> dict[str, Any]:
+        assert self.report is not None, self.errors
+        found: dict[str, Any] = self.report["rates"]
+        return found
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+
+
+def command_of(*arguments: str | os.PathLike[str]) -> list[str]:
+    call = "from stoker.cli import main; main()"
+    return [sys.executable, "-c", call, "analyze", *map(os.fspath, arguments)]
+
+
+def analyze(
+    folder: Path, *arguments: str | os.PathLike[str], minutes: float = 0.25, stdin: Any = None
+) -> Outcome:
+    """Run ``stoker analyze`` and read its report."""
+    target = folder / "report.json"
+    done = subprocess.run(
+        command_of("--budget", str(minutes), "--json", target, *arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=folder,
+        env=environment(),
+        stdin=stdin or subprocess.DEVNULL,
+    )
+    report = json.loads(target.read_text()) if target.is_file() else None
+    return Outcome(done.returncode, done.stdout, done.stderr, report)

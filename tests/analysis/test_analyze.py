@@ -1,0 +1,460 @@
+"""`stoker analyze` on scripts that know nothing of stoker: real scripts, workers and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from analysis.analyses import (
+    analyze,
+    command_of,
+    environment,
+    write_files,
+    write_script,
+)
+
+MAIN = 'if __name__ == "__main__":\n    '
+
+
+@pytest.fixture(scope="module")
+def prep_bound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files and a script that prepares 2 ms an example and trains 4 ms a batch."""
+    folder = tmp_path_factory.mktemp("prep")
+    write_files(folder, 400)
+    write_script(
+        folder,
+        MAIN + "train(DataLoader(Files(0.002), 8, shuffle=True, num_workers=1), step_s=0.004)",
+    )
+    return folder
+
+
+def test_a_prep_bound_script_is_told_apart(prep_bound: Path) -> None:
+    found = analyze(prep_bound, "train.py", minutes=0.5)
+    assert found.code == 0, found.errors
+    report = found.report
+    assert report is not None
+    assert report["schema"] == "stoker-analysis/1"
+    assert report["bound"] == "prep"
+    assert report["starts"] == 1
+    split = report["split"]
+    assert sum(split.values()) == pytest.approx(1.0)
+    assert split["prep_stall"] > 0.5 > split["compute"]
+    assert all(found.rates[name] is not None for name in "GPSCF")
+    assert 300 < found.rates["P"]["value"] < 500  # 1 / 2 ms, and some
+    assert 1000 < found.rates["G"]["value"] < 2000  # 8 / 4 ms, and some
+    for rate in found.rates.values():
+        assert rate["low"] <= rate["value"] <= rate["high"]
+    assert [point["workers"] for point in report["prep"]] == [1, *range(2, report["cores"] + 1)][:2]
+    assert report["loader"]["name"].startswith("train.py:")
+    assert report["examples"] == 400
+    assert report["example_bytes"] == 3000
+    assert report["verdict"] in " ".join(found.out.split())
+    assert any("num_workers=" in action["code"] for action in report["actions"])
+    assert all(action["gain"]["value"] > 1 for action in report["actions"])
+    assert "will start" in found.errors
+    assert "no file is edited" in " ".join(found.errors.lower().split())
+
+
+def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
+    write_script(tmp_path, MAIN + "train(DataLoader(Sleepy(0.0), 4, num_workers=1), step_s=0.02)")
+    found = analyze(tmp_path, "train.py")
+    assert found.report is not None, found.errors
+    assert found.report["bound"] == "compute"
+    assert found.report["split"]["compute"] > 0.9
+    assert found.report["rates"]["S"] is None
+    assert "no file" in found.report["reasons"]["S"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_every_kind_are_seen(tmp_path: Path, method: str) -> None:
+    write_files(tmp_path, 200)
+    write_script(
+        tmp_path,
+        MAIN + "train(DataLoader(Files(0.001), 8, num_workers=1, persistent_workers=True,"
+        f' multiprocessing_context="{method}"), step_s=0.002)',
+    )
+    found = analyze(tmp_path, "train.py", minutes=1)
+    assert found.report is not None, found.errors
+    assert found.rates["P"] is not None, found.report["reasons"]
+    assert found.rates["S"] is not None, found.report["reasons"]
+
+
+SHAPES = {
+    "iterable": """
+        class Numbers(IterableDataset):
+            def __iter__(self):
+                for number in range(400):
+                    time.sleep(0.001)
+                    yield torch.full((4,), float(number))
+
+        if __name__ == "__main__":
+            train(DataLoader(Numbers(), 8, num_workers=2), step_s=0.002)
+        """,
+    "no automatic batches": """
+        if __name__ == "__main__":
+            train(DataLoader(Sleepy(0.001), batch_size=None, num_workers=1), step_s=0.0005)
+        """,
+    "batch sampler": """
+        from torch.utils.data import BatchSampler, SequentialSampler
+
+        if __name__ == "__main__":
+            data = Sleepy(0.001)
+            batches = BatchSampler(SequentialSampler(data), 8, True)
+            train(DataLoader(data, batch_sampler=batches, num_workers=1), step_s=0.002)
+        """,
+    "made in the loop": """
+        if __name__ == "__main__":
+            weight = torch.zeros(1, requires_grad=True)
+            for _ in range(1000):
+                for batch in DataLoader(Sleepy(0.001, 64), 8, num_workers=1):
+                    (weight * batch.sum()).backward()
+        """,
+    "dictionaries that the script empties, and writes into": """
+        class Dicts(Sleepy):
+            def __getitem__(self, index):
+                return {"x": super().__getitem__(index), "y": index}
+
+        if __name__ == "__main__":
+            weight = torch.zeros(1, requires_grad=True)
+            for _ in range(1000):
+                for batch in DataLoader(Dicts(0.001), 8, num_workers=1):
+                    assert set(batch) == {"x", "y"}
+                    x = batch.pop("x")
+                    assert x.dtype == torch.float32 and int(x[0, 0]) == int(batch["y"][0])
+                    x += 1
+                    (weight * x.sum()).backward()
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_loaders_of_every_shape_are_analyzed(tmp_path: Path, shape: str) -> None:
+    write_script(tmp_path, SHAPES[shape])
+    found = analyze(tmp_path, "train.py")
+    assert found.code == 0, found.errors
+    assert found.report is not None
+    assert found.rates["G"] is not None, found.report["reasons"]
+    assert found.rates["P"] is not None, found.report["reasons"]
+    assert found.report["starts"] == 1
+
+
+def test_without_workers_the_job_does_one_after_the_other(tmp_path: Path) -> None:
+    write_script(tmp_path, "train(DataLoader(Sleepy(0.001), 8), step_s=0.008)")
+    found = analyze(tmp_path, "train.py", minutes=0.4)
+    assert found.report is not None, found.errors
+    assert found.report["loader"]["workers"] == 0
+    assert 0.35 < found.report["split"]["compute"] < 0.65
+    assert "num_workers=" in found.report["actions"][0]["code"]
+    assert found.report["actions"][0]["gain"]["value"] > 1.4
+
+
+def test_the_training_loader_is_found_or_chosen(tmp_path: Path) -> None:
+    path = write_script(
+        tmp_path,
+        """
+        def main():
+            test = DataLoader(Sleepy(0.0005, 64), 8)
+            data = DataLoader(Sleepy(0.001, 64), 8, num_workers=1)
+            weight = torch.zeros(1, requires_grad=True)
+            while True:
+                with torch.no_grad():
+                    for batch in test:
+                        time.sleep(0.001)
+                for batch in data:
+                    (weight * batch.sum()).backward()
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    lines = path.read_text().splitlines()
+    number = {
+        name: 1 + next(at for at, line in enumerate(lines) if f"{name} = DataLoader" in line)
+        for name in ("test", "data")
+    }
+    found = analyze(tmp_path, "train.py")
+    assert found.report is not None, found.errors
+    assert found.report["loader"]["name"] == f"train.py:{number['data']}"
+    assert {loader["name"]: loader["trains"] for loader in found.report["loaders"]} == {
+        f"train.py:{number['data']}": True,
+        f"train.py:{number['test']}": False,
+    }
+    chosen = analyze(tmp_path, "--loader", f"train.py:{number['test']}", "train.py")
+    assert chosen.report is not None, chosen.errors
+    assert chosen.report["loader"]["name"] == f"train.py:{number['test']}"
+    assert chosen.report["loader"]["workers"] == 0
+
+
+def test_two_loaders_in_lock_step(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        def main():
+            weight = torch.zeros(1, requires_grad=True)
+            while True:
+                slow = DataLoader(Sleepy(0.002, 800), 8, num_workers=1)
+                quick = DataLoader(Sleepy(0.0, 800), 8, num_workers=1)
+                for a, b in zip(slow, quick):
+                    (weight * (a + b).sum()).backward()
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    found = analyze(tmp_path, "train.py")
+    assert found.report is not None, found.errors
+    assert found.rates["G"] is not None, found.report["reasons"]
+    assert len(found.report["loaders"]) >= 2
+
+
+@pytest.mark.parametrize("minutes", [0.25])
+def test_a_script_that_ends_early_is_started_again(tmp_path: Path, minutes: float) -> None:
+    write_script(
+        tmp_path,
+        MAIN + "train(DataLoader(Sleepy(0.001, 48), 8, num_workers=1), epochs=1)",
+    )
+    found = analyze(tmp_path, "train.py", minutes=minutes)
+    assert found.code == 0, found.errors
+    assert found.report is not None
+    assert found.report["starts"] == 2
+    assert found.rates["G"] is not None, found.report["reasons"]
+    assert found.rates["P"] is not None, found.report["reasons"]
+
+
+FAILURES = {
+    "crash before": ("raise RuntimeError('no such config')", "no such config"),
+    "crash in the dataset": (
+        """
+        class Broken(Sleepy):
+            def __getitem__(self, index):
+                raise OSError("disk on fire")
+
+        if __name__ == "__main__":
+            train(DataLoader(Broken(), 8, num_workers=1))
+        """,
+        "disk on fire",
+    ),
+    "no loader": ("print('nothing to see')", "ended by itself"),
+    "standard input": ("input('continue? ')", "standard input is empty"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failure: str) -> None:
+    body, said = FAILURES[failure]
+    write_script(tmp_path, body)
+    found = analyze(tmp_path, "train.py")
+    assert found.code == 1
+    assert said in found.errors
+    assert "stoker.analysis" not in found.errors  # no traceback of ours
+    assert found.report is None
+
+
+def test_a_script_that_never_reaches_a_loader_ends_with_the_budget(tmp_path: Path) -> None:
+    write_script(tmp_path, "time.sleep(1000)")
+    began = time.monotonic()
+    found = analyze(tmp_path, "train.py", minutes=0.1)
+    assert found.code == 1
+    assert "time for the analysis was up" in found.errors
+    assert time.monotonic() - began < 60
+
+
+def test_standard_input_from_a_file_is_given(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        'assert input() == "go"\n' + MAIN + "train(DataLoader(Sleepy(0.001, 64), 8), epochs=1)",
+    )
+    (tmp_path / "answers").write_text("go\n")
+    with open(tmp_path / "answers") as answers:
+        found = analyze(tmp_path, "train.py", stdin=answers)
+    assert found.code == 0, found.errors
+
+
+def test_megabytes_of_output_do_no_harm(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        class Loud(Sleepy):
+            def __getitem__(self, index):
+                print("x" * 100_000)
+                return super().__getitem__(index)
+
+        if __name__ == "__main__":
+            train(DataLoader(Loud(0.001), 8, num_workers=1))
+        """,
+    )
+    found = analyze(tmp_path, "train.py")
+    assert found.code == 0, found.errors
+    assert len(found.out) + len(found.errors) < 20_000
+
+
+def test_a_script_that_catches_its_end_is_ended_by_force(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            while True:
+                try:
+                    train(DataLoader(Sleepy(0.001), 8, num_workers=1))
+                except BaseException:
+                    time.sleep(0.01)
+        """,
+    )
+    found = analyze(tmp_path, "train.py")
+    assert found.code == 0, found.errors
+    assert found.report is not None
+    assert any("by force" in note for note in found.report["notes"])
+    assert found.rates["P"] is not None
+
+
+def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        import torch.distributed as dist
+
+        if __name__ == "__main__":
+            dist.init_process_group("gloo")
+            rank = dist.get_rank()
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+            loader = DataLoader(Sleepy(0.004 if rank == 1 else 0.0), 4, num_workers=1)
+            for _ in range(1000):
+                for batch in loader:
+                    model(batch).sum().backward()
+                    time.sleep(0.004)
+        """,
+    )
+    found = analyze(
+        tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", minutes=0.5
+    )
+    assert found.report is not None, found.errors
+    ranks = found.report["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert found.report["verdict"].startswith("Rank 1 is short of data")
+    for rank in ranks:  # what rank 0 loses in the collective is a stall, too, and not compute
+        assert rank["split"]["compute"] < 0.6
+    assert ranks[0]["others_fraction"] > 0.3 > ranks[0]["wait_fraction"]
+    assert ranks[1]["wait_fraction"] > 0.3 > ranks[1]["others_fraction"]
+
+
+def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) -> None:
+    package = tmp_path / "job"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "rates.py").write_text("STEP_S = 0.002")
+    write_script(
+        package,
+        """
+        import sitecustomize
+        from job.rates import STEP_S
+
+        if __name__ == "__main__":
+            assert sitecustomize.MARK == "of the user"
+            assert sys.argv[1:] == ["--budget", "7"]
+            train(DataLoader(Sleepy(0.001), 8, num_workers=1), STEP_S)
+        """,
+    )
+    hidden = tmp_path / "site"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text('MARK = "of the user"')
+    target = tmp_path / "report.json"
+    done = subprocess.run(
+        command_of("--budget", "0.25", "--json", target, "-m", "job.train", "--budget", "7"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=tmp_path,
+        env=environment() | {"PYTHONPATH": str(hidden)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert target.is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None:
+    write_script(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            print(os.getpid(), file=open(os.path.join(HERE, "pid"), "w"), flush=True)
+            train(DataLoader(Sleepy(0.01), 8, num_workers=2))
+        """,
+    )
+    analysis = subprocess.Popen(
+        command_of("--budget", "5", "train.py"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
+        env=environment() | {"TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    script: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while len(script) < 3 and time.monotonic() < deadline:  # the script and two workers
+        script = psutil.Process(analysis.pid).children(recursive=True)
+        time.sleep(0.05)
+    assert len(script) >= 3
+    os.kill(analysis.pid, number)
+    out, _ = analysis.communicate(timeout=30)
+    _, alive = psutil.wait_procs(script, timeout=20)
+    assert alive == []
+    if number == signal.SIGINT:
+        assert analysis.returncode == 130
+        assert b"stopped" in out
+        assert b"Traceback" not in out
+    else:  # the folder of a dead analysis goes with the next one
+        assert list(tmp_path.glob("stoker-analysis-*"))
+        write_script(tmp_path, "")
+        subprocess.run(
+            command_of("--budget", "0.2", "train.py"),
+            capture_output=True,
+            check=False,
+            timeout=60,
+            cwd=tmp_path,
+            env=environment() | {"TMPDIR": str(tmp_path)},
+        )
+    assert not list(tmp_path.glob("stoker-analysis-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py"], "no script"),
+        ([tempfile.gettempdir()], "is a folder"),
+        (["-m"], "needs a module"),
+        (["--json", "/nowhere/at/all.json", "train.py"], "there is no folder"),
+        (["--budget", "0", "train.py"], "--budget"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_calls_get_an_answer(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        command_of(*arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment(),
+        timeout=60,
+    )
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_teaches() -> None:
+    done = subprocess.run(
+        command_of("--help"), capture_output=True, text=True, check=True, env=environment()
+    )
+    for words in ("torchrun", "train.py", "--loader", "--html", "No root"):
+        assert words in done.stdout
+    assert sys.executable

@@ -202,15 +202,13 @@ def cores_needed(curve: Sequence[tuple[int, float]], wanted: float) -> int:
     """Return the fewest workers whose P reaches ``wanted`` examples/s, by ``prep_rate``."""
     if not 0.0 < wanted < INFINITE:
         raise ValueError(f"wanted={wanted}: a rate is positive and finite")
-    low, high = 0, 1
-    while prep_rate(curve, high) < wanted:
-        low, high = high, high * 2
-        if high > 1 << 20:
-            raise ValueError("no number of workers reaches that rate")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if prep_rate(curve, middle) >= wanted else (middle, high)
-    return high
+    last, rate = max(1, curve[-1][0]), curve[-1][1]
+    for workers in range(1, last):
+        if prep_rate(curve, workers) >= wanted:
+            return workers
+    if rate <= 0.0:
+        raise ValueError("no number of workers reaches that rate")
+    return max(last, math.ceil(wanted / rate * last * (1.0 - 1e-12)))
 
 
 def check_change(measured: Measured, change: Change) -> None:
@@ -307,10 +305,11 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
 
     warm, rate = trained(_inverse(prep_s)), trained(loader)
     lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
-    lost["prep"] = 1.0 - lost["compute"] - lost["fetch"]
+    lost["prep"] = max(0.0, 1.0 - lost["compute"] - lost["fetch"])
     if alone:
         bound = max(lost, key=lambda name: lost[name])
-    elif lost["fetch"] > 1e-9:
+    elif lost["fetch"] > 1e-9 and (fetch_s >= prep_s or lost["prep"] <= 1e-9):
+        # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
         limits = {"compute": ingestion, "processors": processors, "prep": _inverse(prep_s)}

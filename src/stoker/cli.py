@@ -72,6 +72,78 @@ def demo(
         raise typer.Exit(1) from None
 
 
+@app.command("what-if")
+def what_if(
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT.json", help="What `stoker analyze --json` wrote.")
+    ],
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="A cache that never evicts, e.g. 200GiB.")
+    ] = None,
+    storage_mbps: Annotated[
+        float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(metavar="TIMES", help="Its speed, as a multiple: 2x, 0.5x.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
+    ] = 1,
+    echo: Annotated[
+        float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
+    ] = 1.0,
+    echo_at: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
+    ] = "batch",
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
+    ] = None,
+) -> None:
+    """Predict how fast a job that was analyzed would run if something were different.
+
+    Shows speed, what limits it and the split of the time, before and after; the cache and the
+    cores that would be enough; and speed as a curve over each quantity. Without options: the job
+    as it was measured, and all the curves. Any options together are one question.
+
+    Example: stoker what-if report.json --cache 200GiB --cores 16
+    """
+    from stoker.analysis import answers, questions
+    from stoker.analysis.model import Change
+    from stoker.analysis.report import measured, read_report
+    from stoker.machine import parse_bytes
+
+    try:
+        found = read_report(report)
+        change = Change(
+            cores=cores,
+            cache_bytes=None if cache is None else parse_bytes(cache),
+            storage_mbps=storage_mbps,
+            accelerator=1.0 if accelerator is None else _times(accelerator),
+            jobs=jobs,
+            echo=echo,
+            echo_at=echo_at,
+        )
+        answer = questions.ask(measured(found), change)
+        if json is not None:
+            questions.write_answer(answer, json)
+        answers.show(found, answer)
+    except (OSError, ValueError) as error:
+        typer.echo(f"stoker what-if: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _times(text: str) -> float:
+    """Read a multiple such as ``2x`` or ``2``. Raises ValueError."""
+    try:
+        return float(text.strip().removesuffix("x"))
+    except ValueError:
+        raise ValueError(f"accelerator={text}: a multiple, for example 2x or 0.5x") from None
+
+
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
 app.add_typer(caches, name="cache")
 

@@ -255,6 +255,13 @@ def cached_fraction(measured: Measured, change: Change) -> float:
     return min(1.0, change.cache_bytes / (measured.example_bytes * measured.examples))
 
 
+def storage_rate(measured: Measured, change: Change) -> float | None:
+    """Return S: what the change's storage gives, or what the analysis found; None: not known."""
+    if change.storage_mbps is None or not measured.example_bytes:
+        return measured.storage
+    return change.storage_mbps * 1e6 / measured.example_bytes
+
+
 def predict(measured: Measured, change: Change | None = None) -> Prediction:
     """Return how fast each job runs after ``change``.
 
@@ -283,9 +290,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     x = cached_fraction(measured, change)
     fetch_s = miss_s = 0.0
     if measured.storage is not None and measured.cache is not None:
-        storage = measured.storage
-        if change.storage_mbps is not None and measured.example_bytes:
-            storage = change.storage_mbps * 1e6 / measured.example_bytes
+        storage = storage_rate(measured, change) or measured.storage
         fetch_s = many * _inverse(fetch_rate(x, storage, measured.cache)) / echo
         miss_s = many * (1.0 - x) * max(0.0, 1.0 / storage - 1.0 / measured.cache) / echo
     loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), miss_s, measured.serial_fraction)

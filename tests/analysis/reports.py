@@ -52,6 +52,7 @@ def job(
     after_s: dict[str, float] | None = None,
     name: str = "train.py:41",
     ranks: int = 1,
+    step_cpu_s: float = 0.0002,
 ) -> Report:
     """Return a report of a job with these rates; what limits it follows from them."""
     reasons = {} if S and C else {"S": "no file was opened by the dataset", "C": "nor read again"}
@@ -87,7 +88,7 @@ def job(
         prep=[PrepPoint(count, about(rate)) for count, rate in P.items()],
         serial_fraction=serial_fraction,
         copy_s=0.004,
-        step_cpu_s=0.0002,
+        step_cpu_s=step_cpu_s,
         prep_cpu_s=0.004,
         after_s={"batch": 0.0} if after_s is None else after_s,
     )
@@ -153,6 +154,7 @@ COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, serial_fraction=1.0)
 UNKNOWN = job(G=3_000, P={1: 180, 2: 355, 4: 690}, workers=4, S=None, C=None)
 RANKS = job(G=2_000, P={1: 260, 4: 1_000}, workers=4, S=800, ranks=2)
+PROCESSORS = job(G=3_000, P={1: 500, 4: 1_900}, workers=4, S=2_500, cores=4, step_cpu_s=0.001)
 
 REPORTS = {
     "fetch": FETCH,
@@ -161,4 +163,5 @@ REPORTS = {
     "alone": ALONE,
     "unknown": UNKNOWN,
     "ranks": RANKS,
+    "processors": PROCESSORS,
 }

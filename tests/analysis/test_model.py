@@ -318,6 +318,7 @@ def test_reports_are_limited_by_what_they_say() -> None:
         "alone": "prep",
         "unknown": "prep",
         "ranks": "fetch",
+        "processors": "processors",
     }
 
 

@@ -1,7 +1,7 @@
 """How fast training runs, by arithmetic on measured rates.
 
 Every formula of the analyzer stands here and nowhere else in Python; the report page carries the
-same ones in JavaScript (``page.js``), and a test holds the two together.
+same ones in JavaScript (``page_model.js``), and a test holds the two together.
 
 Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
 memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan

@@ -56,7 +56,7 @@ def opened(
         f"--user-data-dir={page.parent / 'profile'}",
         f"--window-size={width},2000",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-        "--virtual-time-budget=5000",
+        "--virtual-time-budget=2000",
         "--enable-logging=stderr",
         "--dump-dom",
         tried.as_uri(),

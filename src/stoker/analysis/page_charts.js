@@ -53,25 +53,25 @@ const BOUND_COLOURS = { compute: "compute", prep: "prep", fetch: "fetch", proces
 function drawRates(rows, bound) {
   const known = rows.filter((row) => row.value !== null);
   const limits = (row) => row.letter === BOUND_RATES[bound];
-  const colours = known.map((row) => colour(limits(row) ? BOUND_COLOURS[bound] : "muted"));
-  const intervals = known.map((row) => ({
-    type: "scatter",
-    mode: "lines",
-    x: [row.low, row.high],
-    y: [row.label, row.label],
-    line: { width: 5, color: colours[known.indexOf(row)] },
-    opacity: 0.45,
-    hoverinfo: "skip",
-  }));
-  const points = {
-    type: "scatter",
-    mode: "markers",
-    x: known.map((row) => row.value),
-    y: known.map((row) => row.label),
-    marker: { color: colours, size: known.map((row) => (limits(row) ? 15 : 10)) },
-    text: known.map((row) => `${rate(row.value)} (${rate(row.low)} to ${rate(row.high)})`),
-    hovertemplate: "%{text}<extra></extra>",
-  };
+  const points = known.map((row) => {
+    const shown = colour(limits(row) ? BOUND_COLOURS[bound] : "muted");
+    return {
+      type: "scatter",
+      mode: "markers",
+      x: [row.value],
+      y: [row.label],
+      marker: { color: shown, size: limits(row) ? 13 : 8 },
+      error_x: {
+        symmetric: false,
+        array: [row.high - row.value],
+        arrayminus: [row.value - row.low],
+        color: shown,
+        thickness: 2,
+        width: 6,
+      },
+      hovertemplate: `${rate(row.value)} (${rate(row.low)} to ${rate(row.high)})<extra></extra>`,
+    };
+  });
   const annotations = known.map((row) => ({
     x: Math.log10(row.value),
     y: row.label,
@@ -81,10 +81,12 @@ function drawRates(rows, bound) {
     font: { size: 12, color: colour(limits(row) ? "text" : "muted") },
   }));
   const ends = known.flatMap((row) => [row.low, row.high]).filter((value) => value > 0);
-  const span = [Math.log10(Math.min(...ends)) - 0.35, Math.log10(Math.max(...ends)) + 0.35];
+  const span = ends.length
+    ? [Math.log10(Math.min(...ends)) - 0.35, Math.log10(Math.max(...ends)) + 0.35]
+    : [0, 3];
   draw(
     "rates-chart",
-    [...intervals, points],
+    points,
     {
       height: 70 + 58 * rows.length,
       annotations,
@@ -145,7 +147,7 @@ function drawCurve(curve) {
     height: 270,
     xaxis: {
       type: curve.log ? "log" : "linear",
-      title: { text: curve.title, standoff: 8 },
+      title: { text: curve.title + (curve.log ? " (logarithmic)" : ""), standoff: 8 },
       ...curve.ticks,
     },
     yaxis: {

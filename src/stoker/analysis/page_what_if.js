@@ -141,7 +141,7 @@ const whatIf = {
 
   update() {
     const [before, after] = [predict(measured, NOTHING), predict(measured, this.change)];
-    const { jobs, sharing, echo } = this.change;
+    const { jobs, echo } = this.change;
     for (const [name, asked] of Object.entries(this.asked)) {
       if (asked.missing) continue;
       const text = asked.format(this.positions[name]);
@@ -157,33 +157,37 @@ const whatIf = {
     fill("predicted-split", splitBar(after, true));
     fill("predicted-legend", splitLegend(after));
     this.compare(before, after, unit);
+    fill("remarks", ...this.remarks(after).map((remark) => el("p", {}, remark)));
+    window.cancelAnimationFrame(this.waiting);
+    this.waiting = window.requestAnimationFrame(() => this.draw());
+  },
+
+  remarks(after) {
+    const { cache_bytes, jobs, sharing, echo } = this.change;
     const remarks = [];
-    const x = cachedFraction(measured, this.change);
-    if (this.change.cache_bytes !== null) {
+    if (cache_bytes !== null) {
+      const x = cachedFraction(measured, this.change);
       const other = predictWithPageCache(measured, this.change);
       remarks.push(
-        `This cache misses ${percent(1 - x)} of the reads, for it never evicts;`,
-        `a page cache of that size misses ${percent(pageCacheMisses(x))}`,
-        `and gives ${rate(other.rate)}/s.`,
+        `This cache misses ${percent(1 - x)} of the reads, for it never evicts; a page cache ` +
+          `of that size misses ${percent(pageCacheMisses(x))} and gives ${rate(other.rate)}/s.`,
       );
     }
     if (jobs > 1) {
       const other = predict(measured, { ...this.change, sharing: !sharing });
       remarks.push(
-        "Each job has an accelerator of its own.",
-        sharing ? "Each on its own," : "Sharing one preparation,",
-        `they would run at ${rate(other.rate)}/s each.`,
+        "Each job has an accelerator of its own. " +
+          (sharing ? "Each on its own" : "Sharing one preparation") +
+          `, they would run at ${rate(other.rate)}/s each.`,
       );
     }
     if (echo > 1) {
       remarks.push(
-        `${rate(after.fresh_rate)} fresh examples/s of these.`,
-        "A repeat may be worth less than a fresh example: uses/s are not progress by themselves.",
+        `${rate(after.fresh_rate)} fresh examples/s of these. A repeat may be worth less than ` +
+          "a fresh example: uses/s are not progress by themselves.",
       );
     }
-    byId("remarks").textContent = remarks.join(" ");
-    window.cancelAnimationFrame(this.waiting);
-    this.waiting = window.requestAnimationFrame(() => this.draw());
+    return remarks;
   },
 
   compare(before, after, unit) {
@@ -218,6 +222,7 @@ const whatIf = {
   },
 
   draw() {
+    const unit = this.change.echo > 1 ? "uses/s" : "examples/s";
     for (const [name, asked] of Object.entries(this.asked)) {
       if (!asked.points || asked.missing) continue;
       const x = asked.at || ((value) => value);
@@ -232,7 +237,7 @@ const whatIf = {
         log: asked.log,
         title: asked.title,
         ticks: asked.ticks,
-        unit: this.change.echo > 1 ? "uses/s" : "examples/s",
+        unit,
         names: new Map(positions.map((value) => [x(value), asked.format(value)])),
         baseline: along(NOTHING, speed),
         live,
@@ -241,14 +246,15 @@ const whatIf = {
         measured: [x(asked.position), speed(NOTHING)],
         now: [x(here), speed(this.change)],
       });
-      const shown = positions.filter(
-        (value, i) => i % 4 === 0 || value === here || value === asked.position,
-      );
+      // Whole octaves, tenths, or some ten counts.
+      const every = asked.log ? 8 : Math.ceil(asked.points.length / 11);
+      const shown = asked.points.filter((_, i) => i % every === 0);
+      const rows = [...new Set([...shown, asked.position, here])].sort((a, b) => a - b);
       table(
         byId(`table-${name}`),
         asked.title,
-        [asked.title, "examples/s", "limits"],
-        shown.map((value) => {
+        [asked.title, unit, "what limits"],
+        rows.map((value) => {
           const found = predict(measured, { ...this.change, ...this.at(name, value) });
           const mark = value === asked.position ? " (as it is)" : value === here ? " (as set)" : "";
           return [asked.format(value) + mark, rate(found.rate), found.bound];

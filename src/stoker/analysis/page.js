@@ -82,7 +82,7 @@ function showActions() {
 const RATES = [
   ["S", "storage", "storage gives"],
   ["C", "page cache", "page cache gives"],
-  ["F", "fetch", "fetch, as it is"],
+  ["F", "fetch", "fetch as it is"],
   ["P", "prep", "preparation gives"],
   ["G", "training", "training takes"],
 ];
@@ -92,6 +92,7 @@ function rateRows() {
     const found = report.rates[letter];
     return {
       letter,
+      name,
       what,
       label: `${name} ${letter}`,
       ...(found || { value: null, low: null, high: null }),
@@ -101,6 +102,7 @@ function rateRows() {
     const value = predict(measured, NOTHING).processors;
     rows.push({
       letter: "H",
+      name: "host",
       what: "the host's processors allow",
       label: "host H",
       value,
@@ -117,24 +119,17 @@ function showRates() {
   table(
     byId("rates-table"),
     "The rates with their intervals",
-    ["Rate", "What", "Examples/s", "Interval"],
-    rows.map((row) =>
-      row.value === null
-        ? [
-            row.letter,
-            `${row.what}: not known, ${report.reasons[row.letter] || "not measured"}`,
-            "—",
-            "—",
-          ]
+    ["Rate", "Examples/s", "Interval"],
+    rows.map(({ letter, name, what, value, low, high }) =>
+      value === null
+        ? [`${letter}, ${name}: ${report.reasons[letter] || "not measured"}`, "not known", ""]
         : [
-            row.letter,
-            row.what + (row.letter === limiting ? " (limits)" : ""),
-            rate(row.value),
-            `${rate(row.low)}–${rate(row.high)}`,
+            `${letter}, ${what}${letter === limiting ? ": limits" : ""}`,
+            rate(value),
+            `${rate(low)}–${rate(high)}`,
           ],
     ),
-    2,
-    ([letter]) => letter === limiting,
+    ([what]) => what.startsWith(`${limiting},`),
   );
   const told = rows
     .filter((row) => row.value !== null)
@@ -214,7 +209,6 @@ function showNotes() {
         `${loader.describes}; ${loader.batches} batches`,
       ]),
     ],
-    1,
   );
   const interval = (found) => [rate(found.value), `${rate(found.low)}–${rate(found.high)}`];
   table(

@@ -18,10 +18,10 @@ function fill(id, ...children) {
   byId(id).replaceChildren(...children);
 }
 
-// A table; the cells behind the first `words` of a row are numbers.
-function table(target, caption, head, rows, words = 1, limits = () => false) {
+// A table; the first cell of a row is its name, the others are numbers.
+function table(target, caption, head, rows, limits = () => false) {
   const cell = (tag, text, column, more = {}) =>
-    el(tag, { className: column < words ? "" : "number", ...more }, text);
+    el(tag, { className: column === 0 ? "" : "number", ...more }, text);
   const lines = rows.map((row) =>
     el(
       "tr",

@@ -90,7 +90,7 @@ def job(
         copy_s=0.004,
         step_cpu_s=step_cpu_s,
         prep_cpu_s=0.004,
-        after_s={"batch": 0.0} if after_s is None else after_s,
+        after_s=after_s or {},
     )
     now = predict(measured(report))
     split = Split(now.compute, now.prep_stall, now.fetch_stall)
@@ -148,7 +148,7 @@ PREP = job(
     workers=4,
     S=2_500,
     cached_fraction=0.3,
-    after_s={"batch": 0.0, "after-augmentation": 0.0004, "before-augmentation": 0.0016},
+    after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
 )
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, serial_fraction=1.0)

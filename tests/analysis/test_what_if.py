@@ -139,6 +139,17 @@ def test_echoing_says_what_a_repeat_is_worth(folder: Path) -> None:
     assert "A repeat may be worth less than a fresh example" in out
 
 
+def test_items_are_not_called_examples(folder: Path) -> None:
+    loader = msgspec.structs.replace(FETCH.loader, unit="items")
+    write_report(msgspec.structs.replace(FETCH, loader=loader), folder / "items.json")
+    code, out, _ = what_if(folder / "items.json", "--cache", "20GiB", "--echo", "2")
+    assert code == 0
+    assert "examples" not in out.replace("ImageFolder, batches of 256", "").replace(
+        "worth less than a fresh example", ""
+    )
+    assert "items/s over cache" in out
+
+
 @pytest.mark.parametrize("text", ["2x", "2", "2.0"])
 def test_an_accelerator_is_a_multiple(folder: Path, text: str) -> None:
     code, out, _ = what_if(folder / "compute.json", "--accelerator", text)

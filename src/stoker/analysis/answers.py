@@ -34,12 +34,13 @@ def show(report: Report, answer: Answer, console: Console | None = None) -> None
     console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
     console.print(Text(_what(answer.change)))
     console.print()
-    console.print(_table(answer.outcomes))
+    unit = report.loader.unit
+    console.print(_table(answer.outcomes, unit))
     for line in _remarks(report, answer):
         console.print(Text(line))
     for curve in answer.curves:
         console.print()
-        console.print(Text(f"examples/s over {_LABELS[curve.quantity]}", style="bold"))
+        console.print(Text(f"{unit}/s over {_LABELS[curve.quantity]}", style="bold"))
         console.print(_drawn(report, curve))
 
 
@@ -63,7 +64,7 @@ def _what(change: Change) -> str:
     return "then: " + ", ".join(parts)
 
 
-def _table(outcomes: tuple[Outcome, ...]) -> Table:
+def _table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
     for outcome in outcomes:
@@ -74,11 +75,11 @@ def _table(outcomes: tuple[Outcome, ...]) -> Table:
     def row(name: str, of: Callable[[Outcome], str], style: str = "") -> None:
         table.add_row(name, *(of(outcome) for outcome in outcomes), style=style)
 
-    row("uses/s" if echoes else "examples/s", lambda o: _rate(o.prediction.rate), "bold")
+    row("uses/s" if echoes else f"{unit}/s", lambda o: _rate(o.prediction.rate), "bold")
     if len(outcomes) > 1:
         row("  of the speed as it is", lambda o: f"{o.prediction.rate / now:.2f}x")
     if echoes:
-        row("  fresh examples/s of these", lambda o: _rate(o.prediction.fresh_rate))
+        row(f"  fresh {unit}/s of these", lambda o: _rate(o.prediction.fresh_rate))
     row("steps/s", lambda o: f"{o.prediction.steps_per_s:,.3g}")
     row("what limits", lambda o: o.prediction.bound, "bold")
     row("time in compute", lambda o: f"{o.prediction.compute:.1%}")
@@ -107,13 +108,13 @@ def _cores_needed(outcome: Outcome) -> str:
 def _remarks(report: Report, answer: Answer) -> list[str]:
     """Say what the table does not."""
     lines = []
-    caches, change = answer.caches, answer.change
+    caches, change, unit = answer.caches, answer.change, report.loader.unit
     if caches:
         lines += [
             f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset.",
-            f"  never evicting:    {caches.misses:6.1%} misses, {_rate(caches.rate)} examples/s",
+            f"  never evicting:    {caches.misses:6.1%} misses, {_rate(caches.rate)} {unit}/s",
             f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
-            f"{_rate(caches.page_cache_rate)} examples/s",
+            f"{_rate(caches.page_cache_rate)} {unit}/s",
         ]
     if change.jobs > 1:
         lines.append(
@@ -123,7 +124,7 @@ def _remarks(report: Report, answer: Answer) -> list[str]:
     if change.echo > 1:
         lines.append(
             "A repeat may be worth less than a fresh example: uses/s are not progress by "
-            "themselves. Compare fresh examples/s too."
+            f"themselves. Compare fresh {unit}/s too."
         )
     if len(report.ranks) > 1:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")

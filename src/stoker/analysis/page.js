@@ -3,6 +3,9 @@
 
 let report, measured;
 
+// What is counted: examples, or items where the dataset yields ready-made batches.
+const perSecond = () => `${report.loader.unit}/s`;
+
 function showHead() {
   const loader = report.loader;
   byId("job").textContent = `stoker analysis of ${report.command.join(" ")} · ${loader.name}`;
@@ -33,7 +36,10 @@ function showHead() {
     figure("Never waiting", `${rate(report.rates.G.value)}/s`, "what training could take in");
   if (seen) figure("Start", seconds(seen.startup_s), "to the first batch, apart from the above");
   fill("figures", ...figures);
-  fill("split", splitBar(report.split), splitLegend(report.split));
+  const host = el("p", { className: "muted" });
+  if (report.bound === "processors")
+    host.textContent = "What the host's processors cannot give counts as prep stall.";
+  fill("split", splitBar(report.split), splitLegend(report.split), host);
 }
 
 function showRanks() {
@@ -119,7 +125,7 @@ function showRates() {
   table(
     byId("rates-table"),
     "The rates with their intervals",
-    ["Rate", "Examples/s", "Interval"],
+    ["Rate", perSecond(), "Interval"],
     rows.map(({ letter, name, what, value, low, high }) =>
       value === null
         ? [`${letter}, ${name}: ${report.reasons[letter] || "not measured"}`, "not known", ""]
@@ -136,7 +142,7 @@ function showRates() {
     .map((row) => `${row.letter} ${rate(row.value)}`);
   byId("rates-chart").setAttribute(
     "aria-label",
-    `Rates in examples/s: ${told.join(", ")}; ${limiting} limits.`,
+    `Rates in ${perSecond()}: ${told.join(", ")}; ${limiting} limits.`,
   );
   let text = "";
   if (measured && report.as_it_is) {
@@ -201,7 +207,7 @@ function showNotes() {
       ["Found in the page cache", known(report.cached_fraction, percent)],
       ["Cold drain", known(report.cold, (found) => `${rate(found.value)}/s`)],
       ["Serial fraction of fetch and prep", report.serial_fraction.toFixed(2)],
-      ["Copy of a batch to the device", known(report.copy_s, seconds)],
+      ["Copy of a batch to the device, a part of G", known(report.copy_s, seconds)],
       ["Processor time of training, an example", seconds(report.step_cpu_s)],
       ["Processor time of preparing, an example", seconds(report.prep_cpu_s)],
       ...report.loaders.map((loader) => [
@@ -214,14 +220,14 @@ function showNotes() {
   table(
     byId("prep-table"),
     "Preparation by workers",
-    ["Workers", "P, examples/s", "Interval"],
+    ["Workers", `P, ${perSecond()}`, "Interval"],
     report.prep.map((point) => [point.workers, ...interval(point.rate)]),
   );
   const stages = Object.entries(report.stages);
   table(
     byId("stages-table"),
     "Stages",
-    stages.length ? ["Stage on one worker", "Examples/s", "Interval"] : [],
+    stages.length ? ["Stage on one worker", perSecond(), "Interval"] : [],
     stages.map(([name, found]) => [name, ...interval(found)]),
   );
   byId("phases").textContent = report.phases.length ? JSON.stringify(report.phases, null, 1) : "";
@@ -232,7 +238,7 @@ function showNotes() {
 }
 
 function drawAll() {
-  drawRates(rateRows(), report.bound);
+  drawRates(rateRows(), report.bound, perSecond());
   if (measured) whatIf.draw();
   const waits = report.as_it_is ? report.as_it_is.waits : [];
   if (waits.length) {

@@ -46,11 +46,16 @@ function draw(id, traces, layout, width = "half") {
   Plotly.react(target, traces, whole, { displayModeBar: false });
 }
 
+// Plotly reads some HTML in its words; what comes from the report has none.
+function plain(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+}
+
 const BOUND_RATES = { compute: "G", prep: "P", fetch: "F", processors: "H" };
 const BOUND_COLOURS = { compute: "compute", prep: "prep", fetch: "fetch", processors: "accent" };
 
 // `rows`: {letter, label, value, low, high}, value null where it is not known.
-function drawRates(rows, bound) {
+function drawRates(rows, bound, unit) {
   const known = rows.filter((row) => row.value !== null);
   const limits = (row) => row.letter === BOUND_RATES[bound];
   const points = known.map((row) => {
@@ -93,7 +98,7 @@ function drawRates(rows, bound) {
       xaxis: {
         type: "log",
         range: span,
-        title: { text: "examples/s (logarithmic)" },
+        title: { text: `${plain(unit)} (logarithmic)` },
         dtick: "D2",
         tickformat: "~s",
       },
@@ -152,7 +157,7 @@ function drawCurve(curve) {
     },
     yaxis: {
       range: [0, 1.1 * most],
-      title: { text: curve.unit, standoff: 6 },
+      title: { text: plain(curve.unit), standoff: 6 },
       tickformat: "~s",
       nticks: 6,
     },

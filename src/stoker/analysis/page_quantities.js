@@ -105,7 +105,6 @@ function quantities() {
       min: 1,
       max: 8,
       step: 0.25,
-      missing: measured.after_s.length ? "" : "The report does not know what an echo would save.",
       change: (value) => ({ echo: value }),
       none: { echo: 1 },
       format: (value) => (value === 1 ? "no echo" : `${value} uses of each`),

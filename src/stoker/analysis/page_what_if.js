@@ -11,7 +11,7 @@ const whatIf = {
   change: { ...NOTHING },
 
   start() {
-    this.change = { ...NOTHING, echo_at: (measured.after_s[0] || ["batch"])[0] };
+    this.change = { ...NOTHING, echo_at: measured.after_s[0][0] };
     this.asked = quantities();
     this.positions = {};
     fill(
@@ -90,7 +90,7 @@ const whatIf = {
         el("label", { className: "also", htmlFor: "sharing" }, box, "they share one preparation"),
       );
     }
-    if (name === "echo" && !asked.missing) {
+    if (name === "echo") {
       const places = measured.after_s.map(([place]) =>
         el("option", { value: place }, PLACE_NAMES[place] || place),
       );
@@ -139,16 +139,20 @@ const whatIf = {
     return position === asked.position ? asked.none : asked.change(position);
   },
 
+  unit() {
+    return this.change.echo > 1 ? "uses/s" : perSecond();
+  },
+
   update() {
     const [before, after] = [predict(measured, NOTHING), predict(measured, this.change)];
-    const { jobs, echo } = this.change;
+    const { jobs } = this.change;
     for (const [name, asked] of Object.entries(this.asked)) {
       if (asked.missing) continue;
       const text = asked.format(this.positions[name]);
       byId(`slider-${name}-value`).textContent = text;
       byId(`slider-${name}`).setAttribute("aria-valuetext", text);
     }
-    const unit = echo > 1 ? "uses/s" : "examples/s";
+    const unit = this.unit();
     byId("rate").textContent = rate(after.rate);
     byId("rate").dataset.value = after.rate;
     byId("rate-unit").textContent = jobs > 1 ? `${unit} for each of ${jobs} jobs` : unit;
@@ -183,7 +187,7 @@ const whatIf = {
     }
     if (echo > 1) {
       remarks.push(
-        `${rate(after.fresh_rate)} fresh examples/s of these. A repeat may be worth less than ` +
+        `${rate(after.fresh_rate)} fresh ${perSecond()} of these. A repeat may be worth less than ` +
           "a fresh example: uses/s are not progress by themselves.",
       );
     }
@@ -204,7 +208,7 @@ const whatIf = {
       [
         row(unit, (found) => rate(found.rate)),
         ...(this.change.echo > 1
-          ? [row("fresh examples/s", (found) => rate(found.fresh_rate))]
+          ? [row(`fresh ${perSecond()}`, (found) => rate(found.fresh_rate))]
           : []),
         row("steps/s", (found) => String(Number(found.steps_per_s.toPrecision(3)))),
         row("what limits", (found) => found.bound),
@@ -222,7 +226,7 @@ const whatIf = {
   },
 
   draw() {
-    const unit = this.change.echo > 1 ? "uses/s" : "examples/s";
+    const unit = this.unit();
     for (const [name, asked] of Object.entries(this.asked)) {
       if (!asked.points || asked.missing) continue;
       const x = asked.at || ((value) => value);

@@ -118,6 +118,7 @@ def analyze(
 
     from stoker.analysis import launching, phases, words
     from stoker.analysis.findings import report_of
+    from stoker.analysis.page import plotly_script, write_page
     from stoker.analysis.report import write_report
 
     errors = Console(stderr=True, highlight=False)
@@ -125,6 +126,8 @@ def analyze(
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
+        if html is not None:
+            plotly_script()  # or learn now that it is missing
         command = launching.command_line(script)
         errors.print(words.what_it_will_do(command, budget * 60), markup=False)
         with errors.status("") as status:
@@ -134,13 +137,87 @@ def analyze(
         report = report_of(record)
         if json is not None:
             write_report(report, json)
+        if html is not None:
+            write_page(report, html)
     except KeyboardInterrupt:
         typer.echo("stopped; nothing of the script is left running", err=True)
         raise typer.Exit(130) from None
-    except (OSError, ValueError, phases.AnalysisError) as error:
+    except (ImportError, OSError, ValueError, phases.AnalysisError) as error:
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
     words.show(report, Console(highlight=False))
+
+
+@app.command("what-if")
+def what_if(
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT.json", help="What `stoker analyze --json` wrote.")
+    ],
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="A cache that never evicts, e.g. 200GiB.")
+    ] = None,
+    storage_mbps: Annotated[
+        float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(metavar="TIMES", help="Its speed, as a multiple: 2x, 0.5x.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
+    ] = 1,
+    echo: Annotated[
+        float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
+    ] = 1.0,
+    echo_at: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
+    ] = "batch",
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
+    ] = None,
+) -> None:
+    """Predict how fast a job that was analyzed would run if something were different.
+
+    Shows speed, what limits it and the split of the time, before and after; the cache and the
+    cores that would be enough; and speed as a curve over each quantity. Without options: the job
+    as it was measured, and all the curves. Any options together are one question.
+
+    Example: stoker what-if report.json --cache 200GiB --cores 16
+    """
+    from stoker.analysis import answers, questions
+    from stoker.analysis.model import Change
+    from stoker.analysis.report import measured, read_report
+    from stoker.machine import parse_bytes
+
+    try:
+        found = read_report(report)
+        change = Change(
+            cores=cores,
+            cache_bytes=None if cache is None else parse_bytes(cache),
+            storage_mbps=storage_mbps,
+            accelerator=1.0 if accelerator is None else _times(accelerator),
+            jobs=jobs,
+            echo=echo,
+            echo_at=echo_at,
+        )
+        answer = questions.ask(measured(found), change)
+        if json is not None:
+            questions.write_answer(answer, json)
+        answers.show(found, answer)
+    except (OSError, ValueError) as error:
+        typer.echo(f"stoker what-if: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _times(text: str) -> float:
+    """Read a multiple such as ``2x`` or ``2``. Raises ValueError."""
+    try:
+        return float(text.strip().removesuffix("x"))
+    except ValueError:
+        raise ValueError(f"accelerator={text}: a multiple, for example 2x or 0.5x") from None
 
 
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")

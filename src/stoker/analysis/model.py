@@ -1,7 +1,7 @@
 """How fast training runs, by arithmetic on measured rates.
 
 Every formula of the analyzer stands here and nowhere else in Python; the report page carries the
-same ones in JavaScript (``page.js``), and a test holds the two together.
+same ones in JavaScript (``page_model.js``), and a test holds the two together.
 
 Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
 memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
@@ -202,15 +202,13 @@ def cores_needed(curve: Sequence[tuple[int, float]], wanted: float) -> int:
     """Return the fewest workers whose P reaches ``wanted`` examples/s, by ``prep_rate``."""
     if not 0.0 < wanted < INFINITE:
         raise ValueError(f"wanted={wanted}: a rate is positive and finite")
-    low, high = 0, 1
-    while prep_rate(curve, high) < wanted:
-        low, high = high, high * 2
-        if high > 1 << 20:
-            raise ValueError("no number of workers reaches that rate")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if prep_rate(curve, middle) >= wanted else (middle, high)
-    return high
+    last, rate = max(1, curve[-1][0]), curve[-1][1]
+    for workers in range(1, last):
+        if prep_rate(curve, workers) >= wanted:
+            return workers
+    if rate <= 0.0:
+        raise ValueError("no number of workers reaches that rate")
+    return max(last, math.ceil(wanted / rate * last * (1.0 - 1e-12)))
 
 
 def check_change(measured: Measured, change: Change) -> None:
@@ -257,6 +255,13 @@ def cached_fraction(measured: Measured, change: Change) -> float:
     return min(1.0, change.cache_bytes / (measured.example_bytes * measured.examples))
 
 
+def storage_rate(measured: Measured, change: Change) -> float | None:
+    """Return S: what the change's storage gives, or what the analysis found; None: not known."""
+    if change.storage_mbps is None or not measured.example_bytes:
+        return measured.storage
+    return change.storage_mbps * 1e6 / measured.example_bytes
+
+
 def predict(measured: Measured, change: Change | None = None) -> Prediction:
     """Return how fast each job runs after ``change``.
 
@@ -285,9 +290,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     x = cached_fraction(measured, change)
     fetch_s = miss_s = 0.0
     if measured.storage is not None and measured.cache is not None:
-        storage = measured.storage
-        if change.storage_mbps is not None and measured.example_bytes:
-            storage = change.storage_mbps * 1e6 / measured.example_bytes
+        storage = storage_rate(measured, change) or measured.storage
         fetch_s = many * _inverse(fetch_rate(x, storage, measured.cache)) / echo
         miss_s = many * (1.0 - x) * max(0.0, 1.0 / storage - 1.0 / measured.cache) / echo
     loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), miss_s, measured.serial_fraction)
@@ -307,10 +310,11 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
 
     warm, rate = trained(_inverse(prep_s)), trained(loader)
     lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
-    lost["prep"] = 1.0 - lost["compute"] - lost["fetch"]
+    lost["prep"] = max(0.0, 1.0 - lost["compute"] - lost["fetch"])
     if alone:
         bound = max(lost, key=lambda name: lost[name])
-    elif lost["fetch"] > 1e-9:
+    elif lost["fetch"] > 1e-9 and (fetch_s >= prep_s or lost["prep"] <= 1e-9):
+        # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
         limits = {"compute": ingestion, "processors": processors, "prep": _inverse(prep_s)}

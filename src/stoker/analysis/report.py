@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured(report: Report) -> Measured:
-    """Return what the model needs of a report. Raises ValueError where G or P is missing."""
+    """Return what the model needs of a report. Raises ValueError where G or P is missing.
+
+    So it does for rates that are not positive and finite.
+    """
     rates = report.rates
     if rates.G is None or not report.prep:
         missing = "G" if rates.G is None else "P"
@@ -205,6 +209,10 @@ def measured(report: Report) -> Measured:
             f"this analysis has no {missing}, so that nothing can be predicted: "
             + report.reasons.get(missing, "it was not measured")
         )
+    known = [rate for rate in (rates.G, rates.S, rates.C) if rate is not None]
+    known += [point.rate for point in report.prep]
+    if not all(0.0 < rate.value < math.inf for rate in known):
+        raise ValueError("the report has a rate that is not above 0: run the analysis again")
     return Measured(
         ingestion=rates.G.value,
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
@@ -220,7 +228,8 @@ def measured(report: Report) -> Measured:
         step_cpu_s=report.step_cpu_s,
         prep_cpu_s=report.prep_cpu_s,
         trains_on_cpu=report.trains_on_cpu,
-        after_s=tuple(report.after_s.items()),
+        # Behind a batch nothing is paid, whatever is known of other places.
+        after_s=tuple({"batch": 0.0, **report.after_s}.items()),
     )
 
 

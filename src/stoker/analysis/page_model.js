@@ -1,0 +1,188 @@
+// The formulas of model.py, name by name; tests/analysis/test_page.py holds the two together.
+"use strict";
+
+const inverse = (value) => (value <= 0 ? Infinity : value === Infinity ? 0 : 1 / value);
+
+function fetchRate(cachedFraction, storage, cache) {
+  return inverse(cachedFraction / cache + (1 - cachedFraction) / storage);
+}
+
+function loaderRate(fetch, prep, missS, serialFraction) {
+  const longer = Math.max(inverse(fetch), inverse(prep));
+  return inverse(longer + serialFraction * Math.min(missS, inverse(prep)));
+}
+
+function smallestCache(storage, cache, prep, ingestion, serialFraction) {
+  const perMissS = Math.max(0, 1 / storage - 1 / cache);
+  const target = Math.min(ingestion, loaderRate(cache, prep, 0, 0)) * (1 - 1e-9);
+  const enough = (x) =>
+    loaderRate(fetchRate(x, storage, cache), prep, (1 - x) * perMissS, serialFraction) >= target;
+  if (enough(0)) return 0;
+  let [low, high] = [0, 1];
+  for (let round = 0; round < 50; round++) {
+    const middle = (low + high) / 2;
+    if (enough(middle)) high = middle;
+    else low = middle;
+  }
+  return high;
+}
+
+function pageCacheMisses(cachedFraction) {
+  const t = 1 - Math.min(1, Math.max(0, cachedFraction));
+  return t > 0 ? t - t * Math.log(t) : 0;
+}
+
+function prepRate(curve, workers) {
+  if (workers === 0 && curve[0][0] === 0) return curve[0][1];
+  let points = curve.filter(([count]) => count > 0);
+  if (points.length === 0) points = [[1, curve[0][1]]];
+  workers = Math.max(1, workers);
+  const [first, last] = [points[0], points[points.length - 1]];
+  if (workers <= first[0]) return (first[1] * workers) / first[0];
+  for (let i = 1; i < points.length; i++) {
+    const [[fewer, low], [more, high]] = [points[i - 1], points[i]];
+    if (workers <= more) return low + ((high - low) * (workers - fewer)) / (more - fewer);
+  }
+  return (last[1] * workers) / last[0];
+}
+
+// What `Change()` is in Python.
+const NOTHING = Object.freeze({
+  cores: null,
+  cache_bytes: null,
+  storage_mbps: null,
+  accelerator: 1,
+  jobs: 1,
+  sharing: false,
+  echo: 1,
+  echo_at: "batch",
+});
+
+function cachedFraction(measured, change) {
+  if (change.cache_bytes === null || !measured.example_bytes || !measured.examples)
+    return measured.cached_fraction;
+  return Math.min(1, change.cache_bytes / (measured.example_bytes * measured.examples));
+}
+
+function storageRate(measured, change) {
+  if (change.storage_mbps === null || !measured.example_bytes) return measured.storage;
+  return (change.storage_mbps * 1e6) / measured.example_bytes;
+}
+
+function behindS(measured, place) {
+  const found = measured.after_s.find(([name]) => name === place);
+  return found ? found[1] : 0;
+}
+
+function predict(measured, change) {
+  const echo = change.echo;
+  const many = change.sharing ? 1 : change.jobs;
+  const ingestion = measured.ingestion * change.accelerator;
+
+  const workers = change.cores !== null ? change.cores : measured.workers;
+  const alone = workers === 0;
+  const freshPrepS = inverse(prepRate(measured.prep, workers));
+  const behind = Math.min(behindS(measured, change.echo_at) / Math.max(1, workers), freshPrepS);
+  const share = (freshPrepS - behind) / echo + behind;
+  const prepS = many * share;
+
+  const x = cachedFraction(measured, change);
+  let [fetchS, missS] = [0, 0];
+  if (measured.storage !== null && measured.cache !== null) {
+    const storage = storageRate(measured, change);
+    fetchS = (many * inverse(fetchRate(x, storage, measured.cache))) / echo;
+    missS = (many * (1 - x) * Math.max(0, 1 / storage - 1 / measured.cache)) / echo;
+  }
+  const loader = loaderRate(inverse(fetchS), inverse(prepS), missS, measured.serial_fraction);
+
+  const cores = Math.max(measured.cores, change.cores || 0);
+  const stepCpuS = measured.step_cpu_s / (measured.trains_on_cpu ? change.accelerator : 1);
+  const prepCpuS = measured.prep_cpu_s * (freshPrepS > 0 ? share / freshPrepS : 1);
+  const processors = inverse((change.jobs * stepCpuS + many * prepCpuS) / cores);
+
+  const trained = (given) =>
+    alone
+      ? Math.min(processors, inverse(inverse(ingestion) + inverse(given)))
+      : Math.min(ingestion, processors, given);
+  const warm = trained(inverse(prepS));
+  const rate = trained(loader);
+  const compute = rate / ingestion;
+  const fetchStall = 1 - rate / warm;
+  const prepStall = Math.max(0, 1 - compute - fetchStall);
+
+  let bound;
+  if (alone) {
+    bound = first(
+      [
+        ["compute", compute],
+        ["fetch", fetchStall],
+        ["prep", prepStall],
+      ],
+      (a, b) => a > b,
+    );
+  } else if (fetchStall > 1e-9 && (fetchS >= prepS || prepStall <= 1e-9)) {
+    bound = "fetch";
+  } else {
+    const limits = [
+      ["compute", ingestion],
+      ["processors", processors],
+      ["prep", inverse(prepS)],
+    ];
+    bound = first(limits, (a, b) => a < b);
+  }
+  return {
+    rate,
+    fresh_rate: rate / echo,
+    steps_per_s: rate / measured.batch_size,
+    bound,
+    fetch: inverse(fetchS),
+    prep: inverse(prepS),
+    ingestion,
+    processors,
+    loader,
+    compute,
+    prep_stall: prepStall,
+    fetch_stall: fetchStall,
+  };
+}
+
+// The name of the entry whose value is better than all before it and no worse than those behind.
+function first(entries, better) {
+  return entries.reduce((best, entry) => (better(entry[1], best[1]) ? entry : best))[0];
+}
+
+function predictWithPageCache(measured, change) {
+  const x = 1 - pageCacheMisses(cachedFraction(measured, change));
+  return predict({ ...measured, cached_fraction: x }, { ...change, cache_bytes: null });
+}
+
+// From questions.py.
+
+const MOST_CORES = 1024;
+
+function datasetBytes(measured) {
+  if (!measured.example_bytes || !measured.examples) return null;
+  return measured.example_bytes * measured.examples;
+}
+
+function cacheNeeded(measured, change, prediction) {
+  const storage = storageRate(measured, change);
+  if (storage === null || measured.cache === null) return null;
+  const uses = change.echo / (change.sharing ? 1 : change.jobs);
+  const overlaps = measured.workers > 0 || change.cores !== null;
+  const takes = overlaps ? Math.min(prediction.ingestion, prediction.processors) : Infinity;
+  return smallestCache(
+    storage * uses,
+    measured.cache * uses,
+    prediction.prep,
+    takes,
+    measured.serial_fraction,
+  );
+}
+
+function coresNeeded(measured, change, prediction) {
+  const wanted = Math.min(prediction.fetch, prediction.ingestion) * (1 - 1e-9);
+  for (let cores = 1; cores <= MOST_CORES; cores++)
+    if (predict(measured, { ...change, cores }).prep >= wanted) return cores;
+  return null;
+}

@@ -1,0 +1,293 @@
+"""Questions to an analysis: how fast would it be with other hardware, a cache, an echo, more jobs?
+
+``ask`` answers one ``Change``: before, after, what it would take for storage and preparation to be
+no limit any more, and speed as a curve over each quantity that was asked about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.analysis.model import (
+    INFINITE,
+    Change,
+    Measured,
+    Prediction,
+    cached_fraction,
+    page_cache_misses,
+    predict,
+    predict_with_page_cache,
+    smallest_cache,
+    storage_rate,
+)
+
+MOST_CORES = 1024
+"""More cores than that are not looked for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way to run, and what would be needed for more."""
+
+    name: str
+    prediction: Prediction
+    cache_needed: float | None
+    """x*: the cached fraction from which on training does not wait for storage; None: unknown."""
+    cache_needed_bytes: int | None
+    """What that is in bytes of a never-evicting cache; None: unknown."""
+    cores_needed: int | None
+    """The fewest cores with which P is no longer the limit; None: more than MOST_CORES."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """A cache that never evicts beside the page cache, of the same size."""
+
+    size_bytes: int
+    holds: float
+    """Share of the dataset that fits."""
+    misses: float
+    """Share of the reads that go to storage with the cache that never evicts."""
+    page_cache_misses: float
+    rate: float
+    """Examples/s with the cache that never evicts."""
+    page_cache_rate: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of the quantity, and the speed there."""
+
+    at: float
+    """In the quantity's unit; for the cache, the fraction of the dataset that it holds."""
+    rate: float
+    """Examples/s (uses/s under an echo) of a job."""
+    bound: str
+    beside: float | None
+    """The rate to compare with (``Curve.beside``)."""
+    mark: str
+    """``"as it is"``, ``"asked"`` or nothing."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Speed over one quantity, everything else being as it was asked."""
+
+    quantity: str
+    """An option's name: ``cache``, ``cores``, ``storage-mbps``, ``accelerator``, ``jobs``,
+    ``echo``."""
+    beside: str
+    """What the second rate of a point is; empty where there is none."""
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that is said to one question. The first outcome is the job as it is."""
+
+    change: Change
+    outcomes: tuple[Outcome, ...]
+    caches: Caches | None
+    curves: tuple[Curve, ...]
+
+
+def ask(job: Measured, change: Change) -> Answer:
+    """Answer what ``change`` would bring. Raises ValueError where the analysis cannot."""
+    ways = {"as it is": Change()}
+    if change.jobs > 1:
+        ways[f"{change.jobs} jobs, each on its own"] = replace(change, sharing=False)
+        ways[f"{change.jobs} jobs that share"] = replace(change, sharing=True)
+    elif change != Change():
+        ways["then"] = change
+    outcomes = tuple(outcome(job, way, name) for name, way in ways.items())
+    return Answer(
+        change=change,
+        outcomes=outcomes,
+        caches=_caches(job, change) if change.cache_bytes is not None else None,
+        curves=tuple(_curve(job, change, name) for name in _quantities(job, change)),
+    )
+
+
+def outcome(job: Measured, change: Change, name: str) -> Outcome:
+    """Predict one way to run. Raises ValueError where the analysis cannot answer."""
+    prediction = predict(job, change)
+    needed = cache_needed(job, change, prediction)
+    size = dataset_bytes(job)
+    return Outcome(
+        name=name,
+        prediction=prediction,
+        cache_needed=needed,
+        cache_needed_bytes=None if needed is None or size is None else math.ceil(needed * size),
+        cores_needed=cores_needed_by(job, change, prediction),
+    )
+
+
+def dataset_bytes(job: Measured) -> float | None:
+    """Return the bytes of the whole dataset, or None where they are not known."""
+    if not job.example_bytes or not job.examples:
+        return None
+    return job.example_bytes * job.examples
+
+
+def cache_needed(job: Measured, change: Change, prediction: Prediction) -> float | None:
+    """Return x* after ``change``; None where fetching was not told apart."""
+    storage = storage_rate(job, change)
+    if storage is None or job.cache is None:
+        return None
+    # Uses per fetch of an example: more of them under an echo, fewer where jobs divide it.
+    uses = change.echo / (1 if change.sharing else change.jobs)
+    # Without workers, training waits for whatever the loader takes.
+    overlaps = job.workers > 0 or change.cores is not None
+    takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
+    return smallest_cache(
+        storage * uses, job.cache * uses, prediction.prep, takes, job.serial_fraction
+    )
+
+
+def cores_needed_by(job: Measured, change: Change, prediction: Prediction) -> int | None:
+    """Return the fewest cores with which P reaches both F and G, or None."""
+    wanted = min(prediction.fetch, prediction.ingestion) * (1.0 - 1e-9)
+    for cores in range(1, MOST_CORES + 1):
+        if predict(job, replace(change, cores=cores)).prep >= wanted:
+            return cores
+    return None
+
+
+def _caches(job: Measured, change: Change) -> Caches:
+    holds = cached_fraction(job, change)
+    return Caches(
+        size_bytes=change.cache_bytes or 0,
+        holds=holds,
+        misses=1.0 - holds,
+        page_cache_misses=page_cache_misses(holds),
+        rate=predict(job, change).rate,
+        page_cache_rate=predict_with_page_cache(job, change).rate,
+    )
+
+
+def _quantities(job: Measured, change: Change) -> list[str]:
+    """Name the quantities to draw: those that were asked about, or all that can be answered."""
+    known, none = job.storage is not None and job.cache is not None, Change()
+    answerable = {
+        "cache": known and dataset_bytes(job) is not None,
+        "cores": True,
+        "storage-mbps": known and bool(job.example_bytes),
+        "accelerator": True,
+    }
+    asked = {
+        "cache": change.cache_bytes is not None,
+        "cores": change.cores is not None,
+        "storage-mbps": change.storage_mbps is not None,
+        "accelerator": change.accelerator != none.accelerator,
+        "jobs": change.jobs != none.jobs,
+        "echo": change.echo != none.echo,
+    }
+    chosen = asked if any(asked.values()) else answerable
+    return [name for name, wanted in chosen.items() if wanted]
+
+
+def _curve(job: Measured, change: Change, quantity: str) -> Curve:
+    """Draw one quantity. The value as it was found is asked as no change at all."""
+    if quantity == "cache":
+        size = dataset_bytes(job) or 0.0
+
+        def cache(x: float | None) -> Change:
+            return replace(change, cache_bytes=None if x is None else round(x * size))
+
+        def with_page_cache(at: Change) -> float:
+            return predict_with_page_cache(job, at).rate
+
+        asked = None if change.cache_bytes is None else cached_fraction(job, change)
+        grid = [tenth / 10 for tenth in range(11)]
+        return _drawn(
+            job, quantity, cache, grid, job.cached_fraction, asked, "page cache", with_page_cache
+        )
+    if quantity == "cores":
+
+        def cores(count: float | None) -> Change:
+            return replace(change, cores=None if count is None else int(count))
+
+        needed = cores_needed_by(job, change, predict(job, change)) or MOST_CORES
+        reach = max(2 * needed, 2 * job.workers, change.cores or 0, 4)
+        return _drawn(job, quantity, cores, _doubling(1, reach), job.workers, change.cores)
+    if quantity == "storage-mbps":
+        found = (job.storage or 0.0) * (job.example_bytes or 0.0) / 1e6
+        grid = _doubling(found / 4, max(found * 32, change.storage_mbps or 0.0))
+
+        def storage(mbps: float | None) -> Change:
+            return replace(change, storage_mbps=mbps)
+
+        return _drawn(job, quantity, storage, grid, found, change.storage_mbps)
+    if quantity == "accelerator":
+
+        def accelerator(speed: float | None) -> Change:
+            return replace(change, accelerator=speed or 1.0)
+
+        asked = None if change.accelerator == 1 else change.accelerator
+        grid = _doubling(0.25, max(16.0, change.accelerator))
+        return _drawn(job, quantity, accelerator, grid, 1.0, asked)
+    if quantity == "jobs":
+
+        def jobs(count: float | None) -> Change:
+            return replace(change, jobs=int(count or 1), sharing=False)
+
+        def sharing(at: Change) -> float:
+            return predict(job, replace(at, sharing=True)).rate
+
+        grid = _doubling(1, change.jobs)
+        return _drawn(job, quantity, jobs, grid, 1, change.jobs, "sharing", sharing)
+
+    def echo(factor: float | None) -> Change:
+        return replace(change, echo=factor or 1.0)
+
+    def fresh(at: Change) -> float:
+        return predict(job, at).fresh_rate
+
+    grid = _doubling(1.0, max(8.0, change.echo))
+    return _drawn(job, quantity, echo, grid, 1.0, change.echo, "of these fresh", fresh)
+
+
+def _drawn(
+    job: Measured,
+    quantity: str,
+    at: Callable[[float | None], Change],
+    grid: Iterable[float],
+    found: float,
+    asked: float | None,
+    beside: str = "",
+    second: Callable[[Change], float] | None = None,
+) -> Curve:
+    """Predict at the values of a grid, at what was found (``at(None)``) and at what was asked."""
+    points = []
+    for value in sorted({*grid, found, *([] if asked is None else [asked])}):
+        change = at(None if value == found and value != asked else value)
+        prediction = predict(job, change)
+        points.append(
+            Point(
+                at=value,
+                rate=prediction.rate,
+                bound=prediction.bound,
+                beside=second(change) if second else None,
+                mark="asked" if value == asked else "as it is" if value == found else "",
+            )
+        )
+    return Curve(quantity, beside, tuple(points))
+
+
+def _doubling(start: float, end: float) -> list[float]:
+    values = [start]
+    while values[-1] < end:
+        values.append(values[-1] * 2)
+    return values
+
+
+def write_answer(answer: Answer, path: Path) -> None:
+    """Write an answer as JSON; what is infinite or unknown is null. Raises OSError."""
+    import msgspec
+
+    content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": answer}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

@@ -1,0 +1,167 @@
+"""Reports as analyses of real jobs would give them, without running any."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.analysis.model import Change, predict
+from stoker.analysis.report import (
+    Action,
+    AsItIs,
+    Loader,
+    PrepPoint,
+    Rank,
+    Rate,
+    Rates,
+    Report,
+    Split,
+    Wait,
+    measured,
+)
+
+IMAGES = 1_281_167
+IMAGE_BYTES = 114_000.0
+
+
+def about(value: float, spread: float = 0.03) -> Rate:
+    """Return a rate with an interval of so much around it."""
+    return Rate(value, value * (1 - spread), value * (1 + spread))
+
+
+def timeline(count: int, workers: int, every_s: float, slow_s: float) -> list[Wait]:
+    """Return the first batches of a loader, whose workers are slow by turns."""
+    waits, at_s = [], 0.0
+    for number in range(count):
+        wait_s = slow_s * (1 + number % 3) if number % max(1, workers) == 0 else slow_s / 50
+        worker = number % workers if workers else -1
+        waits.append(Wait(at_s, wait_s, worker, slow_s * 4 if workers else 0.0))
+        at_s += every_s + wait_s
+    return waits
+
+
+def job(
+    *,
+    G: float,
+    P: dict[int, float],
+    workers: int,
+    S: float | None = 900.0,
+    C: float | None = 24_000.0,
+    cores: int = 8,
+    serial_fraction: float = 0.0,
+    cached_fraction: float = 0.0,
+    after_s: dict[str, float] | None = None,
+    name: str = "train.py:41",
+    ranks: int = 1,
+    step_cpu_s: float = 0.0002,
+) -> Report:
+    """Return a report of a job with these rates; what limits it follows from them."""
+    reasons = {} if S and C else {"S": "no file was opened by the dataset", "C": "nor read again"}
+    loader = Loader(
+        name=name,
+        describes=f"ImageFolder, batches of 256, {workers} workers",
+        workers=workers,
+        batch_size=256.0,
+        unit="examples",
+        batches=120,
+        trains=True,
+    )
+    report = Report(
+        stoker="0.1.0",
+        made="2026-11-20T10:31:07+00:00",
+        command=["train.py", "--epochs", "90"],
+        seconds=94.2,
+        starts=4,
+        cores=cores,
+        memory_bytes=64 << 30,
+        trains_on_cpu=False,
+        loader=loader,
+        loaders=[loader],
+        examples=IMAGES,
+        example_bytes=IMAGE_BYTES,
+        cached_fraction=cached_fraction,
+        rates=Rates(G=about(G), S=about(S, 0.1) if S else None, C=about(C, 0.05) if C else None),
+        reasons=reasons,
+        split=Split(1.0, 0.0, 0.0),
+        verdict="",
+        bound="compute",
+        actions=[],
+        prep=[PrepPoint(count, about(rate)) for count, rate in P.items()],
+        serial_fraction=serial_fraction,
+        copy_s=0.004,
+        step_cpu_s=step_cpu_s,
+        prep_cpu_s=0.004,
+        after_s=after_s or {},
+    )
+    now = predict(measured(report))
+    split = Split(now.compute, now.prep_stall, now.fetch_stall)
+    verdict = {
+        "fetch": f"Training waits for storage {now.fetch_stall:.0%} of the time.",
+        "prep": f"Training waits for preparation {now.prep_stall:.0%} of the time.",
+        "processors": "Training and preparation fill the host's processors.",
+        "compute": "The accelerator is the limit: data arrive in time.",
+    }[now.bound]
+    rates = msgspec.structs.replace(
+        report.rates,
+        P=about(predict(measured(report), Change(cores=workers or None)).prep),
+        F=about(now.fetch, 0.1) if S and C else None,
+    )
+    return msgspec.structs.replace(
+        report,
+        rates=rates,
+        split=split,
+        verdict=verdict,
+        bound=now.bound,
+        actions=[
+            Action(
+                title="Keep the files in a cache that never evicts",
+                code='dataset = stoker.cached(dataset, "64GiB")',
+                gain=Rate(1.62, 1.4, 1.8),
+                why="Reads 60 % of the bytes from memory; takes for granted that 64 GiB are free.",
+            ),
+            Action(
+                title="Echo each batch twice",
+                code="loader = stoker.echo(loader, 2)",
+                gain=Rate(1.3, 1.1, 1.5),
+                why="A repeat may be worth less than a fresh example.",
+            ),
+        ]
+        if now.bound != "compute"
+        else [],
+        notes=["The first 5 batches were left out: workers were starting."],
+        as_it_is=AsItIs(
+            rate=about(now.rate),
+            wait_fraction=1 - now.compute,
+            startup_s=1.8,
+            waits=timeline(120, workers, 256 / G, max(0.002, 256 / now.rate - 256 / G)),
+        ),
+        ranks=[
+            Rank(rank, rates, split, 1 - now.compute, 0.02 * rank)
+            for rank in range(ranks if ranks > 1 else 0)
+        ],
+    )
+
+
+FETCH = job(G=3_000, P={1: 260, 2: 515, 4: 1_020, 8: 1_900}, workers=8, serial_fraction=0.4)
+PREP = job(
+    G=3_000,
+    P={1: 180, 2: 355, 4: 690},
+    workers=4,
+    S=2_500,
+    cached_fraction=0.3,
+    after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
+)
+COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
+ALONE = job(G=900, P={0: 240}, workers=0, S=700, serial_fraction=1.0)
+UNKNOWN = job(G=3_000, P={1: 180, 2: 355, 4: 690}, workers=4, S=None, C=None)
+RANKS = job(G=2_000, P={1: 260, 4: 1_000}, workers=4, S=800, ranks=2)
+PROCESSORS = job(G=3_000, P={1: 500, 4: 1_900}, workers=4, S=2_500, cores=4, step_cpu_s=0.001)
+
+REPORTS = {
+    "fetch": FETCH,
+    "prep": PREP,
+    "compute": COMPUTE,
+    "alone": ALONE,
+    "unknown": UNKNOWN,
+    "ranks": RANKS,
+    "processors": PROCESSORS,
+}

@@ -1,0 +1,389 @@
+"""The analyzer's arithmetic: its formulas against the published ones, and what must hold always."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
+
+from stoker.analysis.model import (
+    PLACES,
+    Change,
+    Measured,
+    cores_needed,
+    fetch_rate,
+    loader_rate,
+    page_cache_misses,
+    predict,
+    predict_with_page_cache,
+    prep_rate,
+    serial_fraction,
+    smallest_cache,
+)
+from stoker.analysis.report import measured
+
+rates = st.floats(1, 1e6)
+fractions = st.floats(0, 1)
+CLOSE = 1e-9
+
+
+@st.composite
+def curves(draw: st.DrawFn, rising: bool = True) -> tuple[tuple[int, float], ...]:
+    """Return P by number of workers; more workers may be slower where it need not rise."""
+    counts = sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=5)))
+    found = draw(st.lists(rates, min_size=len(counts), max_size=len(counts)))
+    return tuple(zip(counts, sorted(found) if rising else found, strict=True))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
+    """Return what an analysis might find, with memory faster than storage."""
+    curve = draw(curves(rising))
+    workers = draw(st.sampled_from([0, *(count for count, _ in curve)]))
+    if workers == 0:
+        curve = ((0, draw(rates)), *curve)
+    storage, cache = sorted((draw(rates), draw(rates)))
+    known = draw(st.booleans())
+    after = draw(st.floats(0, 1e-2))
+    return Measured(
+        ingestion=draw(rates),
+        prep=curve,
+        workers=workers,
+        cores=draw(st.integers(1, 64)),
+        batch_size=draw(st.floats(1, 1024)),
+        storage=storage if known else None,
+        cache=cache if known else None,
+        serial_fraction=draw(fractions),
+        cached_fraction=draw(fractions),
+        example_bytes=1e5,
+        examples=10_000,
+        step_cpu_s=draw(st.floats(0, 1e-2)),
+        prep_cpu_s=draw(st.floats(0, 1e-2)),
+        trains_on_cpu=draw(st.booleans()),
+        after_s=(("batch", 0.0), ("after-augmentation", after), ("before-augmentation", 2 * after)),
+    )
+
+
+@st.composite
+def changes(draw: st.DrawFn, job: Measured) -> Change:
+    """Return a change that can be asked of a job."""
+    fetching = job.storage is not None
+    return Change(
+        cores=draw(st.none() | st.integers(1, 128)),
+        cache_bytes=draw(st.none() | st.integers(0, 2 * 10**9)) if fetching else None,
+        storage_mbps=draw(st.none() | st.floats(1, 1e4)) if fetching else None,
+        accelerator=draw(st.floats(0.1, 10)),
+        jobs=draw(st.integers(1, 8)),
+        sharing=draw(st.booleans()),
+        echo=draw(st.floats(1, 8)),
+        echo_at=draw(st.sampled_from(PLACES)),
+    )
+
+
+questions = jobs().flatmap(lambda job: st.tuples(st.just(job), changes(job)))
+
+
+# The formulas
+
+
+@given(fractions, rates, rates)
+def test_fetch_rate_is_the_mean_time_of_hits_and_misses(x: float, S: float, C: float) -> None:
+    assert fetch_rate(x, S, C) == pytest.approx(1 / (x / C + (1 - x) / S), rel=CLOSE)
+    assert fetch_rate(0.0, S, C) == pytest.approx(S)
+    assert fetch_rate(1.0, S, C) == pytest.approx(C)
+
+
+@given(rates, rates, st.floats(0, 1))
+def test_without_a_serial_part_the_loader_gives_the_lower_rate(
+    F: float, P: float, miss_s: float
+) -> None:
+    assert loader_rate(F, P, miss_s) == pytest.approx(min(F, P), rel=CLOSE)
+
+
+@given(rates, rates, rates, fractions)
+def test_the_serial_fraction_is_found_again(S: float, C: float, P: float, a: float) -> None:
+    assume(C >= S)
+    miss_s = 1 / S - 1 / C
+    cold = loader_rate(S, P, miss_s, a)
+    shorter = min(miss_s, 1 / P)
+    # What the shorter of both adds must stand out from the last digits of the longer.
+    assume(shorter * 1e6 > 1 / min(S, P))
+    assert serial_fraction(cold, S, C, P) == pytest.approx(a, abs=1e-6)
+
+
+def test_the_serial_fraction_stays_within_0_and_1() -> None:
+    assert serial_fraction(cold=1_000, storage=100, cache=10_000, prep=100) == 0.0
+    assert serial_fraction(cold=10, storage=100, cache=10_000, prep=100) == 1.0
+    assert serial_fraction(cold=50, storage=100, cache=100, prep=100) == 0.0
+
+
+@given(rates, rates, rates, rates)
+def test_the_smallest_cache_is_the_published_one(S: float, C: float, P: float, G: float) -> None:
+    assume(C > 1.01 * S)
+    m = min(P, G)
+    published = (1 / S - 1 / m) / (1 / S - 1 / C)
+    expected = min(1.0, max(0.0, published))
+    # The speed is reached to one part in 10^9; so many parts of the cache may that be.
+    slack = 2e-9 / min(m, C) / (1 / S - 1 / C) + 1e-12
+    assert smallest_cache(S, C, P, G) == pytest.approx(expected, abs=slack)
+
+
+@given(rates, rates, rates, rates, fractions)
+def test_the_smallest_cache_is_enough_and_a_smaller_one_is_not(
+    S: float, C: float, P: float, G: float, a: float
+) -> None:
+    assume(C > 1.01 * S)
+
+    def speed(x: float) -> float:
+        misses_s = (1 - x) * (1 / S - 1 / C)
+        return min(G, loader_rate(fetch_rate(x, S, C), P, misses_s, a))
+
+    x = smallest_cache(S, C, P, G, a)
+    assert 0.0 <= x <= 1.0
+    assert speed(x) == pytest.approx(speed(1.0), rel=1e-8)
+    assert x == 0.0 or speed(x * (1 - 1e-6)) < speed(1.0)
+
+
+PUBLISHED_MISSES = [(0.25, 0.966), (0.35, 0.930), (0.5, 0.847), (0.65, 0.717), (0.8, 0.522)]
+
+
+@pytest.mark.parametrize(("x", "misses"), PUBLISHED_MISSES)
+def test_page_cache_misses_are_the_published_ones(x: float, misses: float) -> None:
+    assert page_cache_misses(x) == pytest.approx(misses, abs=5e-4)
+
+
+@pytest.mark.parametrize("x", [0.2, 0.5, 0.8])
+def test_page_cache_misses_are_those_of_an_lru_cache(x: float) -> None:
+    count, rng = 4_000, random.Random(0)
+    held: OrderedDict[int, None] = OrderedDict()
+    missed = read = 0
+    for epoch in range(4):
+        for item in rng.sample(range(count), count):
+            found = item in held
+            held[item] = None
+            held.move_to_end(item)
+            if len(held) > x * count:
+                held.popitem(last=False)
+            if epoch:  # the first one fills it
+                missed, read = missed + (not found), read + 1
+    assert missed / read == pytest.approx(page_cache_misses(x), abs=0.015)
+
+
+def test_page_cache_misses_at_the_ends() -> None:
+    assert page_cache_misses(0.0) == page_cache_misses(-1.0) == 1.0
+    assert page_cache_misses(1.0) == page_cache_misses(2.0) == 0.0
+
+
+@given(curves(rising=False))
+def test_prep_rate_passes_through_what_was_measured(curve: tuple[tuple[int, float], ...]) -> None:
+    for workers, rate in curve:
+        assert prep_rate(curve, workers) == pytest.approx(rate)
+    last, rate = curve[-1]
+    assert prep_rate(curve, 3 * last) == pytest.approx(3 * rate)
+
+
+def test_prep_rate_of_the_training_process() -> None:
+    assert prep_rate([(0, 100.0)], 0) == 100.0
+    assert prep_rate([(0, 100.0)], 2) == 200.0
+    assert prep_rate([(0, 100.0), (2, 150.0)], 1) == 75.0
+    assert prep_rate([(2, 150.0)], 0) == 75.0
+
+
+@given(curves(rising=False), rates)
+def test_cores_needed_are_enough_and_the_fewest(
+    curve: tuple[tuple[int, float], ...], wanted: float
+) -> None:
+    last, rate = curve[-1]
+    assume(wanted / rate * last < 10_000)
+    needed = cores_needed(curve, wanted)
+    assert prep_rate(curve, needed) >= wanted * (1 - CLOSE)
+    assert all(prep_rate(curve, fewer) < wanted for fewer in range(1, needed))
+
+
+@pytest.mark.parametrize("wanted", [0.0, -1.0, math.inf, math.nan])
+def test_cores_for_no_rate_are_refused(wanted: float) -> None:
+    with pytest.raises(ValueError, match="a rate is positive and finite"):
+        cores_needed([(1, 10.0)], wanted)
+
+
+# Predictions
+
+
+@given(jobs(rising=False))
+def test_the_default_change_and_an_echo_of_one_change_nothing(job: Measured) -> None:
+    found = predict(job)
+    assert found == predict(job, Change())
+    for place in PLACES:
+        echoed = predict(job, Change(echo=1.0, echo_at=place))
+        assert echoed.rate == pytest.approx(found.rate)
+        assert echoed.prep == pytest.approx(found.prep)
+    assert found.rate == found.fresh_rate
+
+
+@given(questions)
+def test_shares_add_up(question: tuple[Measured, Change]) -> None:
+    found = predict(*question)
+    shares = (found.compute, found.prep_stall, found.fetch_stall)
+    assert sum(shares) == pytest.approx(1.0)
+    assert all(0.0 <= share <= 1.0 for share in shares)
+    assert found.rate == pytest.approx(found.compute * found.ingestion)
+    assert found.steps_per_s == pytest.approx(found.rate / question[0].batch_size)
+
+
+@given(questions)
+def test_nothing_runs_faster_than_its_limits(question: tuple[Measured, Change]) -> None:
+    job, change = question
+    found = predict(job, change)
+    limits = (found.fetch, found.prep, found.ingestion, found.processors, found.loader)
+    assert found.rate <= min(limits) * (1 + CLOSE)
+    overlaps = job.workers or change.cores
+    if overlaps and job.serial_fraction == 0:
+        assert found.rate == pytest.approx(min(limits))
+
+
+@given(questions, st.floats(1, 4))
+def test_more_is_never_slower(question: tuple[Measured, Change], more: float) -> None:
+    job, change = question
+    slower = predict(job, change).rate * (1 - CLOSE)
+
+    def faster(**values: Any) -> bool:
+        return predict(job, replace(change, **values)).rate >= slower
+
+    assert faster(accelerator=change.accelerator * more)
+    assert faster(echo=change.echo * more)
+    if change.cores:
+        assert faster(cores=math.ceil(change.cores * more))
+    if change.cache_bytes is not None and not change.storage_mbps:
+        assert faster(cache_bytes=math.ceil(change.cache_bytes * more))
+    if change.storage_mbps:
+        assert faster(storage_mbps=change.storage_mbps * more)
+
+
+@given(questions)
+def test_sharing_is_never_slower(question: tuple[Measured, Change]) -> None:
+    job, change = question
+    alone = predict(job, replace(change, sharing=False)).rate
+    assert predict(job, replace(change, sharing=True)).rate >= alone * (1 - CLOSE)
+
+
+@given(questions)
+def test_a_page_cache_is_never_faster_than_one_that_never_evicts(
+    question: tuple[Measured, Change],
+) -> None:
+    job, change = question
+    if job.storage is None:
+        return
+    change = replace(change, cache_bytes=change.cache_bytes or 10**8, storage_mbps=None)
+    assert predict_with_page_cache(job, change).rate <= predict(job, change).rate * (1 + CLOSE)
+
+
+@given(
+    rates, rates, st.floats(1e-6, 1e-2), st.floats(1e-6, 1e-2), st.integers(1, 16), st.floats(1, 9)
+)
+def test_echoing_is_what_the_design_says(
+    G: float, F: float, before_s: float, after_s: float, workers: int, e: float
+) -> None:
+    job = Measured(
+        ingestion=G,
+        prep=((workers, workers / (before_s + after_s)),),
+        workers=workers,
+        cores=workers,
+        batch_size=1.0,
+        storage=F,
+        cache=F,
+        after_s=(("before-augmentation", after_s),),
+    )
+    found = predict(job, Change(echo=e, echo_at="before-augmentation"))
+    expected = min(G, e * F, workers * e / (before_s + e * after_s))
+    assert found.rate == pytest.approx(expected)
+    assert found.fresh_rate == pytest.approx(expected / e)
+
+
+# What limits
+
+
+def test_reports_are_limited_by_what_they_say() -> None:
+    found = {name: predict(measured(report)).bound for name, report in REPORTS.items()}
+    assert found == {
+        "fetch": "fetch",
+        "prep": "prep",
+        "compute": "compute",
+        "alone": "prep",
+        "unknown": "prep",
+        "ranks": "fetch",
+        "processors": "processors",
+    }
+
+
+def test_a_few_misses_do_not_make_slow_preparation_a_matter_of_storage() -> None:
+    # Workers read, then prepare: each miss adds a tenth to what is far too slow anyway.
+    job = Measured(
+        ingestion=1_000,
+        prep=((4, 100.0),),
+        workers=4,
+        cores=4,
+        batch_size=1,
+        storage=1_000,
+        cache=1e9,
+        serial_fraction=1.0,
+    )
+    found = predict(job)
+    assert found.rate == pytest.approx(1 / (1 / 100 + 1 / 1_000))
+    assert found.bound == "prep"
+    assert found.prep_stall > 9 * found.fetch_stall > 0
+    # Where preparation alone would keep up, the misses are what is left to blame.
+    assert predict(replace(job, ingestion=95.0)).bound == "fetch"
+
+
+def test_the_hosts_processors_may_be_the_limit() -> None:
+    job = replace(measured(COMPUTE), step_cpu_s=0.01, prep_cpu_s=0.01, cores=4)
+    assert predict(job).bound == "processors"
+    assert predict(job).rate == pytest.approx(200)
+
+
+# What cannot be asked
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Change(cores=0), "cores=0: at least 1"),
+        (Change(cache_bytes=-1), "cache=-1: at least 0"),
+        (Change(storage_mbps=0.0), "storage-mbps=0.0: above 0"),
+        (Change(storage_mbps=math.nan), "storage-mbps=nan: above 0"),
+        (Change(accelerator=-2.0), "accelerator=-2.0: above 0"),
+        (Change(accelerator=math.inf), "accelerator=inf: above 0"),
+        (Change(jobs=0), "jobs=0: at least 1"),
+        (Change(echo=0.5), "echo=0.5: at least 1"),
+        (Change(echo=math.nan), "echo=nan: at least 1"),
+        (Change(echo=2, echo_at="anywhere"), "one of batch, after-augmentation, before-augment"),
+        (Change(echo=2, echo_at="before-augmentation"), "or ask for one of: batch$"),
+    ],
+)
+def test_numbers_and_places_that_mean_nothing_are_refused(change: Change, message: str) -> None:
+    for ask in (predict, predict_with_page_cache):
+        with pytest.raises(ValueError, match=message):
+            ask(measured(FETCH), change)
+
+
+@pytest.mark.parametrize("change", [Change(cache_bytes=1), Change(storage_mbps=1.0)])
+def test_storage_that_was_not_told_apart_is_not_asked_about(change: Change) -> None:
+    with pytest.raises(ValueError, match="the report's notes say why"):
+        predict(measured(UNKNOWN), change)
+    assert predict(measured(UNKNOWN)).fetch == math.inf
+
+
+def test_sizes_that_are_not_known_are_not_asked_about() -> None:
+    job = replace(measured(PREP), example_bytes=None)
+    with pytest.raises(ValueError, match="how many bytes an example takes"):
+        predict(job, Change(storage_mbps=100))
+    for unsized in (job, replace(measured(PREP), examples=None)):
+        with pytest.raises(ValueError, match="how many bytes the dataset takes"):
+            predict(unsized, Change(cache_bytes=100))

@@ -1,0 +1,282 @@
+"""`stoker what-if`: as people call it, and what stands behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reports import ALONE, FETCH, PREP, REPORTS, UNKNOWN, about
+from typer.testing import CliRunner
+
+from stoker.analysis.model import (
+    Change,
+    cores_needed,
+    page_cache_misses,
+    predict,
+    predict_with_page_cache,
+    smallest_cache,
+)
+from stoker.analysis.questions import ask
+from stoker.analysis.report import Rates, Report, measured, write_report
+from stoker.cli import app
+
+every_report = pytest.mark.parametrize("name", REPORTS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with all reports."""
+    for name, report in REPORTS.items():
+        write_report(report, tmp_path / f"{name}.json")
+    return tmp_path
+
+
+def what_if(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
+    """Call the command in this process; return its code, what it said and complained about."""
+    result = CliRunner().invoke(app, ["what-if", *map(os.fspath, words)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def row(out: str, name: str) -> list[str]:
+    """Return the words of a line behind its name."""
+    line = next(line for line in out.splitlines() if line.strip().startswith(name))
+    return line.strip().removeprefix(name).split()
+
+
+def real(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
+    """Call it in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "what-if"]
+        + [os.fspath(word) for word in words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_before_and_after(folder: Path) -> None:
+    code, out, errors = real(folder / "fetch.json", "--cache", "100GiB", "--cores", "16")
+    assert (code, errors) == (0, "")
+    job = measured(FETCH)
+    before, after = predict(job), predict(job, Change(cores=16, cache_bytes=100 << 30))
+    assert out.startswith("train.py:41  ImageFolder, batches of 256, 8 workers\n")
+    assert "then: 16 cores, a cache of 100.0 GiB that never evicts" in out
+    assert row(out, "examples/s") == [f"{before.rate:,.0f}", f"{after.rate:,.0f}"]
+    assert row(out, "of the speed as it is") == ["1.00x", f"{after.rate / before.rate:.2f}x"]
+    assert row(out, "steps/s") == [f"{p.rate / 256:,.3g}" for p in (before, after)]
+    assert row(out, "what limits") == [before.bound, after.bound]
+    assert row(out, "time in compute") == [f"{p.compute:.1%}" for p in (before, after)]
+    assert row(out, "lost to fetch") == [f"{p.fetch_stall:.1%}" for p in (before, after)]
+    assert row(out, "G  training takes") == ["3,000", "3,000"]
+    assert "examples/s over cache" in out
+    assert "examples/s over cores" in out
+    assert "examples/s over storage" not in out
+    assert "<- as it is" in out
+    assert "<- asked" in out
+
+
+@every_report
+def test_without_options_it_shows_the_job_and_all_curves(folder: Path, name: str) -> None:
+    code, out, errors = what_if(folder / f"{name}.json")
+    assert (code, errors) == (0, "")
+    assert row(out, "what limits") == [REPORTS[name].bound]
+    curves = ["cores", "accelerator"]
+    if name != "unknown":
+        curves += ["cache", "storage"]
+    assert out.count("examples/s over") == len(curves)
+    assert all(f"examples/s over {curve}" in out for curve in curves)
+    assert out.count("<- as it is") == len(curves)
+    assert ("ranks" in out) == (name == "ranks")
+    if name == "unknown":
+        assert "S is not known: no file was opened by the dataset" in out
+        assert row(out, "F  fetch gives") == ["no", "limit"]
+        assert row(out, "x* cache that is enough") == ["not", "known"]
+
+
+def test_both_caches_are_compared(folder: Path) -> None:
+    code, out, _ = what_if(folder / "fetch.json", "--cache", "68GiB")
+    assert code == 0
+    job, change = measured(FETCH), Change(cache_bytes=68 << 30)
+    holds = (68 << 30) / (job.example_bytes * job.examples)
+    assert f"68.0 GiB hold {holds:.1%} of the dataset" in out
+    never = row(out, "never evicting:")
+    assert never[:3] == [f"{1 - holds:.1%}", "misses,", f"{predict(job, change).rate:,.0f}"]
+    page = row(out, "page cache (LRU):")
+    rate = predict_with_page_cache(job, change).rate
+    assert page[:3] == [f"{page_cache_misses(holds):.1%}", "misses,", f"{rate:,.0f}"]
+
+
+def test_jobs_alone_and_sharing(folder: Path) -> None:
+    code, out, _ = what_if(folder / "prep.json", "--jobs", "4")
+    assert code == 0
+    assert "4 jobs, each on its own" in out
+    assert "4 jobs that share" in out
+    found = [int(word.replace(",", "")) for word in row(out, "examples/s")]
+    assert found[0] == found[2] > found[1]
+
+
+def test_echoing_says_what_a_repeat_is_worth(folder: Path) -> None:
+    words = ["--echo", "3", "--echo-at", "before-augmentation"]
+    code, out, _ = what_if(folder / "prep.json", *words)
+    assert code == 0
+    found = predict(measured(PREP), Change(echo=3, echo_at="before-augmentation"))
+    assert row(out, "uses/s")[1] == f"{found.rate:,.0f}"
+    assert row(out, "fresh examples/s of these")[1] == f"{found.fresh_rate:,.0f}"
+    assert "A repeat may be worth less than a fresh example" in out
+
+
+def test_items_are_not_called_examples(folder: Path) -> None:
+    loader = msgspec.structs.replace(FETCH.loader, unit="items")
+    write_report(msgspec.structs.replace(FETCH, loader=loader), folder / "items.json")
+    code, out, _ = what_if(folder / "items.json", "--cache", "20GiB", "--echo", "2")
+    assert code == 0
+    assert "examples" not in out.replace("ImageFolder, batches of 256", "").replace(
+        "worth less than a fresh example", ""
+    )
+    assert "items/s over cache" in out
+
+
+@pytest.mark.parametrize("text", ["2x", "2", "2.0"])
+def test_an_accelerator_is_a_multiple(folder: Path, text: str) -> None:
+    code, out, _ = what_if(folder / "compute.json", "--accelerator", text)
+    assert code == 0
+    assert "an accelerator 2x as fast" in out
+    assert row(out, "G  training takes") == ["600", "1,200"]
+
+
+def test_the_answer_as_json(folder: Path) -> None:
+    words = ["--storage-mbps", "2000", "--jobs", "2", "--json", str(folder / "answer.json")]
+    assert what_if(folder / "fetch.json", *words)[0] == 0
+    content = json.loads((folder / "answer.json").read_text())
+    answer = content["answer"]
+    assert content["schema"] == "stoker-what-if/1"
+    assert answer["change"]["storage_mbps"] == 2000
+    names = [outcome["name"] for outcome in answer["outcomes"]]
+    assert names == ["as it is", "2 jobs, each on its own", "2 jobs that share"]
+    found = predict(measured(FETCH), Change(storage_mbps=2000, jobs=2, sharing=True))
+    assert answer["outcomes"][2]["prediction"]["rate"] == pytest.approx(found.rate)
+    assert [curve["quantity"] for curve in answer["curves"]] == ["storage-mbps", "jobs"]
+    assert what_if(folder / "unknown.json", "--json", folder / "answer.json")[0] == 0
+    first = json.loads((folder / "answer.json").read_text())["answer"]["outcomes"][0]
+    assert first["prediction"]["fetch"] is None
+
+
+def test_what_goes_wrong_is_one_line(folder: Path) -> None:
+    (folder / "other.json").write_text('{"schema": "another"}')
+    (folder / "noise.json").write_bytes(b"\x00\xff\xfe")
+    content = json.loads((folder / "prep.json").read_text())
+    (folder / "old.json").write_text(json.dumps({**content, "schema": "stoker-analysis/0"}))
+    still: Report = msgspec.structs.replace(FETCH, rates=Rates(G=about(0.0)))
+    write_report(still, folder / "still.json")
+    nothing = msgspec.structs.replace(FETCH, rates=Rates(), reasons={"G": "it never trained"})
+    write_report(nothing, folder / "nothing.json")
+    calls: list[tuple[list[str], str]] = [
+        (["none.json"], "No such file"),
+        (["."], "Is a directory"),
+        (["other.json"], "is not a report of `stoker analyze --json`"),
+        (["noise.json"], "is not a report"),
+        (["old.json"], "Run the analysis again"),
+        (["still.json"], "a rate that is not above 0"),
+        (["nothing.json"], "this analysis has no G"),
+        (["prep.json", "--cache", "lots"], "'lots' is not a size"),
+        (["prep.json", "--accelerator", "fast"], "a multiple, for example 2x"),
+        (["prep.json", "--cores", "0"], "cores=0: at least 1"),
+        (["prep.json", "--echo", "2", "--echo-at", "home"], "one of batch, after-augmentation"),
+        (["prep.json", "--json", "none/answer.json"], "No such file"),
+        (["fetch.json", "--echo", "2", "--echo-at", "after-augmentation"], "ask for one of: batch"),
+        (["unknown.json", "--cache", "1GiB"], "could not tell fetching apart"),
+    ]
+    for words, message in calls:
+        words = [str(folder / word) if ".json" in word or word == "." else word for word in words]
+        code, out, errors = what_if(*words)
+        assert (code, out) == (1, ""), words
+        assert errors.startswith("stoker what-if: "), errors
+        assert errors.count("\n") == 1, errors
+        assert message in errors
+
+
+def test_an_error_of_the_real_command_has_no_traceback(folder: Path) -> None:
+    code, out, errors = real(folder / "none.json")
+    assert (code, out) == (1, "")
+    assert "No such file" in errors
+    assert "Traceback" not in errors
+
+
+def test_help_teaches() -> None:
+    result = CliRunner().invoke(app, ["what-if", "--help"], env={"COLUMNS": "100"})
+    assert result.exit_code == 0
+    assert "stoker what-if report.json --cache 200GiB --cores 16" in result.output
+
+
+# What it would take
+
+
+@pytest.mark.parametrize("name", ["fetch", "prep", "ranks"])
+@given(data=st.data())
+def test_the_cache_needed_is_enough(name: str, data: Any) -> None:
+    job = measured(REPORTS[name])
+    change = Change(
+        cores=data.draw(st.none() | st.integers(1, 32)),
+        storage_mbps=data.draw(st.none() | st.floats(10, 2_000)),
+        accelerator=data.draw(st.floats(0.2, 4)),
+        jobs=data.draw(st.integers(1, 4)),
+        echo=data.draw(st.floats(1, 4)),
+    )
+    outcome = ask(job, change).outcomes[1 if change != Change() else 0]
+    assert outcome.cache_needed_bytes is not None
+    change = replace(change, sharing=False)
+    enough = predict(job, replace(change, cache_bytes=outcome.cache_needed_bytes))
+    assert enough.fetch_stall == pytest.approx(0.0, abs=1e-6)
+    if outcome.cache_needed_bytes > 10**6:
+        fewer = replace(change, cache_bytes=round(0.99 * outcome.cache_needed_bytes))
+        assert predict(job, fewer).fetch_stall > 0
+
+
+def test_what_is_needed_is_what_the_model_says() -> None:
+    job = measured(FETCH)
+    outcome = ask(job, Change()).outcomes[0]
+    assert outcome.cores_needed == cores_needed(job.prep, min(900, 3_000))
+    takes = min(3_000.0, outcome.prediction.processors)
+    x = smallest_cache(900, 24_000, 1_900, takes, job.serial_fraction)
+    assert outcome.cache_needed == pytest.approx(x)
+
+
+def test_where_training_prepares_itself_any_waiting_counts() -> None:
+    outcome = ask(measured(ALONE), Change()).outcomes[0]
+    assert outcome.cache_needed == pytest.approx(1.0)
+    # Reading as fast as preparing is hidden behind it, where both overlap.
+    job = replace(measured(ALONE), serial_fraction=0.0)
+    assert ask(job, Change()).outcomes[0].cache_needed == 0.0
+
+
+@every_report
+def test_curves_pass_through_what_was_measured_and_asked(name: str) -> None:
+    job = measured(REPORTS[name])
+    for curve in ask(job, Change()).curves:
+        (point,) = [point for point in curve.points if point.mark == "as it is"]
+        assert point.rate == predict(job).rate
+    change = Change(cores=3, accelerator=1.7, jobs=3)
+    for curve in ask(job, change).curves:
+        (point,) = [point for point in curve.points if point.mark == "asked"]
+        assert point.rate == predict(job, change).rate
+        ats = [point.at for point in curve.points]
+        assert ats == sorted(set(ats))
+
+
+def test_no_number_of_cores_may_be_enough() -> None:
+    job = replace(measured(UNKNOWN), ingestion=1e9)
+    assert ask(job, Change()).outcomes[0].cores_needed is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -64,7 +63,7 @@ def test_a_prep_bound_script_is_told_apart(prep_bound: Path) -> None:
 
 
 def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
-    write_script(tmp_path, MAIN + "train(DataLoader(Sleepy(0.0), 4, num_workers=1), step_s=0.02)")
+    write_script(tmp_path, MAIN + "train(DataLoader(Sleepy(0.0), 4, num_workers=1), step_s=0.05)")
     found = analyze(tmp_path, "train.py")
     assert found.report is not None, found.errors
     assert found.report["bound"] == "compute"
@@ -215,13 +214,12 @@ def test_two_loaders_in_lock_step(tmp_path: Path) -> None:
     assert len(found.report["loaders"]) >= 2
 
 
-@pytest.mark.parametrize("minutes", [0.25])
-def test_a_script_that_ends_early_is_started_again(tmp_path: Path, minutes: float) -> None:
+def test_a_script_that_ends_early_is_started_again(tmp_path: Path) -> None:
     write_script(
         tmp_path,
         MAIN + "train(DataLoader(Sleepy(0.001, 48), 8, num_workers=1), epochs=1)",
     )
-    found = analyze(tmp_path, "train.py", minutes=minutes)
+    found = analyze(tmp_path, "train.py")
     assert found.code == 0, found.errors
     assert found.report is not None
     assert found.report["starts"] == 2
@@ -457,4 +455,3 @@ def test_help_teaches() -> None:
     )
     for words in ("torchrun", "train.py", "--loader", "--html", "No root"):
         assert words in done.stdout
-    assert sys.executable

@@ -1,0 +1,217 @@
+"""What a script can see of PyTorch's data loader, as JSON: run with and without the probe.
+
+A program of its own, for workers that are spawned import it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+torch.set_num_threads(1)
+
+
+class Mapped(Dataset):  # type: ignore[type-arg]
+    extra = 0
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: int) -> Any:
+        draws = (random.random(), float(np.random.rand()), float(torch.rand(())))
+        info = get_worker_info()
+        seed = info.seed if info is not None else 0
+        return index + self.extra, torch.tensor(draws, dtype=torch.float64), seed
+
+
+class Whole(Mapped):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [(index, -1.0) for index in indices]
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 5  # it yields more: PyTorch warns, once somebody asked for the length
+
+    def __iter__(self) -> Any:
+        for number in range(10):
+            yield number, float(torch.rand(()))
+
+
+class Broken(Mapped):
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise KeyError("five")
+        return index
+
+
+class Short(Mapped):
+    def __getitem__(self, index: int) -> Any:
+        if index == 9:
+            raise StopIteration
+        return index
+
+
+class Fatal(Mapped):
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+class Slow(Mapped):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(3)
+        return index
+
+
+def add_a_hundred(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.extra = 100 + worker
+
+
+def digest(*values: Any) -> str:
+    return hashlib.sha1(repr(values).encode()).hexdigest()[:12]
+
+
+def states() -> str:
+    return digest(
+        torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+    )
+
+
+def left() -> list[int]:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:  # threads of queues take their time
+        if not multiprocessing.active_children() and threading.active_count() == 1:
+            break
+        time.sleep(0.01)
+    return [len(multiprocessing.active_children()), threading.active_count()]
+
+
+def epochs(make: Any, count: int = 3) -> list[Any]:
+    """Return what three epochs give, and what they leave of the random state."""
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    loader = make()
+    seen: list[Any] = []
+    iterators = []
+    for _ in range(count):
+        iterator = iter(loader)
+        iterators.append(id(iterator) if loader.persistent_workers else 0)
+        sent = getattr(iterator, "_send_idx", None)
+        batches = [repr(batch) for batch in iterator]
+        seen.append([digest(batches), len(batches), sent, states()])
+    return [seen, len(set(iterators))]
+
+
+def outcome(make: Any) -> list[Any]:
+    """Return what a loader with faults gives: batches, errors, and what comes after them."""
+    seen: list[Any] = []
+    iterator = iter(make())
+    for _ in range(12):
+        try:
+            seen.append(repr(next(iterator)))
+        except StopIteration:
+            seen.append("end")
+            break
+        except Exception as error:
+            text = str(error).splitlines()
+            first = text[0] if text else ""
+            first = first.replace(str(os.getpid()), "pid")
+            seen.append([type(error).__name__, "".join(c for c in first if not c.isdigit())])
+            if isinstance(error, RuntimeError):
+                break
+    del iterator
+    return seen
+
+
+def main() -> None:
+    warnings.simplefilter("always")
+    found: dict[str, Any] = {}
+    full = os.environ.get("STOKER_TEST_PROFILE") == "full"
+    grid = itertools.product(
+        (0, 2), ("fork", "spawn", "forkserver"), (False, True), (Mapped, Stream)
+    )
+    for workers, method, persistent, kind in grid:
+        if workers == 0 and (method != "fork" or persistent):
+            continue
+        if method != "fork" and not full and (not persistent or kind is Stream):
+            continue
+        make = functools.partial(
+            DataLoader,
+            kind(),
+            4,
+            shuffle=kind is Mapped or None,
+            num_workers=workers,
+            persistent_workers=persistent,
+            multiprocessing_context=method if workers else None,
+        )
+        found[f"{kind.__name__} {workers} {method} {persistent}"] = epochs(make)
+    # Without order, one worker has an order all the same.
+    found["unordered"] = epochs(lambda: DataLoader(Mapped(), 4, num_workers=1, in_order=False))
+    found["whole batches"] = epochs(lambda: DataLoader(Whole(), 4, num_workers=2))
+    found["generator"] = epochs(
+        lambda: DataLoader(Mapped(), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
+    )
+    found["init"] = epochs(
+        lambda: DataLoader(Mapped(), 4, num_workers=2, worker_init_fn=add_a_hundred)
+    )
+    for workers in (0, 1):
+        for kind in (Broken, Short):
+            make = functools.partial(DataLoader, kind(), 4, num_workers=workers)
+            found[f"{kind.__name__} {workers}"] = outcome(make)
+    found["killed"] = outcome(lambda: DataLoader(Fatal(), 4, num_workers=1))
+    found["timeout"] = outcome(lambda: DataLoader(Slow(), 1, num_workers=1, timeout=1))
+    found["left"] = left()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(DataLoader(Stream(), 4))
+        quiet = len(caught)
+        loader: Any = DataLoader(Stream(), 1)
+        len(loader)
+        list(loader)
+    found["warnings"] = [quiet, len(caught)]
+    for _ in DataLoader(Mapped(), 4, num_workers=2):
+        break
+    found["left after break"] = left()
+    loader = DataLoader(Mapped(), 4)
+    found["pickled"] = type(pickle.loads(pickle.dumps(loader))).__name__
+    found["signatures"] = [
+        str(inspect.signature(DataLoader)),
+        str(inspect.signature(DataLoader.__init__)),
+        str(inspect.signature(DataLoader.__iter__)),
+    ]
+    found["guarded"] = []
+    for name in ("dataset", "batch_size", "sampler"):
+        try:
+            setattr(loader, name, None)
+        except ValueError as error:
+            found["guarded"].append(str(error))
+    found["names"] = [
+        hasattr(loader, name) for name in ("_dataset_kind", "_index_sampler", "_iterator")
+    ]
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

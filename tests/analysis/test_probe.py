@@ -1,0 +1,106 @@
+"""The probe changes nothing that a training script can see."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker.analysis.probe import records
+
+HERE = Path(__file__).parent
+PROBE = Path(stoker.__file__).parent / "analysis" / "probe"
+
+
+def seen(folder: Path | None) -> dict[str, Any]:
+    """Run the program of ``conformance.py`` and return what it saw."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if folder is not None:
+        environment |= {
+            "PYTHONPATH": str(PROBE.parent / "startup"),
+            "STOKER_PROBE": str(folder),
+        }
+    done = subprocess.run(
+        [sys.executable, "conformance.py"],
+        capture_output=True, text=True, check=False, cwd=HERE, env=environment, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("probe")
+    return seen(None), seen(folder), folder
+
+
+def test_a_script_sees_no_difference(
+    both: tuple[dict[str, Any], dict[str, Any], Path],
+) -> None:
+    plain, probed, _ = both
+    assert plain.keys() == probed.keys()
+    for name in plain:
+        assert probed[name] == plain[name], name
+    assert plain["Broken 1"][1][0] == "KeyError"  # it saw something, and went on after it
+    assert plain["killed"][-1][0] == "RuntimeError"
+    assert plain["left after break"] == plain["left"]
+    assert len(plain["guarded"]) == 3
+
+
+def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) -> None:
+    _, _, folder = both
+    assert not list(folder.glob("failed-*"))
+    (rows,) = folder.glob("process-*.rows")
+    watched = records.Watched(str(rows))
+    try:
+        kinds = {row.kind & 15 for row in watched.rows()}
+        assert {records.BATCH, records.END, records.ERROR, records.STARTED} <= kinds
+        assert all(row.entered_ns <= row.left_ns for row in watched.rows())
+    finally:
+        watched.close()
+    work = [w for path in folder.glob("work-*.work") for w in records.read_work(str(path))]
+    assert {w.worker for w in work} == {0, 1}
+    assert all(w.examples > 0 and w.ended_ns >= w.started_ns for w in work)
+    (about,) = folder.glob("process-*.json")
+    sites = {loader["site"].split(":")[0] for loader in json.loads(about.read_text())["loaders"]}
+    assert sites == {"conformance.py"}
+
+
+def test_a_probe_that_fails_takes_itself_out_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "probe"
+    folder.mkdir()
+    script = """
+import os, torch
+from torch.utils.data import DataLoader
+os.rmdir(os.environ["STOKER_PROBE"])  # it can write nothing
+for _ in range(2):
+    print(len(list(DataLoader(list(range(10)), 4, num_workers=2))))
+os.mkdir(os.environ["STOKER_PROBE"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, check=False, timeout=60,
+        env=os.environ
+        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["3", "3"]
+    assert done.stderr == ""
+
+
+def test_the_probe_loads_nothing_but_the_standard_library() -> None:
+    for path in PROBE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.append(node.module or "")
+            for name in names:
+                assert name.split(".")[0] in sys.stdlib_module_names, (path.name, name)

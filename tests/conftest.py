@@ -62,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: no later collection need go over it again.
+    gc.collect()
+    gc.freeze()
+
+
 def _runs_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 

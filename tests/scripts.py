@@ -118,7 +118,7 @@ def run(folder: Path, body: str) -> list[Any]:
     with script(folder, body) as running:
         code, out, errors = running.finish()
     assert code == 0, errors
-    assert errors == ""
+    assert errors == "", errors
     return [json.loads(line) for line in out.splitlines()]
 
 

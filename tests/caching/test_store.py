@@ -1015,6 +1015,7 @@ def test_removing_takes_stores_alone(tmp_path: Path, folder: str) -> None:
 # -- forks
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("forks", [100 if FULL else 15])
 def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: int) -> None:
     """Parent, children and grandchildren go on, each with a hold of its own."""

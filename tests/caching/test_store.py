@@ -48,6 +48,9 @@ from stoker.caching.store import DATA, MISSING, Busy, Item, Store
 from stoker.caching.writer import QUEUE_BYTES, Writer
 from strategies import FULL, few
 
+# Processes race, are killed and swept here, on small disks that are mounted.
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 
 
@@ -524,7 +527,6 @@ def fill(point: str) -> None:
 # A file that is mapped and has no room ends its process with a signal: these are scripts.
 
 
-@pytest.mark.alone
 def test_a_full_disk_ends_admission_and_leaves_what_is_there(tmp_path: Path) -> None:
     with small_disk(tmp_path) as point:
         body = f"""
@@ -553,7 +555,6 @@ def test_a_full_disk_ends_admission_and_leaves_what_is_there(tmp_path: Path) -> 
             assert list(found(store, range(2000))) == list(range(n))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("temporary", [True, False])
 def test_a_disk_that_fills_is_a_warning_and_no_error(tmp_path: Path, temporary: bool) -> None:
     with small_disk(tmp_path) as point:
@@ -592,7 +593,6 @@ def test_a_disk_that_fills_is_a_warning_and_no_error(tmp_path: Path, temporary: 
             assert (seen["items"], seen["wrong"]) == (n, [])
 
 
-@pytest.mark.alone
 def test_a_full_disk_kills_nobody_who_counts(tmp_path: Path) -> None:
     with small_disk(tmp_path) as point, opened(os.path.join(point, "cache"), 8 * MIB) as store:
         fill(point)
@@ -605,7 +605,6 @@ def test_a_full_disk_kills_nobody_who_counts(tmp_path: Path) -> None:
         assert play(tmp_path, textwrap.dedent(body)) == [199]
 
 
-@pytest.mark.alone
 def test_a_full_disk_kills_nobody_who_reads(tmp_path: Path) -> None:
     with small_disk(tmp_path) as point, opened(os.path.join(point, "cache"), 8 * MIB) as store:
         store.add([item(0)])
@@ -632,7 +631,6 @@ def test_a_full_disk_kills_nobody_who_reads(tmp_path: Path) -> None:
         assert play(tmp_path, textwrap.dedent(body)) == [150]
 
 
-@pytest.mark.alone
 def test_where_there_is_no_room_for_a_store_nothing_is_left(tmp_path: Path) -> None:
     with small_disk(tmp_path) as point:
         fill(point)
@@ -893,7 +891,6 @@ def test_a_store_is_its_owners_alone(folder: str) -> None:
     assert set(modes.values()) == {0o600}
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("temporary", [True, False])
 @given(comings=st.lists(st.integers(0, 3), max_size=20))
 def test_a_temporary_store_is_there_as_long_as_its_users(
@@ -939,7 +936,6 @@ def test_many_come_and_go_at_once(tmp_path: Path, folder: str) -> None:
     assert [e.name for e in os.scandir(os.path.dirname(folder)) if "script" not in e.name] == []
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_what_killed_users_leave_is_swept(tmp_path: Path, folder: str, in_memory: bool) -> None:
     if in_memory:
@@ -1015,7 +1011,6 @@ def test_removing_takes_stores_alone(tmp_path: Path, folder: str) -> None:
 # -- forks
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("forks", [100 if FULL else 15])
 def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: int) -> None:
     """Parent, children and grandchildren go on, each with a hold of its own."""

@@ -1,4 +1,4 @@
-"""What all tests share: Hypothesis profiles, the `gpu` marker, and a check that nothing is left.
+"""What all tests share: Hypothesis profiles, markers, and a check that nothing is left.
 
 Profiles are chosen by STOKER_TEST_PROFILE: `short` (the default), which tries the same cases in
 every run, so that a failure belongs to a change; or `full`, which draws new ones.
@@ -6,6 +6,7 @@ every run, so that a failure belongs to a change; or `full`, which draws new one
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -52,11 +53,45 @@ def _has_accelerator() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Last, so that the processes of a parallel run seldom wait for each other.
+    items.sort(key=_runs_alone)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     # PyTorch is imported only where a collected test asks for it.
     if marked and not _has_accelerator():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: no later collection need go over it again.
+    gc.collect()
+    gc.freeze()
+
+
+def _runs_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+# Locks of the processes that share a run, on what is there anyway.
+_turn = os.open(os.path.dirname(__file__), os.O_RDONLY)
+_running = os.open(__file__, os.O_RDONLY)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Has a test that is marked `alone` wait for those of other processes, and they for it.
+
+    Outermost, so that the waiting does not count as the test's time.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    fcntl.flock(_turn, fcntl.LOCK_EX)  # who waits for all others keeps new ones out
+    fcntl.flock(_running, fcntl.LOCK_EX if _runs_alone(item) else fcntl.LOCK_SH)
+    fcntl.flock(_turn, fcntl.LOCK_UN)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(_running, fcntl.LOCK_UN)
 
 
 @pytest.hookimpl(wrapper=True)

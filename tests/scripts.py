@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 TIMEOUT_S = 60
 REAL_WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
 """How many real ranks there are: starting four takes its time."""
@@ -116,8 +118,15 @@ def run(folder: Path, body: str) -> list[Any]:
     with script(folder, body) as running:
         code, out, errors = running.finish()
     assert code == 0, errors
-    assert errors == ""
+    assert errors == "", errors
     return [json.loads(line) for line in out.splitlines()]
+
+
+def children() -> list[psutil.Process]:
+    """Child processes, but for those of multiprocessing that serve all the tests."""
+    servers = ("forkserver", "resource_tracker")
+    found = psutil.Process().children()
+    return [p for p in found if not any(name in " ".join(p.cmdline()) for name in servers)]
 
 
 class Watch:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
+from scripts import children
 from stoker import testing
 from stoker.echoing.record import read
 from stoker.engine import ahead
@@ -227,13 +227,6 @@ def assert_covered(
         kinds = {tuple(numbers) for numbers in batches}
         assert sorted(map(len, kinds)) == [rest] * (rest > 0) + [batch] * whole
         assert all(one != other for one, other in itertools.pairwise(batches))
-
-
-def children() -> list[psutil.Process]:
-    """Child processes, but for those of multiprocessing that serve all the tests."""
-    servers = ("forkserver", "resource_tracker")
-    found = psutil.Process().children()
-    return [p for p in found if not any(name in " ".join(p.cmdline()) for name in servers)]
 
 
 def threads() -> set[threading.Thread]:

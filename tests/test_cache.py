@@ -656,6 +656,7 @@ def iterated() -> None:
     list(stoker.from_dataset(Rows(3)).cache("2MiB").workers(0))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("next_one", "workers", "kind"),
     [(iterated, 0, "thread"), (listed, 2, "thread"), (iterated, 2, "process")],
@@ -672,6 +673,7 @@ def test_what_was_left_by_a_kill_is_removed_by_the_next_process(
     assert items_of(stoker.from_dataset(Rows(20), seed=0), folders[2]) == 20
 
 
+@pytest.mark.alone
 def test_what_others_still_use_outlives_a_kill(tmp_path: Path) -> None:
     body = STORES.format(folder=str(tmp_path), workers=2, kind="thread", end=ENDS["kill"])
     with script(tmp_path, body) as running:
@@ -955,6 +957,7 @@ class Costly:
         return index, bytes(self.kilobytes[index % 2] << 10)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("seconds", "kilobytes"), [((0.003, 0.0), (20, 20)), ((0.003, 0.003), (8, 60))]

@@ -480,6 +480,7 @@ def stuck(x):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("busy", [False, True])
 def test_sigkill_of_the_program_takes_its_workers_along(
@@ -576,17 +577,21 @@ if __name__ == "__main__":
 def test_a_program_may_end_in_the_middle_of_an_epoch(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
+    watched = tmp_path / "watched"
     body = (
         loop(workers, kind, 0.001)
-        + """
+        + f"""
     iterator = iter(pipeline)
     next(iterator)
     say(json.dumps([p.pid for p in multiprocessing.active_children()]))
+    while not os.path.exists({str(watched)!r}):
+        time.sleep(0.01)
     """
     )
     with script(tmp_path, body) as running:
         pids = json.loads(running.line())
         with Watch(pids) as watch:
+            watched.touch()
             assert running.finish() == (0, "", "")
             assert watch.gone()
 

@@ -48,6 +48,9 @@ from stoker.caching.store import DATA, MISSING, Busy, Item, Store
 from stoker.caching.writer import QUEUE_BYTES, Writer
 from strategies import FULL, few
 
+# Processes race, are killed and swept here, on small disks that are mounted.
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 
 

@@ -69,6 +69,7 @@ def write_folder(folder: Path, classes: int = 2, images: int = 90) -> Path:
     return folder
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> None:
     # All arms once; what the live display adds, on a few.

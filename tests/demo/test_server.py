@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
-import psutil
 import pytest
 
-from scripts import Watch, script
+from scripts import Watch, children, script
 from stoker.demo.server import Fault, Server, serving
 
 
@@ -253,7 +252,7 @@ def test_it_dies_and_returns_at_the_same_place(server: Server) -> None:
 def test_it_ends_with_the_block(folder: Path) -> None:
     with serving(folder) as server, Client(server) as client:
         client.get("/")
-        (process,) = psutil.Process().children()
+        (process,) = children()
     assert not process.is_running()
 
 

@@ -9,12 +9,12 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import stoker
+from scripts import children
 from strategies import frozen, small_pools_allowed, spoil
 
 WORKERS = [0, 2]
@@ -41,10 +41,6 @@ class Faulty(Numbers):
 class RandomNumbers(Numbers):
     def __getitem__(self, index: int) -> Any:
         return torch.tensor([index, torch.rand(()), random.random(), np.random.rand()])
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children()
 
 
 @pytest.mark.parametrize("workers", WORKERS)

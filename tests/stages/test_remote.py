@@ -667,6 +667,7 @@ def on_the_loop(function: Callable[[], object]) -> None:
 
 
 def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
+    others = set(threading.enumerate())  # those of tests before
     source = RemoteFolderSource(url)
     contents(source)
     gc.collect()
@@ -678,12 +679,8 @@ def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
         reader.close()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
-    threads = {thread.name for thread in threading.enumerate() if thread is not main()}
+    threads = {thread.name for thread in set(threading.enumerate()) - others}
     assert threads <= {"fsspecIO"}
-
-
-def main() -> threading.Thread:
-    return threading.main_thread()
 
 
 # -- through pipelines

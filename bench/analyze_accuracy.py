@@ -1,0 +1,285 @@
+"""How well one analysis of a job predicts what it does with other caches, workers and storage.
+
+Three training scripts in plain PyTorch (``jobs/``: photographs, recordings, arrays), files on a
+disk whose reading speed a control group limits. Each script is analyzed once, by ``stoker
+analyze``, at one point: one worker, the slower disk, a share of 0.35 of its files in the page
+cache. From that report alone, ``model.predict`` predicts examples/s at every other point: cached
+share 0.35, 0.65, 1; 1 and 2 workers; two disks. The predictions are written to ``results/`` before
+anything is measured. Then each point is measured: the page cache is brought to that share, the
+script trains one epoch, and logs the time of each step; start-up and the batches that are
+prefetched first do not count.
+
+Command, as root::
+
+    python bench/analyze_accuracy.py --data ../shared/data
+
+Targets: at least 24 points, 8 bound by fetch, 8 by prep, 4 within 15 % of a knee (where two limits
+are that close); median error under 4 %, nine of ten under 10 %.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import throttled
+from gil import jpegs
+from harness import RESULTS, parser, report
+
+from stoker.analysis.model import Change, Prediction, predict
+from stoker.analysis.report import measured, read_report
+
+SHARES = 0.35, 0.65, 1.0
+WORKERS = 1, 2
+MEMORY = 8 << 30
+KNEE = 0.15
+JOBS = Path(__file__).parent / "jobs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script, its files, and the two speeds of the disk, in MB/s."""
+
+    name: str
+    suffix: str
+    files: int
+    speeds: tuple[float, float]
+    device_ms: float
+
+
+ALL = (
+    Job("images", ".jpg", 1200, (6.0, 10.0), 55.0),
+    Job("audio", ".wav", 1600, (12.0, 20.0), 25.0),
+    Job("arrays", ".npy", 2400, (12.0, 22.0), 12.0),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a job is predicted and measured."""
+
+    job: Job
+    share: float
+    workers: int
+    speed: float
+
+
+def contents(job: Job, data: Path | None) -> Iterator[bytes]:
+    """Make a job's files: of the datasets in ``data``, or of noise."""
+    rng = np.random.default_rng(0)
+    if job.name == "images":
+        photographs = jpegs(str(data / "imagenet-sample.tar") if data else None, 40)
+        for number in range(job.files):
+            yield photographs[number % len(photographs)]
+    elif job.name == "audio":
+        sounds = _recordings(data / "fsdd.tar") if data else [rng.bytes(60_000)]
+        for number in range(job.files):
+            parts = b"".join(sounds[(number * 7 + part) % len(sounds)] for part in range(16))
+            file = io.BytesIO()
+            with wave.open(file, "wb") as recording:
+                recording.setnchannels(1)
+                recording.setsampwidth(2)
+                recording.setframerate(8000)
+                recording.writeframes(parts[: 60_000 + number % 16 * 1000])
+            yield file.getvalue()
+    else:
+        tokens = rng.zipf(1.3, 40_000_000 if data else 400_000).astype(np.uint32) % 30_000
+        for number in range(job.files):
+            length = 10_000 + number % 32 * 300
+            start = number * 9_973 % (len(tokens) - length)
+            file = io.BytesIO()
+            np.save(file, tokens[start : start + length])
+            yield file.getvalue()
+
+
+def _recordings(path: Path) -> list[bytes]:
+    found = []
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.name.endswith(".wav") and len(found) < 600:
+                inside = archive.extractfile(member)
+                assert inside is not None
+                with wave.open(io.BytesIO(inside.read())) as recording:
+                    found.append(recording.readframes(recording.getnframes()))
+    return found
+
+
+def write(job: Job, folder: Path, data: Path | None) -> None:
+    """Write a job's files."""
+    folder.mkdir()
+    for number, content in enumerate(contents(job, data)):
+        (folder / f"{number:05}{job.suffix}").write_bytes(content)
+
+
+def bring(disk: throttled.Disk, folder: Path, share: float) -> None:
+    """Bring a share of a job's files into the page cache, and no other."""
+    disk.forget()
+    paths = sorted(folder.iterdir())
+    for path in random.Random(1).sample(paths, round(share * len(paths))):
+        path.read_bytes()
+
+
+def run(command: list[str]) -> None:
+    """Run a command. Raises RuntimeError with what it said if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:8])} ...: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def script(job: Job, folder: Path, workers: int) -> list[str]:
+    """Return a job's command line."""
+    where = [str(JOBS / f"{job.name}.py"), str(folder)]
+    return [*where, "--workers", str(workers), "--device-ms", str(job.device_ms)]
+
+
+def analyzed(job: Job, disk: throttled.Disk, folder: Path, minutes: float, out: Path) -> Any:
+    """Analyze a job at its one point."""
+    bring(disk, folder, SHARES[0])
+    call = ["-c", "from stoker.cli import main; main()", "analyze", "--budget", str(minutes)]
+    with throttled.limited(MEMORY, disk, int(job.speeds[0] * 1e6)) as before:
+        run([*before, sys.executable, *call, "--json", str(out), *script(job, folder, WORKERS[0])])
+    return read_report(out)
+
+
+def measure(point: Point, disk: throttled.Disk, folder: Path, batch: int = 16) -> float:
+    """Return examples/s of an epoch, without its start."""
+    bring(disk, folder, point.share)
+    with tempfile.TemporaryDirectory() as home:
+        log = Path(home) / "log"
+        command = [sys.executable, *script(point.job, folder, point.workers), "--log", str(log)]
+        with throttled.limited(MEMORY, disk, int(point.speed * 1e6)) as before:
+            run([*before, *command])
+        times = json.loads(log.read_text())
+    skip = min(4 * point.workers, len(times) // 3)
+    whole = (len(times) - 1 - skip) // point.workers * point.workers
+    return batch * whole / float(times[skip + whole] - times[skip])
+
+
+def predicted(point: Point, found: Any) -> Prediction:
+    """Predict a point from the job's one report."""
+    job = measured(found)
+    total = found.example_bytes * found.examples
+    assert job.storage is not None
+    speed = job.storage * found.example_bytes / 1e6 * point.speed / point.job.speeds[0]
+    change = Change(cores=point.workers, cache_bytes=int(point.share * total), storage_mbps=speed)
+    return predict(job, change)
+
+
+def near_knee(found: Prediction) -> bool:
+    """Whether the two lowest limits are within 15 % of each other."""
+    limits = sorted([found.fetch, found.prep, found.ingestion, found.processors])
+    return limits[1] / limits[0] - 1 < KNEE
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--data", type=Path, help="folder of datasets; noise without")
+    options.add_argument("--only", help="one job")
+    arguments = options.parse_args()
+    missing = throttled.why_not()
+    if missing:
+        print(f"cannot be measured here: it {missing}\na quick run: no figures")
+        return
+    quick = arguments.quick
+    jobs = [job for job in ALL if arguments.only in (None, job.name)]
+    if quick:
+        jobs = [Job("arrays", ".npy", 96, (50.0, 80.0), 1.0)]
+    points = [
+        Point(job, share, workers, speed)
+        for job in jobs
+        for share in SHARES
+        for workers in WORKERS
+        for speed in (job.speeds if share < 1 else job.speeds[:1])
+    ][: 2 if quick else None]
+    with report(__file__, arguments) as made, throttled.disk(1 << 30) as disk:
+        folders = {job.name: disk.folder / job.name for job in jobs}
+        for job in jobs:
+            write(job, folders[job.name], arguments.data)
+        reports = {}
+        with tempfile.TemporaryDirectory() as home:
+            for job in jobs:
+                out = Path(home) / f"{job.name}.json"
+                reports[job.name] = analyzed(job, disk, folders[job.name], 0.3 if quick else 4, out)
+        expected = {point: predicted(point, reports[point.job.name]) for point in points}
+        if not quick:
+            rows = [
+                {"job": p.job.name, "share": p.share, "workers": p.workers, "speed": p.speed}
+                | {"predicted": e.rate, "bound": e.bound, "near_knee": near_knee(e)}
+                for p, e in expected.items()
+            ]
+            rates = {name: json.loads(json.dumps(_rates(r))) for name, r in reports.items()}
+            RESULTS.mkdir(exist_ok=True)
+            text = json.dumps({"predictions": rows, "reports": rates}, indent=1)
+            (RESULTS / "analyze_accuracy_predicted.json").write_text(text + "\n")
+            print(text)
+        seen: dict[Point, list[float]] = {point: [] for point in points}
+        for number in range(1 if quick else arguments.rounds):
+            order = points[number % len(points) :] + points[: number % len(points)]
+            for point in order:
+                rate = measure(point, disk, folders[point.job.name])
+                seen[point].append(rate)
+                made.add(
+                    round=number, job=point.job.name, share=point.share, workers=point.workers,
+                    speed=point.speed, rate=rate,
+                )  # fmt: skip
+                print(
+                    point.job.name,
+                    point.share,
+                    point.workers,
+                    point.speed,
+                    f"{rate:.1f}",
+                    f"{expected[point].rate / rate - 1:+.1%}",
+                    flush=True,
+                )
+        rows_shown = []
+        errors, bounds, knees = [], [], 0
+        for point, rates_seen in seen.items():
+            found, middle = expected[point], statistics.median(rates_seen)
+            error = found.rate / middle - 1
+            errors.append(abs(error))
+            bounds.append(found.bound)
+            knees += near_knee(found)
+            where = found.bound + (", knee" if near_knee(found) else "")
+            rows_shown.append((
+                f"{point.job.name}, {point.share:.2f}, {point.workers}, {point.speed:g} MB/s",
+                f"{found.rate:.0f}", f"{middle:.0f}",
+                f"{min(rates_seen):.0f} .. {max(rates_seen):.0f}", f"{error:+.1%}", where,
+            ))  # fmt: skip
+        made.show(
+            ("job, cached, workers, disk", "predicted", "measured", "", "error", "bound"),
+            rows_shown,
+        )
+        errors.sort()
+        made.expect("points", len(points), 24)
+        made.expect("bound by fetch", bounds.count("fetch"), 8)
+        made.expect("bound by prep", bounds.count("prep"), 8)
+        made.expect("near a knee", knees, 4)
+        made.expect("median error", statistics.median(errors), 0.04, at_least=False)
+        made.expect("error of nine in ten", errors[int(0.9 * len(errors))], 0.1, at_least=False)
+
+
+def _rates(found: Any) -> dict[str, Any]:
+    """Return what the predictions were made from."""
+    import msgspec
+
+    names = ("rates", "prep", "cold", "serial_fraction", "cached_fraction", "example_bytes",
+             "step_cpu_s", "prep_cpu_s", "notes", "as_it_is", "verdict", "split")  # fmt: skip
+    content = msgspec.to_builtins(found)
+    content["as_it_is"] = dict(content["as_it_is"], waits=[]) if content["as_it_is"] else None
+    return {name: content[name] for name in names}
+
+
+if __name__ == "__main__":
+    main()

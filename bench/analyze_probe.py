@@ -1,0 +1,148 @@
+"""What the probe of ``stoker analyze`` costs a script that it leaves alone, and ``stoker.monitor``.
+
+Main process: a loop over a ``DataLoader`` without workers over a list, whose ``next()`` takes a few
+microseconds; with the probe attached, with ``stoker.monitor`` around it, or neither: each in a
+process of its own, in turns. Worker: a dataset that computes for 1 ms an example, one worker,
+batches of one (so that the cost of a batch falls on one example) and of 16.
+
+Command::
+
+    python bench/analyze_probe.py
+
+Targets: under 1 us a batch in the main process, for both; under 1 % of a 1 ms example in a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from harness import Ratio, parser, report
+from torch.utils.data import DataLoader, Dataset
+
+import stoker
+
+STARTUP = Path(stoker.__file__).parent / "analysis" / "startup"
+
+
+class Busy(Dataset):
+    """Computes for a millisecond of processor time."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> int:
+        until = time.thread_time_ns() + 1_000_000
+        while time.thread_time_ns() < until:
+            pass
+        return index
+
+
+def main_ns(batches: int, monitored: bool) -> float:
+    """Return nanoseconds a batch of a loop that does nothing."""
+    loader = DataLoader([0] * batches, batch_size=None)
+    if monitored:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
+        loader = stoker.monitor(loader)
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter_ns()
+        for _ in loader:
+            pass
+        best = min(best, (time.perf_counter_ns() - began) / batches)
+    return best
+
+
+def worker_s(examples: int, batch: int) -> float:
+    """Return the seconds of a worker's examples, start-up apart."""
+    torch.set_num_threads(1)
+    batches = iter(DataLoader(Busy(), batch, num_workers=1))
+    for _ in range(4):
+        next(batches)
+    began = time.perf_counter()
+    for _ in range(examples // batch):
+        next(batches)
+    return (time.perf_counter() - began) / (examples // batch * batch)
+
+
+def one(what: str, count: int, probed: bool) -> float:
+    """Measure in a process of its own."""
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        if probed:
+            environment |= {"PYTHONPATH": str(STARTUP), "STOKER_PROBE": folder}
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", what, str(count)],
+            check=True, capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+        if probed and not list(Path(folder).glob("process-*.rows")):
+            raise RuntimeError("the probe was not there")
+    return float(json.loads(done.stdout))
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--one", nargs=2)
+    arguments = options.parse_args()
+    if arguments.one:
+        what, count = arguments.one[0], int(arguments.one[1])
+        if what in ("main", "monitor"):
+            print(json.dumps(main_ns(count, what == "monitor")))
+        else:
+            print(json.dumps(worker_s(count, int(what))))
+        return
+    quick = arguments.quick
+    batches, examples = (2000, 64) if quick else (200_000, 4000)
+    with report(__file__, arguments) as made:
+        for number in range(1 if quick else arguments.rounds):
+            made.add(
+                round=number,
+                plain_ns=one("main", batches, False),
+                probed_ns=one("main", batches, True),
+                monitored_ns=one("monitor", batches, False),
+                **{
+                    f"{name}_{batch}_s": one(str(batch), examples, name == "probed")
+                    for batch in (1, 16)
+                    for name in ("plain", "probed")
+                },
+            )
+        shown = []
+        for name in ("probed", "monitored"):
+            added = [row[f"{name}_ns"] - row["plain_ns"] for row in made.rows]
+            shown.append(
+                (
+                    f"{name}, ns a batch",
+                    f"{statistics.median(added):.0f}",
+                    f"{min(added):.0f} .. {max(added):.0f}",
+                )
+            )
+            made.expect(
+                f"{name}: ns added to a batch", statistics.median(added), 1000, at_least=False
+            )
+        for batch in (1, 16):
+            ratio = Ratio.of(
+                [row[f"probed_{batch}_s"] for row in made.rows],
+                [row[f"plain_{batch}_s"] for row in made.rows],
+            )
+            shown.append(
+                (
+                    f"1 ms examples, batches of {batch}, times as long",
+                    f"{ratio.median:.4f}",
+                    f"{ratio.low:.4f} .. {ratio.high:.4f}",
+                )
+            )
+            made.expect(
+                f"worker, batches of {batch}: times as long", ratio.median, 1.01, at_least=False
+            )
+        made.show(("", "median", "range"), shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Whether the analyzer's split recovers sleeps that were put into fetch, prep and the step.
+
+A script in plain PyTorch with one worker: reading a file that is not in the page cache sleeps
+(``preadv2`` with RWF_NOWAIT tells), preparing an example sleeps, a training step sleeps. So the
+time of a step is known: the longer of the step's own sleep and the worker's for a batch; and with
+it what is compute, prep stall and fetch stall. Before each analysis all files leave the page cache,
+so that the job as it is reads everything for the first time.
+
+Command::
+
+    python bench/analyze_split.py
+
+Target: each of the three shares within 0.05 of an epoch's time.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from harness import parser, report
+from torch.utils.data import DataLoader, Dataset
+
+from stoker.analysis.probe.residency import drop
+from stoker.analysis.report import Split, read_report
+
+BATCH = 8
+FILES = 3000
+SLEEPS_MS = {
+    "fetch": (4.0, 1.0, 16.0),
+    "prep": (0.5, 4.0, 8.0),
+    "step": (0.5, 1.0, 40.0),
+    "all": (1.5, 2.5, 12.0),
+}
+
+
+class Slow(Dataset):
+    """Files; sleeps where a real one would wait for a disk and decode."""
+
+    def __init__(self, folder: str, fetch_s: float, prep_s: float) -> None:
+        self.paths = sorted(str(path) for path in Path(folder).iterdir())
+        self.fetch_s, self.prep_s = fetch_s, prep_s
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        content = bytearray(4096)
+        with open(self.paths[index], "rb", buffering=0) as file:
+            try:
+                os.preadv(file.fileno(), [content], 0, os.RWF_NOWAIT)
+            except BlockingIOError:
+                time.sleep(self.fetch_s)
+                file.readinto(content)
+        time.sleep(self.prep_s)
+        return torch.zeros(4)
+
+
+def job(folder: str, fetch_ms: float, prep_ms: float, step_ms: float) -> None:
+    """Train."""
+    torch.set_num_threads(1)
+    weight = torch.zeros(1, requires_grad=True)
+    dataset = Slow(folder, fetch_ms / 1e3, prep_ms / 1e3)
+    for _ in range(1000):
+        for batch in DataLoader(dataset, BATCH, shuffle=True, num_workers=1):
+            (weight * batch.sum()).backward()
+            time.sleep(step_ms / 1e3)
+
+
+def known(fetch_ms: float, prep_ms: float, step_ms: float) -> Split:
+    """Return the split that these sleeps make, every file being read for the first time."""
+    lag = 0.06  # a sleep is a little longer than was asked for
+    prep = BATCH * (prep_ms + lag)
+    worker = prep + BATCH * (fetch_ms + lag)
+    step = step_ms + lag
+    whole, warm = max(step, worker), max(step, prep)
+    return Split(step / whole, (warm - step) / whole, (whole - warm) / whole)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--job", nargs=4)
+    arguments = options.parse_args()
+    if arguments.job:
+        folder, *sleeps = arguments.job
+        job(folder, *(float(sleep) for sleep in sleeps))
+        return
+    quick = arguments.quick
+    with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as home:
+        files = Path(home) / "files"
+        files.mkdir()
+        for number in range(200 if quick else FILES):
+            (files / f"{number:05}").write_bytes(os.urandom(4096))
+        names = list(SLEEPS_MS)[: 1 if quick else None]
+        for number in range(1 if quick else arguments.rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                for path in files.iterdir():
+                    drop(str(path))
+                out = Path(home) / "report.json"
+                call = ["-c", "from stoker.cli import main; main()", "analyze"]
+                call += ["--budget", "0.25" if quick else "4", "--json", str(out), __file__]
+                sleeps = [str(sleep) for sleep in SLEEPS_MS[name]]
+                subprocess.run(
+                    [sys.executable, *call, "--job", str(files), *sleeps],
+                    check=True, capture_output=True,
+                )  # fmt: skip
+                split, truth = read_report(out).split, known(*SLEEPS_MS[name])
+                made.add(
+                    round=number, sleeps=name,
+                    **{f"found_{n}": getattr(split, n) for n in split.__struct_fields__},
+                    **{f"known_{n}": getattr(truth, n) for n in split.__struct_fields__},
+                )  # fmt: skip
+        shown = []
+        for name in names:
+            rows = [row for row in made.rows if row["sleeps"] == name]
+            cells = []
+            for share in Split.__struct_fields__:
+                found = statistics.median(row[f"found_{share}"] for row in rows)
+                truth_share = rows[0][f"known_{share}"]
+                cells.append(f"{found:.3f} for {truth_share:.3f}")
+                off = max(abs(row[f"found_{share}"] - truth_share) for row in rows)
+                made.expect(f"{name}: {share}, furthest off", off, 0.05, at_least=False)
+            shown.append((name, *cells))
+        made.show(("sleeps most in", "compute", "prep stall", "fetch stall"), shown)
+
+
+if __name__ == "__main__":
+    main()

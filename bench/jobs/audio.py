@@ -1,0 +1,45 @@
+"""A job on recordings: WAV files, resampled a little at random, as mel-like spectrograms."""
+
+from __future__ import annotations
+
+import random
+import wave
+
+import numpy as np
+import torch
+from loop import options, train
+from torch import nn
+from torch.utils.data import Dataset
+
+LENGTH = 24_000
+
+
+class Recordings(Dataset):
+    def __init__(self, folder):
+        self.paths = sorted(folder.rglob("*.wav"))
+        self.window = torch.hann_window(400)
+        self.bands = torch.rand(64, 201, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb") as file, wave.open(file) as recording:
+            raw = recording.readframes(recording.getnframes())
+        sound = torch.from_numpy(np.frombuffer(raw, np.int16).astype(np.float32) / 32768)
+        start = random.randint(0, max(0, len(sound) - LENGTH))
+        sound = nn.functional.pad(sound[start : start + LENGTH], (0, max(0, LENGTH - len(sound))))
+        spectrum = torch.stft(sound, 400, 160, window=self.window, return_complex=True).abs()
+        return (self.bands @ spectrum).log1p(), index % 10
+
+
+if __name__ == "__main__":
+    given = options()
+    model = nn.Sequential(
+        nn.Conv1d(64, 32, 5, 4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(8),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+    train(Recordings(given.folder), model, given)

@@ -60,9 +60,9 @@ class Job:
 
 
 ALL = (
-    Job("images", ".jpg", 1200, (6.0, 10.0), 55.0),
-    Job("audio", ".wav", 1600, (12.0, 20.0), 25.0),
-    Job("arrays", ".npy", 2400, (12.0, 22.0), 12.0),
+    Job("images", ".jpg", 3000, (20.0, 36.0), 14.0),
+    Job("audio", ".wav", 3000, (12.0, 22.0), 18.0),
+    Job("arrays", ".npy", 4000, (12.0, 20.0), 10.5),
 )
 
 
@@ -274,8 +274,9 @@ def _rates(found: Any) -> dict[str, Any]:
     """Return what the predictions were made from."""
     import msgspec
 
-    names = ("rates", "prep", "cold", "serial_fraction", "cached_fraction", "example_bytes",
-             "step_cpu_s", "prep_cpu_s", "notes", "as_it_is", "verdict", "split")  # fmt: skip
+    names = ("rates", "prep", "ingestion_beside", "cold", "miss_s", "receive_s", "storage_most",
+             "cached_fraction", "example_bytes",
+             "step_cpu_s", "notes", "as_it_is", "verdict", "split")  # fmt: skip
     content = msgspec.to_builtins(found)
     content["as_it_is"] = dict(content["as_it_is"], waits=[]) if content["as_it_is"] else None
     return {name: content[name] for name in names}

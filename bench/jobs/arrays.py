@@ -24,8 +24,10 @@ class Documents(Dataset):
         start = np.random.randint(0, max(1, len(tokens) - LENGTH))
         tokens = tokens[start : start + LENGTH]
         tokens = tokens[np.random.rand(len(tokens)) > 0.15].astype(np.int64)
-        pairs = (tokens[1:] * 31 + tokens[:-1]) % WORDS
-        counts = np.bincount(pairs, minlength=WORDS).astype(np.float32)
+        counts = np.zeros(WORDS, np.float32)
+        for gap in range(1, 33):
+            pairs = (tokens[gap:] * 31 + tokens[:-gap]) % WORDS
+            counts += np.bincount(pairs, minlength=WORDS)
         order = np.argsort(counts)[::-1][:512]
         return torch.from_numpy(np.log1p(counts[np.sort(order)])), index % 10
 

@@ -1,4 +1,4 @@
-"""A job on recordings: WAV files, resampled a little at random, as mel-like spectrograms."""
+"""A job on recordings: WAV files, a random part of each, as spectrograms of four widths."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torch import nn
 from torch.utils.data import Dataset
 
 LENGTH = 24_000
+WIDTHS = 256, 400, 640, 1024
 
 
 class Recordings(Dataset):
     def __init__(self, folder):
         self.paths = sorted(folder.rglob("*.wav"))
-        self.window = torch.hann_window(400)
-        self.bands = torch.rand(64, 201, generator=torch.Generator().manual_seed(0))
+        self.bands = [
+            torch.rand(64, width // 2 + 1, generator=torch.Generator().manual_seed(width))
+            for width in WIDTHS
+        ]
 
     def __len__(self):
         return len(self.paths)
@@ -29,8 +32,12 @@ class Recordings(Dataset):
         sound = torch.from_numpy(np.frombuffer(raw, np.int16).astype(np.float32) / 32768)
         start = random.randint(0, max(0, len(sound) - LENGTH))
         sound = nn.functional.pad(sound[start : start + LENGTH], (0, max(0, LENGTH - len(sound))))
-        spectrum = torch.stft(sound, 400, 160, window=self.window, return_complex=True).abs()
-        return (self.bands @ spectrum).log1p(), index % 10
+        views = [
+            bands @ torch.stft(sound, width, 160, window=torch.hann_window(width),
+                               return_complex=True).abs()
+            for width, bands in zip(WIDTHS, self.bands, strict=True)
+        ]  # fmt: skip
+        return torch.stack(views).mean(0).log1p(), index % 10
 
 
 if __name__ == "__main__":

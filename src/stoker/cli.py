@@ -119,6 +119,7 @@ def analyze(
     from stoker.analysis import launching, phases, words
     from stoker.analysis.findings import report_of
     from stoker.analysis.page import plotly_script, write_page
+    from stoker.analysis.record import AnalysisError
     from stoker.analysis.report import write_report
 
     errors = Console(stderr=True, highlight=False)
@@ -142,7 +143,7 @@ def analyze(
     except KeyboardInterrupt:
         typer.echo("stopped; nothing of the script is left running", err=True)
         raise typer.Exit(130) from None
-    except (ImportError, OSError, ValueError, phases.AnalysisError) as error:
+    except (ImportError, OSError, ValueError, AnalysisError) as error:
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
     words.show(report, Console(highlight=False))

@@ -47,7 +47,7 @@ def job(
     S: float | None = 900.0,
     C: float | None = 24_000.0,
     cores: int = 8,
-    serial_fraction: float = 0.0,
+    miss_s: float = 0.0,
     cached_fraction: float = 0.0,
     after_s: dict[str, float] | None = None,
     name: str = "train.py:41",
@@ -85,11 +85,11 @@ def job(
         verdict="",
         bound="compute",
         actions=[],
-        prep=[PrepPoint(count, about(rate)) for count, rate in P.items()],
-        serial_fraction=serial_fraction,
+        prep=[PrepPoint(count, about(rate), 0.004) for count, rate in P.items()],
+        miss_s=miss_s,
+        receive_s=0.00001,
         copy_s=0.004,
         step_cpu_s=step_cpu_s,
-        prep_cpu_s=0.004,
         after_s=after_s or {},
     )
     now = predict(measured(report))
@@ -141,7 +141,7 @@ def job(
     )
 
 
-FETCH = job(G=3_000, P={1: 260, 2: 515, 4: 1_020, 8: 1_900}, workers=8, serial_fraction=0.4)
+FETCH = job(G=3_000, P={1: 260, 2: 515, 4: 1_020, 8: 1_900}, workers=8, miss_s=0.002)
 PREP = job(
     G=3_000,
     P={1: 180, 2: 355, 4: 690},
@@ -151,7 +151,7 @@ PREP = job(
     after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
 )
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
-ALONE = job(G=900, P={0: 240}, workers=0, S=700, serial_fraction=1.0)
+ALONE = job(G=900, P={0: 240}, workers=0, S=700, miss_s=1 / 700)
 UNKNOWN = job(G=3_000, P={1: 180, 2: 355, 4: 690}, workers=4, S=None, C=None)
 RANKS = job(G=2_000, P={1: 260, 4: 1_000}, workers=4, S=800, ranks=2)
 PROCESSORS = job(G=3_000, P={1: 500, 4: 1_900}, workers=4, S=2_500, cores=4, step_cpu_s=0.001)

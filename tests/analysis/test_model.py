@@ -24,7 +24,6 @@ from stoker.analysis.model import (
     predict,
     predict_with_page_cache,
     prep_rate,
-    serial_fraction,
     smallest_cache,
 )
 from stoker.analysis.report import measured
@@ -52,20 +51,27 @@ def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
     storage, cache = sorted((draw(rates), draw(rates)))
     known = draw(st.booleans())
     after = draw(st.floats(0, 1e-2))
+    ingestion = draw(rates)
+    beside = draw(st.lists(st.integers(1, 64), max_size=2, unique=True))
     return Measured(
-        ingestion=draw(rates),
+        ingestion=ingestion,
+        ingestion_beside=tuple(
+            (count, ingestion * draw(st.floats(0.2, 1.0))) for count in sorted(beside)
+        ),
         prep=curve,
         workers=workers,
         cores=draw(st.integers(1, 64)),
         batch_size=draw(st.floats(1, 1024)),
         storage=storage if known else None,
         cache=cache if known else None,
-        serial_fraction=draw(fractions),
+        storage_most=draw(st.none() | st.floats(storage, 4 * storage)) if known else None,
+        miss_s=draw(st.floats(0, 1e-2)),
+        receive_s=draw(st.floats(0, 1e-2)),
         cached_fraction=draw(fractions),
         example_bytes=1e5,
         examples=10_000,
         step_cpu_s=draw(st.floats(0, 1e-2)),
-        prep_cpu_s=draw(st.floats(0, 1e-2)),
+        prep_cpu=tuple((count, draw(st.floats(0, 1e-2))) for count, _ in curve),
         trains_on_cpu=draw(st.booleans()),
         after_s=(("batch", 0.0), ("after-augmentation", after), ("before-augmentation", 2 * after)),
     )
@@ -101,27 +107,10 @@ def test_fetch_rate_is_the_mean_time_of_hits_and_misses(x: float, S: float, C: f
 
 
 @given(rates, rates, st.floats(0, 1))
-def test_without_a_serial_part_the_loader_gives_the_lower_rate(
-    F: float, P: float, miss_s: float
-) -> None:
-    assert loader_rate(F, P, miss_s) == pytest.approx(min(F, P), rel=CLOSE)
-
-
-@given(rates, rates, rates, fractions)
-def test_the_serial_fraction_is_found_again(S: float, C: float, P: float, a: float) -> None:
-    assume(C >= S)
-    miss_s = 1 / S - 1 / C
-    cold = loader_rate(S, P, miss_s, a)
-    shorter = min(miss_s, 1 / P)
-    # What the shorter of both adds must stand out from the last digits of the longer.
-    assume(shorter * 1e6 > 1 / min(S, P))
-    assert serial_fraction(cold, S, C, P) == pytest.approx(a, abs=1e-6)
-
-
-def test_the_serial_fraction_stays_within_0_and_1() -> None:
-    assert serial_fraction(cold=1_000, storage=100, cache=10_000, prep=100) == 0.0
-    assert serial_fraction(cold=10, storage=100, cache=10_000, prep=100) == 1.0
-    assert serial_fraction(cold=50, storage=100, cache=100, prep=100) == 0.0
+def test_workers_wait_for_their_misses(F: float, P: float, waiting_s: float) -> None:
+    assert loader_rate(F, P) == pytest.approx(min(F, P), rel=CLOSE)
+    expected = min(F, 1 / (1 / P + waiting_s))
+    assert loader_rate(F, P, waiting_s) == pytest.approx(expected, rel=CLOSE)
 
 
 @given(rates, rates, rates, rates)
@@ -244,7 +233,7 @@ def test_nothing_runs_faster_than_its_limits(question: tuple[Measured, Change]) 
     limits = (found.fetch, found.prep, found.ingestion, found.processors, found.loader)
     assert found.rate <= min(limits) * (1 + CLOSE)
     overlaps = job.workers or change.cores
-    if overlaps and job.serial_fraction == 0:
+    if overlaps and not job.receive_s and not job.ingestion_beside:
         assert found.rate == pytest.approx(min(limits))
 
 
@@ -332,7 +321,7 @@ def test_a_few_misses_do_not_make_slow_preparation_a_matter_of_storage() -> None
         batch_size=1,
         storage=1_000,
         cache=1e9,
-        serial_fraction=1.0,
+        miss_s=4e-3,
     )
     found = predict(job)
     assert found.rate == pytest.approx(1 / (1 / 100 + 1 / 1_000))

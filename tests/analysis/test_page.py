@@ -235,9 +235,10 @@ def agrees(found: Any, expected: Any) -> bool:
 def test_the_page_predicts_what_python_predicts(page: Path) -> None:
     jobs = [measured(report) for report in REPORTS.values()]
     jobs += [
-        replace(jobs[1], trains_on_cpu=True, step_cpu_s=0.004, serial_fraction=1.0),
+        replace(jobs[1], trains_on_cpu=True, step_cpu_s=0.004, miss_s=0.01, receive_s=0.001),
+        replace(jobs[1], ingestion_beside=((2, 700.0), (8, 500.0))),
         replace(jobs[0], prep=((2, 900.0), (5, 700.0), (7, 2_000.0)), workers=6, cores=2),
-        replace(jobs[3], prep=((0, 240.0), (4, 800.0)), serial_fraction=0.0),
+        replace(jobs[3], prep=((0, 240.0), (4, 800.0)), storage_most=2_000.0),
     ]
     asked = [
         (job, [(change, number % 9 == 0) for number, change in enumerate(grid(job))])

@@ -251,7 +251,7 @@ def test_what_is_needed_is_what_the_model_says() -> None:
     outcome = ask(job, Change()).outcomes[0]
     assert outcome.cores_needed == cores_needed(job.prep, min(900, 3_000))
     takes = min(3_000.0, outcome.prediction.processors)
-    x = smallest_cache(900, 24_000, 1_900, takes, job.serial_fraction)
+    x = smallest_cache(900, 24_000, 1_900, takes, job.miss_s / 8)
     assert outcome.cache_needed == pytest.approx(x)
 
 
@@ -259,7 +259,7 @@ def test_where_training_prepares_itself_any_waiting_counts() -> None:
     outcome = ask(measured(ALONE), Change()).outcomes[0]
     assert outcome.cache_needed == pytest.approx(1.0)
     # Reading as fast as preparing is hidden behind it, where both overlap.
-    job = replace(measured(ALONE), serial_fraction=0.0)
+    job = replace(measured(ALONE), miss_s=0.0)
     assert ask(job, Change()).outcomes[0].cache_needed == 0.0
 
 

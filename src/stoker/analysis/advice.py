@@ -99,9 +99,8 @@ def _cache(report: Report) -> list[Action]:
     whole = report.examples * report.example_bytes
     assert job.storage is not None
     assert job.cache is not None
-    enough = smallest_cache(
-        job.storage, job.cache, predict(job).prep, job.ingestion, job.serial_fraction
-    )
+    miss_s = job.miss_s / max(1, job.workers)
+    enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
@@ -173,7 +172,8 @@ def _gain_of_prep(report: Report, faster: float) -> Rate:
 
     def judge(case: Measured) -> float:
         prep = tuple((count, rate * faster) for count, rate in case.prep)
-        changed = replace(case, prep=prep, prep_cpu_s=case.prep_cpu_s / faster)
+        cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
+        changed = replace(case, prep=prep, prep_cpu=cpu)
         return predict(changed).rate / predict(case).rate
 
     answers = [judge(case) for case in _corners(report)]

@@ -6,6 +6,8 @@ import datetime
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 import stoker
 from stoker import machine
 from stoker.analysis import measuring
@@ -15,9 +17,8 @@ from stoker.analysis.model import (
     Measured,
     fetch_rate,
     predict,
-    serial_fraction,
 )
-from stoker.analysis.phases import AnalysisError, RankRecord, Record
+from stoker.analysis.record import AnalysisError, RankRecord, Record, raw_phases
 from stoker.analysis.report import (
     AsItIs,
     Loader,
@@ -28,9 +29,9 @@ from stoker.analysis.report import (
     Report,
     Split,
 )
+from stoker.analysis.verdict import FED, nothing_seen, verdict
 
-_APART = 0.03  # rates closer than this share are not told apart
-_FED = 0.05  # stalls below this share of the time are not worth anybody's
+_SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
 
 
 def report_of(record: Record) -> Report:
@@ -39,18 +40,12 @@ def report_of(record: Record) -> Report:
     Raises AnalysisError where the script showed nothing to report on.
     """
     if not record.ranks:
-        raise AnalysisError(_nothing(record))
+        raise AnalysisError(nothing_seen(record))
     found = [_Found(record, rank) for rank in record.ranks]
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.report(found)
-    acts = [] if paces.g is None or paces.p is None else actions(shell)
-    return _with(shell, actions=acts, verdict=_verdict(shell, paces, acts))
-
-
-def _with(report: Report, **changes: Any) -> Report:
-    import msgspec
-
-    return msgspec.structs.replace(report, **changes)
+    acts = [] if paces.g is None or paces.p_known is None else actions(shell)
+    return msgspec.structs.replace(shell, actions=acts, verdict=verdict(shell, acts))
 
 
 class _Found:
@@ -72,7 +67,12 @@ class _Found:
         return self.record.reasons.get(phase, "this phase did not come about")
 
     def _ingestion(self) -> None:
-        self.g, self.step_cpu_s = measuring.ingestion(self.rank, self.batch)
+        self.g, self.step_cpu_s = measuring.ingestion(self.rank, self.rank.replayed, self.batch)
+        self.beside: list[PrepPoint] = []
+        for count, rows in sorted(self.rank.replayed_beside.items()):
+            rate, cpu_s = measuring.ingestion(self.rank, rows, self.batch)
+            if rate is not None:
+                self.beside.append(PrepPoint(count, rate, cpu_s))
         if self.g is None:
             self.reasons["G"] = self._why("G")
 
@@ -83,12 +83,13 @@ class _Found:
             if name.startswith("warm-"):
                 rate = measuring.drained(drains, self.batch)
                 if rate is not None:
-                    self.curve.append(PrepPoint(drains[0].workers, rate))
+                    cpu_s = measuring.prep_cpu_s(drains, self.batch)
+                    self.curve.append(PrepPoint(drains[0].workers, rate, cpu_s))
         self.curve.sort(key=lambda point: point.workers)
-        drains = self.rank.drains.get(f"warm-{width}", [])
         self.p = next((c.rate for c in self.curve if c.workers == width), None)
-        self.prep_cpu_s = measuring.prep_cpu_s(drains, self.batch)
-        self.collate_s = measuring.collate_s(drains)
+        warm = [d for name, ds in self.rank.drains.items() if name[:4] == "warm" for d in ds]
+        self.receive_s = measuring.receive_s(warm, self.batch)
+        self.collate_s = measuring.collate_s(warm)
         if self.p is None:
             self.reasons["P"] = self._why("P")
         elif any(line["kind"] == "socket" for line in self.rank.opened):
@@ -103,51 +104,64 @@ class _Found:
             )
 
     def _fetch(self) -> None:
-        record, rank = self.record, self.rank
+        record, rank, p = self.record, self.rank, self.p
         self.s: Rate | None = None
         self.c: Rate | None = None
-        self.serial = 0.0
+        self.s_most: Rate | None = None
+        self.miss_s = 0.0
         self.cold = measuring.drained(rank.drains.get("cold", []), self.batch, once=True)
         self.x = self._cached_fraction()
-        p = self.p
-        if record.files and record.cold_reads and rank.drains.get("found"):
-            each = record.files_examples / len(record.files) / len(record.ranks)
-            self.s = measuring.read_rate(record.cold_reads, each)
-            self.c = measuring.read_rate(record.warm_reads, each)
-        if self.s is not None and self.c is not None and p is not None and self.cold is not None:
-            unread_s = max(0.0, 1 / self.s.value - 1 / self.c.value)
-            extra_s = 1 / self.cold.value - max(1 / p.value, 1 / self.s.value)
-            if extra_s > 1.1 * min(unread_s, 1 / p.value) and self.cold.high < p.low:
-                # The loader reads more slowly than its files can be read.
-                slower = 1 / (1 / self.cold.value - 1 / p.value + 1 / self.c.value)
-                if slower < self.s.value * (1 - _APART):
-                    self.notes.append(
-                        f"S is what the loader reached, {slower:,.0f} examples/s; its files alone "
-                        f"were read at {self.s.value:,.0f}: something besides storage (opening, "
-                        "seeking, a library that reads in small pieces) costs time on first reads"
-                    )
-                    self.s = _scaled(self.cold, slower)
-            self.serial = serial_fraction(self.cold.value, self.s.value, self.c.value, p.value)
+        if record.files and record.cold_reads and p is not None and self.cold is not None:
+            self._of_files(p, self.cold)
+        elif self.cold is not None and p is not None and self.cold.high < p.low:
+            self._of_drains(p, self.cold)
+            self.notes.append(
+                "S comes from cold and warm drains of the loader, for its files cannot be "
+                f"read again as it reads them: {self._why('files')}"
+            )
+            self.reasons["C"] = "reading from memory is a part of P here"
         elif self.cold is not None and p is not None:
-            if self.cold.high < p.low:
-                self.s = _scaled(self.cold, 1 / (1 / self.cold.value - 1 / p.value))
-                self.serial = 1.0
-                self.notes.append(
-                    "S comes from cold and warm drains of the loader, for its files cannot be "
-                    f"read again as it reads them: {self._why('files')}"
-                )
-                self.reasons["C"] = "reading from memory is a part of P here"
-            else:
-                self.reasons["S"] = self.reasons["C"] = (
-                    "the loader is as fast with nothing in memory as with everything: what it "
-                    f"fetches is hidden behind what it prepares ({self._why('files')})"
-                )
+            self.reasons["S"] = self.reasons["C"] = (
+                "the loader is as fast with nothing in memory as with everything: what it "
+                f"fetches is hidden behind what it prepares ({self._why('files')})"
+            )
         else:
             why = record.reasons.get("S") or record.reasons.get("files") or self._why("P")
             self.reasons["S"] = self.reasons["C"] = why
         self.f = self._fetch_rate()
         if self.f is None:
             self.reasons["F"] = "it takes S, C and the share that is cached"
+
+    def _of_files(self, p: Rate, cold: Rate) -> None:
+        """S, C and the wait for a miss from files that were read again."""
+        record = self.record
+        each = record.files_examples / len(record.files) / len(record.ranks)
+        self.s = measuring.read_rate(record.cold_reads, each)
+        self.c = measuring.read_rate(record.warm_reads, each)
+        self.s_most = measuring.read_rate(record.most_reads, each)
+        if self.s is None or self.c is None:
+            return
+        waits_s = sum(record.cold_waits_s) - sum(record.warm_waits_s)
+        if record.cold_waits_s:
+            a_file = record.files_examples / len(record.files)
+            self.miss_s = max(0.0, waits_s) / len(record.cold_waits_s) / a_file
+        workers = max(1, self.about["workers"])
+        expected = min(self.s.value, 1 / (1 / p.value + self.miss_s / workers))
+        if cold.high < expected * (1 - _SLOWER) and cold.high < p.low:
+            alone = self.s.value
+            self._of_drains(p, cold)
+            self.s_most = None
+            self.notes.append(
+                f"S is what the loader reached, {self.s.value:,.0f} examples/s; its files alone "
+                f"were read at {alone:,.0f}: something besides storage (opening, seeking, a "
+                "library that reads in small pieces) costs time on first reads"
+            )
+
+    def _of_drains(self, p: Rate, cold: Rate) -> None:
+        """S and the wait for a miss from the loader itself: what cold adds to warm."""
+        each_s = 1 / cold.value - 1 / p.value
+        self.s = _scaled(cold, 1 / each_s)
+        self.miss_s = each_s * max(1, self.about["workers"])
 
     def _cached_fraction(self) -> float | None:
         """Return the share of the data in the page cache, as the job met it.
@@ -211,8 +225,8 @@ class _Found:
         Of the rank that waits longest, for the others wait for it; and, where training and
         preparation share processors, what that costs training.
         """
-        waits = [measuring.steady(rank, self.batch) for rank in self.record.ranks]
-        longest = max(wait.wait_fraction for wait in waits if wait is not None)
+        seen = [measuring.steady(rank, self.batch) for rank in self.record.ranks]
+        longest = max(one.wait_fraction + one.others_fraction for one in seen if one is not None)
         if self.g is None or self.p is None:
             return longest
         model = predict(self._measured())
@@ -222,14 +236,16 @@ class _Found:
         assert self.g is not None
         found = Measured(
             ingestion=self.g.value,
+            ingestion_beside=tuple((point.workers, point.rate.value) for point in self.beside),
             prep=tuple((point.workers, point.rate.value) for point in self.curve),
             workers=self.about["workers"],
             cores=self._cores(),
             batch_size=self.batch,
-            serial_fraction=self.serial,
+            miss_s=self.miss_s,
+            receive_s=self.receive_s,
             cached_fraction=self.x or 0.0,
             step_cpu_s=self.step_cpu_s,
-            prep_cpu_s=self.prep_cpu_s,
+            prep_cpu=tuple((point.workers, point.cpu_s) for point in self.curve),
         )
         if storage and self.s is not None:
             cache = self.c.value if self.c else INFINITE
@@ -242,7 +258,7 @@ class _Found:
     def bound(self, split: Split) -> str:
         """Name what limits the job."""
         lost = split.prep_stall + split.fetch_stall
-        if lost < _FED:
+        if lost < FED:
             return "compute"
         if split.fetch_stall > split.prep_stall:
             return "fetch"
@@ -274,13 +290,13 @@ class _Found:
         if steady is not None and steady.others_fraction > 0.01:
             self.notes.append(
                 f"the script reads other training loaders in lock-step, and waits for them "
-                f"{steady.others_fraction:.0%} of the time; that counts as compute here. Choose "
+                f"{steady.others_fraction:.0%} of the time; that counts as stalled, too. Choose "
                 "one with --loader"
             )
         if self.network and self.p is not None:
             self.notes.append(
-                "examples come over the network: all waiting is counted as fetching, and P is an "
-                "upper bound of nothing"
+                "examples come over the network: all waiting is counted as fetching; fetching and "
+                f"preparing together give {self.p.value:,.0f} examples/s"
             )
         if self.g is not None and self.step_cpu_s > 0 and not rank.described.get("cuda"):
             self.notes.append("no device was used: training runs on the host's processors")
@@ -325,12 +341,14 @@ class _Found:
             as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
             if steady
             else None,
+            ingestion_beside=self.beside,
             prep=self.curve if self.p_known is not None else [],
             cold=self.cold,
-            serial_fraction=self.serial,
+            storage_most=self.s_most,
+            miss_s=self.miss_s,
+            receive_s=self.receive_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
-            prep_cpu_s=self.prep_cpu_s,
             after_s=self._after_s(),
             stages={
                 name: rate
@@ -338,7 +356,7 @@ class _Found:
                 if (rate := measuring.rate_of(blocks)) is not None
             },
             ranks=ranks,
-            phases=_phases(record),
+            phases=raw_phases(record),
         )
 
     def _after_s(self) -> dict[str, float]:
@@ -369,100 +387,3 @@ class _Found:
 
 def _scaled(like: Rate, value: float) -> Rate:
     return Rate(value, value * like.low / like.value, value * like.high / like.value)
-
-
-def _phases(record: Record) -> list[dict[str, Any]]:
-    """Return raw figures: what each phase saw."""
-    phases: list[dict[str, Any]] = []
-    for rank in record.ranks:
-        for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
-            own = [row for row in rows if row.slot == rank.slot]
-            phases.append(
-                {
-                    "phase": name,
-                    "rank": rank.rank,
-                    "entered_s": [(r.entered_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
-                    "left_s": [(r.left_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
-                }
-            )
-        for name, drains in rank.drains.items():
-            for drain in drains:
-                arrivals = [(at - drain.began_ns) / 1e9 for at in drain.arrivals_ns[:2000]]
-                phases.append(
-                    {
-                        "phase": name,
-                        "rank": rank.rank,
-                        "workers": drain.workers,
-                        "arrivals_s": arrivals,
-                    }
-                )
-    for name, reads in (("S", record.cold_reads), ("C", record.warm_reads)):
-        for read in reads:
-            phases.append(
-                {
-                    "phase": name,
-                    "readers": record.readers,
-                    "files": list(read.files),
-                    "seconds": list(read.seconds),
-                }
-            )
-    return phases
-
-
-def _verdict(report: Report, paces: _Found, acts: list[Any]) -> str:
-    split = report.split
-    lost = split.prep_stall + split.fetch_stall
-    if paces.steady is None:
-        return "The script ended before a steady state was seen; the rates below are all there is"
-    if paces.g is None:
-        return (
-            f"The job waits {paces.wait_fraction:.0%} of the time for its loader, start-up apart; "
-            "how much of that is lost could not be told, for G was not measured"
-        )
-    who = ""
-    if len(report.ranks) > 1:
-        short = paces.rank.rank
-        who = f"Rank {short} is short of data, and the others wait for it. "
-    if lost < _FED:
-        return (
-            f"{who}The accelerator is fed: {split.compute:.0%} of the time is compute, and there "
-            "is nothing to gain in the data path"
-        )
-    names = {
-        "fetch": "fetching data from storage",
-        "prep": "preparing data (decoding, augmenting, collating)",
-        "processors": "preparing data, on processors that training needs too",
-        "compute": "",
-    }
-    parts = []
-    if split.prep_stall > 0.01:
-        parts.append(f"{split.prep_stall:.0%} of the time to preparing data")
-    if split.fetch_stall > 0.01:
-        parts.append(f"{split.fetch_stall:.0%} to fetching it")
-    text = (
-        f"{who}The job is limited by {names[report.bound]}: training computes "
-        f"{split.compute:.0%} of the time and loses {' and '.join(parts)}"
-    )
-    if acts:
-        first = acts[0]
-        text += f". First: {first.title} ({first.gain.value:.2f} times as fast)"
-    return text
-
-
-def _nothing(record: Record) -> str:
-    reasons = record.reasons
-    why = reasons.get("batch") or reasons.get("as-it-is") or "it ended"
-    text = f"the script never reached a loader, or got no batch from one: {why}"
-    if output := reasons.get("output"):
-        text += f". Its last lines:\n{output}"
-        if "EOFError" in output:
-            text += (
-                "\nIts standard input is empty during an analysis, unless you give a file: "
-                "stoker analyze ... < FILE"
-            )
-    else:
-        text += (
-            ". The analyzer sees loops over torch.utils.data.DataLoader, in Python processes that "
-            "keep PYTHONPATH; for a stoker pipeline use stoker.analyze(pipeline, step)"
-        )
-    return text

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.analysis.phases import Drain, RankRecord
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row
+from stoker.analysis.probe.records import Row, Work
 from stoker.analysis.reading import Reads
+from stoker.analysis.record import Drain, RankRecord
 from stoker.analysis.report import Rate, Wait
 
 _BLOCKS = 8
@@ -153,8 +153,8 @@ def _served(waits: list[Wait], rank: RankRecord) -> list[Wait]:
     return served
 
 
-def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
-    """Return G, and the processor seconds that training takes for an example.
+def ingestion(rank: RankRecord, rows: Sequence[Row], batch: float) -> tuple[Rate | None, float]:
+    """Return G by these rows, and the processor seconds that training takes for an example.
 
     The time of handing a batch over is left out, except where a device works on meanwhile.
     """
@@ -163,7 +163,7 @@ def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
     cpu_ns = 0
     before: Row | None = None
     disturbed, counted = False, 0
-    for row in rank.replayed:
+    for row in rows:
         if row.slot != rank.slot:
             disturbed = disturbed or not row.kind & records.TRAINS
             continue
@@ -194,15 +194,27 @@ def drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rat
     return rate_of(blocks_of([batch] * len(seconds), seconds, period))
 
 
+def receive_s(drains: Sequence[Drain], batch: float) -> float:
+    """Return the processor seconds of receiving an example from workers."""
+    with_workers = [drain for drain in drains if drain.workers and len(drain.arrivals_ns) > 1]
+    examples = sum(len(drain.arrivals_ns) - 1 for drain in with_workers) * batch
+    return sum(drain.cpu_s for drain in with_workers) / examples if examples else 0.0
+
+
 def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
-    """Return the processor seconds of preparing an example, receiving it included."""
-    work = [w for drain in drains for w in drain.work]
-    if not work:
-        return 0.0
-    of_workers = sum(w.cpu_ns for w in work) / 1e9 / sum(w.examples for w in work)
-    received = sum(len(drain.arrivals_ns) for drain in drains if drain.workers) * batch
-    of_training = sum(drain.cpu_s for drain in drains if drain.workers)
-    return of_workers + (of_training / received if received else 0.0)
+    """Return the processor seconds of preparing an example, receiving it included.
+
+    A worker's processor time between two batches: with what it does to send them.
+    """
+    cpu_ns = examples = 0
+    for drain in drains:
+        latest: dict[int, Work] = {}
+        for work in drain.work:
+            if work.pid in latest:
+                cpu_ns += work.cpu_ns - latest[work.pid].cpu_ns
+                examples += work.examples
+            latest[work.pid] = work
+    return (cpu_ns / 1e9 / examples if examples else 0.0) + receive_s(drains, batch)
 
 
 def collate_s(drains: Sequence[Drain]) -> float:

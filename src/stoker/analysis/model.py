@@ -5,13 +5,16 @@ same ones in JavaScript (``page_model.js``), and a test holds the two together.
 
 Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
 memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
-et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5). Two
-things are added to the paper's ``min(F, P, G)``, for both are seen in real loaders:
+et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5). Three
+things are added to the paper's ``min(F, P, G)``, for all are seen in real loaders, and measured:
 
-- a worker that reads an example and then decodes it does not overlap the two. How much of the
-  shorter one adds to the longer is measured (``serial_fraction``; the paper's formula has 0);
+- a worker reads an example and then decodes it: it waits for its misses (``miss_s``), however much
+  storage as a whole could deliver;
+- the training process takes some time to receive a batch from its workers (``receive_s``), which
+  no worker can hide;
 - training and preparation share the host's processors. ``H`` is what these allow, by the
-  processor time that one example takes on both sides.
+  processor time that one example takes on both sides; and training itself is slower beside busy
+  workers (``ingestion_beside``).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 INFINITE = math.inf
 PLACES = ("batch", "after-augmentation", "before-augmentation")
@@ -31,6 +34,8 @@ class Measured:
 
     ingestion: float
     """G."""
+    ingestion_beside: tuple[tuple[int, float], ...] = field(default=(), kw_only=True)
+    """G beside that many busy processes, ascending."""
     prep: tuple[tuple[int, float], ...]
     """P by number of workers, ascending; ``(0, P)`` where the training process prepares."""
     workers: int
@@ -43,9 +48,14 @@ class Measured:
     """S, or None where it could not be told apart: then no question about fetching is answered."""
     cache: float | None = None
     """C, or None."""
-    serial_fraction: float = 0.0
-    """The share of the shorter of fetch and prep that adds to the longer, 0 (they overlap, as in
-    the paper) to 1 (a worker does one after the other)."""
+    storage_most: float | None = None
+    """S with a reader a core, where that was measured: for more workers than the job has."""
+    miss_s: float = 0.0
+    """Seconds that a worker waits for an example that is not in the page cache, beyond reading it
+    from there, while storage is not busy otherwise; 0: misses overlap preparing, as in the
+    paper."""
+    receive_s: float = 0.0
+    """Seconds that the training process takes to receive an example from its workers."""
     cached_fraction: float = 0.0
     """x, as the analysis found it."""
     example_bytes: float | None = None
@@ -54,8 +64,9 @@ class Measured:
     """Examples an epoch."""
     step_cpu_s: float = 0.0
     """Processor seconds that training takes for an example, beside the accelerator's."""
-    prep_cpu_s: float = 0.0
-    """Processor seconds that preparing an example takes."""
+    prep_cpu: tuple[tuple[int, float], ...] = ()
+    """Processor seconds that preparing an example takes, receiving it included, by number of
+    workers, ascending: processors that are shared are slower each."""
     trains_on_cpu: bool = False
     """Whether the accelerator is the host's own processor."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
@@ -120,45 +131,29 @@ def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
     return _inverse(cached_fraction / cache + (1.0 - cached_fraction) / storage)
 
 
-def loader_rate(
-    fetch: float, prep: float, miss_s: float = 0.0, serial_fraction: float = 0.0
-) -> float:
-    """Return what fetch and prep give together.
+def loader_rate(fetch: float, prep: float, waiting_s: float = 0.0) -> float:
+    """Return what fetch and prep give together: ``1 / max(1/F, 1/P + w)``.
 
-    ``1 / (max(1/F, 1/P) + a * min(m, 1/P))``, with ``a`` the serial fraction and ``m = (1-x) *
-    (1/S - 1/C)`` the time that misses add; ``min(F, P)`` where a = 0. P holds reading from
-    memory already, so only the misses count a second time.
+    ``w`` is the time that workers wait for misses, an example: ``(1-x) * miss_s / W``. It is
+    ``min(F, P)`` where w = 0.
     """
-    longer = max(_inverse(fetch), _inverse(prep))
-    return _inverse(longer + serial_fraction * min(miss_s, _inverse(prep)))
-
-
-def serial_fraction(cold: float, storage: float, cache: float, prep: float) -> float:
-    """Return the ``a`` that explains a cold drain of the loader, within 0 and 1.
-
-    Solves ``loader_rate`` at x = 0 for ``a``, given the rate ``cold`` that was measured there.
-    """
-    shorter = min(max(0.0, 1.0 / storage - 1.0 / cache), 1.0 / prep)
-    if shorter <= 0.0:
-        return 0.0
-    return min(1.0, max(0.0, (1.0 / cold - max(1.0 / storage, 1.0 / prep)) / shorter))
+    return _inverse(max(_inverse(fetch), _inverse(prep) + waiting_s))
 
 
 def smallest_cache(
-    storage: float, cache: float, prep: float, ingestion: float, serial_fraction: float = 0.0
+    storage: float, cache: float, prep: float, ingestion: float, miss_s: float = 0.0
 ) -> float:
     """Return x*, the smallest cached fraction with which training no longer waits for storage.
 
-    That is, where loader and training give together what they give at x = 1. For a serial
-    fraction of 0 it is ``(1/S - 1/m) / (1/S - 1/C)`` with ``m = min(P, G)``, within 0 and 1.
+    That is, where loader and training give together what they give at x = 1. ``miss_s`` is what
+    a miss adds to preparing, over all workers. Where that is 0, x* is ``(1/S - 1/m) / (1/S -
+    1/C)`` with ``m = min(P, G)``, within 0 and 1.
     """
-    per_miss_s = max(0.0, 1.0 / storage - 1.0 / cache)
     target = min(ingestion, loader_rate(cache, prep)) * (1.0 - 1e-9)
 
     def enough(cached_fraction: float) -> bool:
         fetch = fetch_rate(cached_fraction, storage, cache)
-        misses = (1.0 - cached_fraction) * per_miss_s
-        return loader_rate(fetch, prep, misses, serial_fraction) >= target
+        return loader_rate(fetch, prep, (1.0 - cached_fraction) * miss_s) >= target
 
     if enough(0.0):
         return 0.0
@@ -256,17 +251,71 @@ def cached_fraction(measured: Measured, change: Change) -> float:
 
 
 def storage_rate(measured: Measured, change: Change) -> float | None:
-    """Return S: what the change's storage gives, or what the analysis found; None: not known."""
-    if change.storage_mbps is None or not measured.example_bytes:
-        return measured.storage
-    return change.storage_mbps * 1e6 / measured.example_bytes
+    """Return S: what the change's storage gives, or what the analysis found; None: not known.
+
+    For more workers than the job has, it is S with a reader a core.
+    """
+    if change.storage_mbps is not None and measured.example_bytes:
+        return change.storage_mbps * 1e6 / measured.example_bytes
+    if (change.cores or 0) > max(1, measured.workers):
+        return measured.storage_most or measured.storage
+    return measured.storage
+
+
+def miss_seconds(measured: Measured, change: Change) -> float:
+    """Return what a miss makes a worker wait.
+
+    Where the job's workers, waiting, take all that storage gives (S = W / miss_s), the wait
+    shrinks as storage gets faster; where they leave most of it, the wait is latency, and stays.
+    In between: in proportion, an assumption.
+    """
+    if change.storage_mbps is None or not measured.example_bytes or not measured.storage:
+        return measured.miss_s
+    share = min(1.0, measured.miss_s * measured.storage / max(1, measured.workers))
+    faster = change.storage_mbps * 1e6 / measured.example_bytes / measured.storage
+    return measured.miss_s * (1.0 - share + share / faster)
+
+
+def beside_seconds(measured: Measured, workers: int) -> float:
+    """Return the seconds an example that busy workers add to training; straight in between."""
+    points = ((0, measured.ingestion), *measured.ingestion_beside)
+    alone_s = 1.0 / measured.ingestion
+    for (fewer, quick), (more, slow) in itertools.pairwise(points):
+        if workers <= more:
+            share = (workers - fewer) / (more - fewer)
+            return max(0.0, (1.0 - share) / quick + share / slow - alone_s)
+    return max(0.0, 1.0 / points[-1][1] - alone_s)
+
+
+def taken_rate(step_s: float, beside_s: float, prep_s: float) -> float:
+    """Return what training takes in, with workers that are busy for what it takes.
+
+    ``r = 1 / (t + b * r * p)``: a step's time ``t``, plus ``b`` for the share ``r * p`` of the
+    time in which the workers prepare; at most all of it.
+    """
+    slowest = _inverse(step_s + beside_s)
+    product = beside_s * prep_s
+    if slowest * prep_s >= 1.0 or product <= 0.0:
+        return slowest if product > 0.0 else _inverse(step_s)
+    return (math.sqrt(step_s * step_s + 4.0 * product) - step_s) / (2.0 * product)
+
+
+def prep_cpu_seconds(curve: Sequence[tuple[int, float]], workers: int) -> float:
+    """Return the processor seconds of preparing an example, straight between measured points."""
+    if not curve or workers <= curve[0][0]:
+        return curve[0][1] if curve else 0.0
+    for (fewer, low), (more, high) in itertools.pairwise(curve):
+        if workers <= more:
+            return low + (high - low) * (workers - fewer) / (more - fewer)
+    return curve[-1][1]
 
 
 def predict(measured: Measured, change: Change | None = None) -> Prediction:
     """Return how fast each job runs after ``change``.
 
-    ``min(G, H, loader)``; without workers, where training waits while it prepares, ``1 / (1/G +
-    1/loader)`` instead of ``min(G, loader)``.
+    ``min(taken, H, loader)``, with ``taken`` by ``taken_rate`` for a step of 1/G and the seconds
+    of receiving an example; without workers, where training waits while it prepares, ``1 / (1/G +
+    1/loader)`` instead of the first and the last.
 
     With K jobs that do not share, each gets a K-th of the preparation, of the storage and of the
     processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
@@ -288,25 +337,31 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     prep_s = many * ((fresh_prep_s - behind_s) / echo + behind_s)
 
     x = cached_fraction(measured, change)
-    fetch_s = miss_s = 0.0
+    fetch_s = waiting_s = 0.0
     if measured.storage is not None and measured.cache is not None:
         storage = storage_rate(measured, change) or measured.storage
         fetch_s = many * _inverse(fetch_rate(x, storage, measured.cache)) / echo
-        miss_s = many * (1.0 - x) * max(0.0, 1.0 / storage - 1.0 / measured.cache) / echo
-    loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), miss_s, measured.serial_fraction)
+        waiting_s = miss_seconds(measured, change) / max(1, workers)
+        waiting_s *= many * (1.0 - x) / echo
+    loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), waiting_s)
+    received_s = measured.receive_s / (echo if change.echo_at == "batch" else 1.0)
 
     cores = max(measured.cores, change.cores or 0)
     step_cpu_s = measured.step_cpu_s
     if measured.trains_on_cpu:
         step_cpu_s /= change.accelerator
     share = (fresh_prep_s - behind_s) / echo + behind_s
-    prep_cpu_s = measured.prep_cpu_s * (share / fresh_prep_s if fresh_prep_s > 0 else 1.0)
+    prep_cpu_s = prep_cpu_seconds(measured.prep_cpu, workers)
+    prep_cpu_s *= share / fresh_prep_s if fresh_prep_s > 0 else 1.0
     processors = _inverse((change.jobs * step_cpu_s + many * prep_cpu_s) / cores)
+
+    step_s = _inverse(ingestion) + received_s
+    taken = taken_rate(step_s, beside_seconds(measured, workers), prep_s)
 
     def trained(loader: float) -> float:
         if alone:
             return min(processors, _inverse(_inverse(ingestion) + _inverse(loader)))
-        return min(ingestion, processors, loader)
+        return min(taken, processors, loader)
 
     warm, rate = trained(_inverse(prep_s)), trained(loader)
     lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
@@ -317,7 +372,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
-        limits = {"compute": ingestion, "processors": processors, "prep": _inverse(prep_s)}
+        limits = {"compute": taken, "processors": processors, "prep": _inverse(prep_s)}
         bound = min(limits, key=lambda name: limits[name])
     return Prediction(
         rate=rate,

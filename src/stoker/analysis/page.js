@@ -206,10 +206,14 @@ function showNotes() {
       ["Bytes an example", known(report.example_bytes, bytes)],
       ["Found in the page cache", known(report.cached_fraction, percent)],
       ["Cold drain", known(report.cold, (found) => `${rate(found.value)}/s`)],
-      ["Serial fraction of fetch and prep", report.serial_fraction.toFixed(2)],
+      ["A worker's wait for an example that is not in memory", seconds(report.miss_s)],
+      ["Receiving an example from the workers", seconds(report.receive_s)],
       ["Copy of a batch to the device, a part of G", known(report.copy_s, seconds)],
       ["Processor time of training, an example", seconds(report.step_cpu_s)],
-      ["Processor time of preparing, an example", seconds(report.prep_cpu_s)],
+      ...report.prep.map((point) => [
+        `Processor time of preparing an example, ${point.workers} workers`,
+        seconds(point.cpu_s),
+      ]),
       ...report.loaders.map((loader) => [
         `Loader ${loader.name}`,
         `${loader.describes}; ${loader.batches} batches`,

@@ -7,16 +7,13 @@ function fetchRate(cachedFraction, storage, cache) {
   return inverse(cachedFraction / cache + (1 - cachedFraction) / storage);
 }
 
-function loaderRate(fetch, prep, missS, serialFraction) {
-  const longer = Math.max(inverse(fetch), inverse(prep));
-  return inverse(longer + serialFraction * Math.min(missS, inverse(prep)));
+function loaderRate(fetch, prep, waitingS) {
+  return inverse(Math.max(inverse(fetch), inverse(prep) + waitingS));
 }
 
-function smallestCache(storage, cache, prep, ingestion, serialFraction) {
-  const perMissS = Math.max(0, 1 / storage - 1 / cache);
-  const target = Math.min(ingestion, loaderRate(cache, prep, 0, 0)) * (1 - 1e-9);
-  const enough = (x) =>
-    loaderRate(fetchRate(x, storage, cache), prep, (1 - x) * perMissS, serialFraction) >= target;
+function smallestCache(storage, cache, prep, ingestion, missS) {
+  const target = Math.min(ingestion, loaderRate(cache, prep, 0)) * (1 - 1e-9);
+  const enough = (x) => loaderRate(fetchRate(x, storage, cache), prep, (1 - x) * missS) >= target;
   if (enough(0)) return 0;
   let [low, high] = [0, 1];
   for (let round = 0; round < 50; round++) {
@@ -65,8 +62,50 @@ function cachedFraction(measured, change) {
 }
 
 function storageRate(measured, change) {
-  if (change.storage_mbps === null || !measured.example_bytes) return measured.storage;
-  return (change.storage_mbps * 1e6) / measured.example_bytes;
+  if (change.storage_mbps !== null && measured.example_bytes)
+    return (change.storage_mbps * 1e6) / measured.example_bytes;
+  if ((change.cores || 0) > Math.max(1, measured.workers))
+    return measured.storage_most || measured.storage;
+  return measured.storage;
+}
+
+function missSeconds(measured, change) {
+  if (change.storage_mbps === null || !measured.example_bytes || !measured.storage)
+    return measured.miss_s;
+  const workers = Math.max(1, measured.workers);
+  const share = Math.min(1, (measured.miss_s * measured.storage) / workers);
+  const faster = (change.storage_mbps * 1e6) / measured.example_bytes / measured.storage;
+  return measured.miss_s * (1 - share + share / faster);
+}
+
+function besideSeconds(measured, workers) {
+  const points = [[0, measured.ingestion], ...measured.ingestion_beside];
+  const aloneS = 1 / measured.ingestion;
+  for (let i = 1; i < points.length; i++) {
+    const [[fewer, quick], [more, slow]] = [points[i - 1], points[i]];
+    if (workers <= more) {
+      const share = (workers - fewer) / (more - fewer);
+      return Math.max(0, (1 - share) / quick + share / slow - aloneS);
+    }
+  }
+  return Math.max(0, 1 / points[points.length - 1][1] - aloneS);
+}
+
+function takenRate(stepS, besideS, prepS) {
+  const slowest = inverse(stepS + besideS);
+  const product = besideS * prepS;
+  if (slowest * prepS >= 1 || product <= 0) return product > 0 ? slowest : inverse(stepS);
+  return (Math.sqrt(stepS * stepS + 4 * product) - stepS) / (2 * product);
+}
+
+function prepCpuSeconds(curve, workers) {
+  if (curve.length === 0) return 0;
+  if (workers <= curve[0][0]) return curve[0][1];
+  for (let i = 1; i < curve.length; i++) {
+    const [[fewer, low], [more, high]] = [curve[i - 1], curve[i]];
+    if (workers <= more) return low + ((high - low) * (workers - fewer)) / (more - fewer);
+  }
+  return curve[curve.length - 1][1];
 }
 
 function behindS(measured, place) {
@@ -87,23 +126,28 @@ function predict(measured, change) {
   const prepS = many * share;
 
   const x = cachedFraction(measured, change);
-  let [fetchS, missS] = [0, 0];
+  let [fetchS, waitingS] = [0, 0];
   if (measured.storage !== null && measured.cache !== null) {
     const storage = storageRate(measured, change);
     fetchS = (many * inverse(fetchRate(x, storage, measured.cache))) / echo;
-    missS = (many * (1 - x) * Math.max(0, 1 / storage - 1 / measured.cache)) / echo;
+    waitingS = missSeconds(measured, change) / Math.max(1, workers);
+    waitingS *= (many * (1 - x)) / echo;
   }
-  const loader = loaderRate(inverse(fetchS), inverse(prepS), missS, measured.serial_fraction);
+  const loader = loaderRate(inverse(fetchS), inverse(prepS), waitingS);
+  const receivedS = measured.receive_s / (change.echo_at === "batch" ? echo : 1);
+  const stepS = inverse(ingestion) + receivedS;
+  const taken = takenRate(stepS, besideSeconds(measured, workers), prepS);
 
   const cores = Math.max(measured.cores, change.cores || 0);
   const stepCpuS = measured.step_cpu_s / (measured.trains_on_cpu ? change.accelerator : 1);
-  const prepCpuS = measured.prep_cpu_s * (freshPrepS > 0 ? share / freshPrepS : 1);
+  const prepCpuS =
+    prepCpuSeconds(measured.prep_cpu, workers) * (freshPrepS > 0 ? share / freshPrepS : 1);
   const processors = inverse((change.jobs * stepCpuS + many * prepCpuS) / cores);
 
   const trained = (given) =>
     alone
       ? Math.min(processors, inverse(inverse(ingestion) + inverse(given)))
-      : Math.min(ingestion, processors, given);
+      : Math.min(taken, processors, given);
   const warm = trained(inverse(prepS));
   const rate = trained(loader);
   const compute = rate / ingestion;
@@ -124,7 +168,7 @@ function predict(measured, change) {
     bound = "fetch";
   } else {
     const limits = [
-      ["compute", ingestion],
+      ["compute", taken],
       ["processors", processors],
       ["prep", inverse(prepS)],
     ];
@@ -171,12 +215,13 @@ function cacheNeeded(measured, change, prediction) {
   const uses = change.echo / (change.sharing ? 1 : change.jobs);
   const overlaps = measured.workers > 0 || change.cores !== null;
   const takes = overlaps ? Math.min(prediction.ingestion, prediction.processors) : Infinity;
+  const workers = Math.max(1, change.cores !== null ? change.cores : measured.workers);
   return smallestCache(
     storage * uses,
     measured.cache * uses,
     prediction.prep,
     takes,
-    measured.serial_fraction,
+    (missSeconds(measured, change) / workers) / uses,
   );
 }
 

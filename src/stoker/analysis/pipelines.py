@@ -16,7 +16,7 @@ from stoker.stages.stream import LoaderSource
 from stoker.stats import Stats
 
 if TYPE_CHECKING:
-    from stoker.analysis.phases import Drain, RankRecord, Record
+    from stoker.analysis.record import Drain, RankRecord, Record
     from stoker.analysis.report import Report
 
 _FEWEST = 8  # batches of a phase
@@ -49,7 +49,7 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
         ValueError: the pipeline echoes, wraps a loader, or gives no batch.
     """
     from stoker.analysis.findings import report_of
-    from stoker.analysis.phases import Record
+    from stoker.analysis.record import Record
 
     if not isinstance(pipeline, Pipeline):
         raise TypeError(
@@ -78,7 +78,7 @@ class _Analysis:
         self, pipeline: Pipeline, step: Callable[[Any], object], unit_s: float, record: Record
     ) -> None:
         from stoker import machine
-        from stoker.analysis.phases import RankRecord
+        from stoker.analysis.record import RankRecord
 
         self._pipeline, self._step, self._unit_s, self._record = pipeline, step, unit_s, record
         self._cores = machine.usable_cores()
@@ -199,7 +199,7 @@ class _Analysis:
             yield batch
 
     def _drain(self, name: str, workers: int, share: float) -> None:
-        from stoker.analysis.phases import Drain
+        from stoker.analysis.record import Drain
 
         say(f"P: {name.replace('-', ', workers: ')}")
         pipeline = self._copy(workers)
@@ -216,8 +216,9 @@ class _Analysis:
                     if total + len(arrivals) >= _FEWEST and time.monotonic() > until:
                         break
             cpu_s = _cpu_s() - cpu
-            work = self._work(len(arrivals), cpu_s if workers == 0 else 0.0)
-            drain: Drain = Drain(workers, arrivals, began, cpu_s, "time", None, work)
+            work = self._work(len(arrivals), cpu_s)
+            # Batches are handed over within the process: nothing is received.
+            drain: Drain = Drain(workers, arrivals, began, 0.0, "time", None, work)
             self._rank.drains.setdefault(name, []).append(drain)
             total += len(arrivals)
             enough = total >= _FEWEST and time.monotonic() > until
@@ -231,7 +232,8 @@ class _Analysis:
         from stoker.analysis.probe.records import Work
 
         each_ns = int(cpu_s * 1e9 / max(1, batches))
-        return [Work(_PID, 0, 0, 0, each_ns, 0, round(self._batch), -1)] * batches
+        examples = round(self._batch)
+        return [Work(_PID, 0, 0, 0, each_ns * n, 0, examples, -1) for n in range(1, batches + 1)]
 
     def _paths(self) -> list[str]:
         source = self._pipeline._source
@@ -256,6 +258,7 @@ class _Analysis:
 
     def _fetch(self, paths: list[str]) -> None:
         from stoker.analysis import reading
+        from stoker.analysis.draining import read_again
 
         record, source = self._record, self._pipeline._source
         every = [source.path(index) for index in range(len(source))]
@@ -272,13 +275,9 @@ class _Analysis:
                 return
             record.cold_fraction = left
             self._drain("cold", self._width, 1.0)
-            reading.drop_files(paths)
             record.files, record.readers = paths, max(1, self._width)
             record.files_examples = len(paths)
-            reads = reading.read_files(paths, record.readers, self._unit_s)
-            record.cold_reads.append(reads)
-            warm = paths[: sum(reads.files)]
-            record.warm_reads.append(reading.read_files(warm, record.readers, self._unit_s))
+            read_again(record, self._unit_s / 2)
 
 
 def _length(pipeline: Pipeline, batch: float) -> int | None:

@@ -18,6 +18,7 @@ from stoker.analysis.model import (
     Measured,
     Prediction,
     cached_fraction,
+    miss_seconds,
     page_cache_misses,
     predict,
     predict_with_page_cache,
@@ -143,9 +144,9 @@ def cache_needed(job: Measured, change: Change, prediction: Prediction) -> float
     # Without workers, training waits for whatever the loader takes.
     overlaps = job.workers > 0 or change.cores is not None
     takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
-    return smallest_cache(
-        storage * uses, job.cache * uses, prediction.prep, takes, job.serial_fraction
-    )
+    workers = max(1, job.workers if change.cores is None else change.cores)
+    miss_s = miss_seconds(job, change) / workers / uses
+    return smallest_cache(storage * uses, job.cache * uses, prediction.prep, takes, miss_s)
 
 
 def cores_needed_by(job: Measured, change: Change, prediction: Prediction) -> int | None:

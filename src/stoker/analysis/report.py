@@ -60,6 +60,8 @@ class PrepPoint(msgspec.Struct, frozen=True):
 
     workers: int
     rate: Rate
+    cpu_s: float = 0.0
+    """Processor seconds of preparing and receiving an example."""
 
 
 class Loader(msgspec.Struct, frozen=True):
@@ -153,18 +155,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     """What could not be measured or separated, and what a reader must know."""
     as_it_is: AsItIs | None = None
+    ingestion_beside: list[PrepPoint] = []
+    """G beside that many busy processes: what workers take from training."""
     prep: list[PrepPoint] = []
     """P by number of workers."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
-    serial_fraction: float = 0.0
-    """How far fetch and prep add up instead of overlapping, 0 to 1."""
+    storage_most: Rate | None = None
+    """S with a reader a core, where the job has fewer workers."""
+    miss_s: float = 0.0
+    """Seconds that a worker waits for an example that is not in the page cache, while storage is
+    not busy otherwise, beyond reading it from there."""
+    receive_s: float = 0.0
+    """Seconds that the training process takes to receive an example from its workers."""
     copy_s: float | None = None
     """Seconds that the copy of a batch to the device takes; part of G. None without a device."""
     step_cpu_s: float = 0.0
     """Processor seconds that training takes for an example."""
-    prep_cpu_s: float = 0.0
-    """Processor seconds that preparing takes for an example."""
     after_s: dict[str, float] = {}
     """For each place of an echo whose split is known: worker seconds an example paid behind it."""
     stages: dict[str, Rate] = {}
@@ -215,18 +222,23 @@ def measured(report: Report) -> Measured:
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
     return Measured(
         ingestion=rates.G.value,
+        ingestion_beside=tuple(
+            sorted((point.workers, point.rate.value) for point in report.ingestion_beside)
+        ),
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
         workers=report.loader.workers,
         cores=report.cores,
         batch_size=report.loader.batch_size,
         storage=rates.S.value if rates.S else None,
         cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
-        serial_fraction=report.serial_fraction,
+        storage_most=report.storage_most.value if report.storage_most else None,
+        miss_s=report.miss_s,
+        receive_s=report.receive_s,
         cached_fraction=report.cached_fraction or 0.0,
         example_bytes=report.example_bytes,
         examples=report.examples,
         step_cpu_s=report.step_cpu_s,
-        prep_cpu_s=report.prep_cpu_s,
+        prep_cpu=tuple(sorted((point.workers, point.cpu_s) for point in report.prep)),
         trains_on_cpu=report.trains_on_cpu,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),

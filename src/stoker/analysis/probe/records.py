@@ -49,7 +49,7 @@ class Work(NamedTuple):
     started_ns: int
     ended_ns: int
     cpu_ns: int
-    """Processor time of the process, with all its threads."""
+    """Processor time of the process so far, with all its threads."""
     collate_ns: int
     examples: int
     read_bytes: int

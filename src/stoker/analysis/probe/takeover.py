@@ -151,7 +151,7 @@ class _Drains:
             workers.LISTENER.begin(tag, hears)
         arrivals: list[int] = []
         ended, error, rounds = "time", None, 0
-        began, cpu = _clock(), time.process_time_ns()
+        began, cpu = _clock(), 0
         until = began + int(command["seconds"] * 1e9)
         longest = began + int(command["longest"] * 1e9)
         iterator = iter(loader)
@@ -169,6 +169,7 @@ class _Drains:
                     ended, error = "error", f"{type(problem).__name__}: {problem}"
                     break
                 arrivals.append(_clock())
+                cpu = cpu or time.process_time_ns()  # start-up is none of the batches' time
                 enough = len(arrivals) >= command["least"] and arrivals[-1] >= until
                 if command["once"]:
                     enough = False
@@ -178,7 +179,7 @@ class _Drains:
                 if enough or arrivals[-1] >= longest:
                     break
         finally:
-            cpu = time.process_time_ns() - cpu
+            cpu = time.process_time_ns() - cpu if cpu else 0
             workers.LISTENER.end()
             _stop(iterator)
         if command["fresh"]:

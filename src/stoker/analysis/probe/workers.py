@@ -123,12 +123,11 @@ def watch(fetcher: Any, worker: int, folder: str) -> None:
         nonlocal looks, collate_ns, examples
         collate_ns = examples = 0
         read = _read_bytes(io)
-        began, cpu = _clock(), time.process_time_ns()
+        began = _clock()
         try:
             return fetch(index)
         finally:
-            cpu = time.process_time_ns() - cpu
-            ended = _clock()
+            ended, cpu = _clock(), time.process_time_ns()
             if examples:
                 size = _read_bytes(io) - read if io >= 0 else -1
                 write_work(fd, Work(pid, worker, began, ended, cpu, collate_ns, examples, size))

@@ -1,0 +1,209 @@
+"""P, S and C: the loader without training, its files without the loader; warm and cold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker import machine
+from stoker.analysis import reading
+from stoker.analysis.probe import records
+from stoker.analysis.probe.records import Work
+from stoker.analysis.record import Drain, Record
+from stoker.analysis.session import Session, Stopped
+
+_EVERYTHING = 1 << 40
+_COLD = 0.05  # of the data may stay in the page cache
+_ROUNDS = 2
+
+
+class Drains:
+    """The drains of one start of the script."""
+
+    def __init__(
+        self,
+        session: Session,
+        record: Record,
+        unit_s: float,
+        longest_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """``unit_s``: how long a drain takes; ``longest_s``: what a slow one may take."""
+        self._session, self._record, self._say = session, record, say
+        self._unit_s, self._longest_s = unit_s, longest_s
+        self._ranks = session.paced()
+        self._width: int = self._ranks[0].loader(self._ranks[0].slot)["workers"]
+        self._touched: list[str] = []  # all files that the loader was seen to read
+        self._count = 0
+
+    def warm(self) -> None:
+        """Drain the loader with its data in memory, at several numbers of workers.
+
+        Raises Stopped.
+        """
+        session, record, unit_s = self._session, self._record, self._unit_s
+        for rank, answer in zip(self._ranks, session.ask({"do": "describe"}), strict=True):
+            session.kept(rank).described = answer
+        self._drain("found", self._width, 1.25 * unit_s, fresh=True)
+        self._find_files()
+        first = session.kept(self._ranks[0]).drains["found"][-1]
+        startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
+        rounds = 1 if startup_s > 2 * unit_s else _ROUNDS  # workers import a lot, each time anew
+        with contextlib.suppress(OSError):
+            if record.files and (reading.resident_fraction(self._touched) or 1.0) < 1.0:
+                reading.read_files(self._touched, 4, self._longest_s)
+        cores = max(1, machine.usable_cores() // len(self._ranks))
+        for again in range(rounds):
+            for count in _worker_counts(self._width, cores):
+                share = 1.0 if count == self._width else 0.75
+                workers = "1 worker" if count == 1 else f"{count} workers"
+                self._say(f"P: data in memory, {workers}, round {again + 1} of {rounds}")
+                self._drain(f"warm-{count}", count, share * unit_s)
+        with contextlib.suppress(OSError):
+            if self._touched:
+                record.warm_fraction = reading.resident_fraction(self._touched)
+
+    def cold(self) -> None:
+        """Drain the loader, and read its files, with nothing in the page cache. Raises Stopped."""
+        record, unit_s = self._record, self._unit_s
+        if not self._touched:
+            record.reasons["S"] = record.reasons.get("files", "no file was seen")
+            return
+        for again in range(_ROUNDS):
+            turn = f"round {again + 1} of {_ROUNDS}"
+            self._say(f"S: dropping the loader's files from the page cache, {turn}")
+            try:
+                reading.drop_files(self._touched)
+                left = reading.resident_fraction(self._touched)
+            except OSError as error:
+                record.reasons["S"] = f"the loader's files cannot be read: {error}"
+                return
+            if left is None or left > _COLD:
+                share = "an unknown part" if left is None else f"{left:.0%}"
+                record.reasons["S"] = (
+                    f"{share} of the data stayed in the page cache after it was asked to leave "
+                    "(files that are mapped, or belong to somebody else)"
+                )
+                return
+            record.cold_fraction = left
+            self._say(f"S: reading the loader with nothing in memory, {turn}")
+            self._drain("cold", self._width, 2 * unit_s, once=True)
+            if record.files:
+                record.readers = max(1, self._width) * len(self._ranks)
+                self._say(f"S, C: reading {len(record.files):,} files, cold and warm, {turn}")
+                read_again(record, self._unit_s)
+
+    def _drain(
+        self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
+    ) -> None:
+        tag = str(self._session.folder / f"drain-{self._count}")
+        self._count += 1
+        command = {
+            "do": "drain",
+            "tag": tag,
+            "workers": workers,
+            "seconds": seconds,
+            "longest": max(seconds * 3, self._longest_s),
+            "least": 4 * max(1, workers) + 8,
+            "most": _EVERYTHING,
+            "fresh": fresh,
+            "once": once,
+            "hears": fresh,
+        }
+        answers = self._session.ask(command)
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            if "arrivals_ns" not in answer:
+                self._record.note(f"{name}: the loader could not be read again: {answer['error']}")
+                raise Stopped
+            if answer["error"]:
+                self._record.note(f"{name}: the loader ended with {answer['error']}")
+            own = f"{Path(tag).name}-{rank.pid}-*"
+            work: list[Work] = []
+            for path in self._session.folder.glob(own + ".work"):
+                work.extend(records.read_work(str(path)))
+            drain = Drain(
+                workers,
+                answer["arrivals_ns"],
+                answer["began_ns"],
+                answer["cpu_s"],
+                answer["ended"],
+                answer["error"],
+                [w for w in work if w.ended_ns <= (answer["arrivals_ns"] or [0])[-1]],
+                sum(w.examples for w in work),
+            )
+            self._session.kept(rank).drains.setdefault(name, []).append(drain)
+            if fresh:
+                for path in self._session.folder.glob(own + ".opened"):
+                    lines = path.read_text().splitlines()
+                    self._session.kept(rank).opened += [json.loads(line) for line in lines]
+
+    def _find_files(self) -> None:
+        """Tell files that are read whole, one or a few an example, from everything else."""
+        record = self._record
+        opened: dict[str, dict[str, Any]] = {}
+        sockets = set()
+        examples = read = 0
+        for rank in self._ranks:
+            kept = self._session.kept(rank)
+            for line in kept.opened:
+                if line["kind"] == "socket":
+                    sockets.add(line["name"])
+                else:
+                    opened[line["name"]] = line
+            work = kept.drains["found"][-1].work
+            examples += kept.drains["found"][-1].made
+            read += sum(max(0, w.read_bytes) for w in work)
+        files = [line for line in opened.values() if line["kind"] == "file"]
+        total = sum(line["bytes"] for line in files)
+        whole = bool(files) and len(files) >= 0.2 * examples and 0.5 * total <= read <= 1.5 * total
+        if whole:
+            record.files = [line["name"] for line in files]
+            record.files_examples = examples
+            self._touched = record.files
+            return
+        self._touched = [line["name"] for line in opened.values()]
+        if sockets:
+            why = f"the data comes over the network ({', '.join(sorted(sockets)[:3])})"
+        elif not opened:
+            why = (
+                "no file was seen to be opened by the loader: its data is in memory, made up, or "
+                "read by a library that opens files by itself"
+            )
+        elif any(line["kind"] == "mapped" for line in opened.values()):
+            why = "the data is mapped into memory from few large files"
+        else:
+            why = "examples are parts of few large files"
+        record.reasons["files"] = why
+
+
+def read_again(record: Record, unit_s: float) -> None:
+    """Read the record's files cold and warm, by as many readers as the loader has, and more.
+
+    Then one at a time, with pauses in between in which storage does nothing. Raises OSError.
+    """
+    files = record.files
+    reading.drop_files(files)
+    reads = reading.read_files(files, record.readers, 2 * unit_s)
+    record.cold_reads.append(reads)
+    warm = reading.read_files(files[: sum(reads.files)], record.readers, unit_s)
+    record.warm_reads.append(warm)
+    if machine.usable_cores() > record.readers:
+        reading.drop_files(files)
+        most = reading.read_files(files, machine.usable_cores(), unit_s)
+        record.most_reads.append(most)
+    reading.drop_files(files)
+    pause_s = sum(reads.seconds) / sum(reads.files)  # as long as storage takes for a file
+    waits_s = reading.read_spaced(files, pause_s, unit_s)
+    record.cold_waits_s += waits_s
+    record.warm_waits_s += reading.read_spaced(files[: len(waits_s)], 0.0, unit_s)
+
+
+def _worker_counts(width: int, cores: int) -> list[int]:
+    """Return the worker counts of the scaling curve: the job's own first, at most five."""
+    counts = [width, 1, cores]
+    if cores > 4:
+        counts += [round(cores**0.5), round(cores**0.75)]
+    return list(dict.fromkeys(counts))

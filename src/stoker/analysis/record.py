@@ -1,0 +1,139 @@
+"""What an analysis measured, as it was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.analysis.probe.records import Row, Work
+from stoker.analysis.reading import Reads
+
+
+@dataclass
+class Drain:
+    """One drain of the loader in one rank."""
+
+    workers: int
+    arrivals_ns: list[int]
+    began_ns: int
+    cpu_s: float
+    """Processor seconds of the training process, from the first batch on."""
+    ended: str
+    error: str | None
+    work: list[Work]
+    """Batches that were delivered."""
+    made: int = 0
+    """Examples that were made, those that were not delivered any more included."""
+
+
+@dataclass
+class RankRecord:
+    """All that is known of one process of the job."""
+
+    pid: int
+    rank: int
+    about: dict[str, Any]
+    slot: int = -1
+    """The training loader's."""
+    rows: list[Row] = field(default_factory=list)
+    """As it is."""
+    replayed: list[Row] = field(default_factory=list)
+    """From the moment on that prepared batches were handed over."""
+    replayed_beside: dict[int, list[Row]] = field(default_factory=dict)
+    """The same beside that many busy processes."""
+    worker_pids: dict[int, list[list[int]]] = field(default_factory=dict)
+    """By loader, then by epoch."""
+    work: dict[int, list[Work]] = field(default_factory=dict)
+    """As it is, by worker's pid."""
+    described: dict[str, Any] = field(default_factory=dict)
+    drains: dict[str, list[Drain]] = field(default_factory=dict)
+    """"found", "warm-W" for W workers, "cold"."""
+    opened: list[dict[str, Any]] = field(default_factory=list)
+    """Files, with the part that lay in the page cache, and connections."""
+    read_before_look: bool = True
+    """Whether the job had run before that part was looked at."""
+
+    def loader(self, slot: int) -> dict[str, Any]:
+        """Return what is known of a loader."""
+        return next(about for about in self.about["loaders"] if about["slot"] == slot)
+
+
+@dataclass
+class Record:
+    """Everything that an analysis measured."""
+
+    command: list[str]
+    ranks: list[RankRecord] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    """Files that can be read again as the loader read them."""
+    files_examples: int = 0
+    """Examples that these files make up."""
+    cold_reads: list[Reads] = field(default_factory=list)
+    warm_reads: list[Reads] = field(default_factory=list)
+    most_reads: list[Reads] = field(default_factory=list)
+    """Cold, with a reader a core, where the job has fewer workers."""
+    cold_waits_s: list[float] = field(default_factory=list)
+    """Seconds of reading single files, cold, with pauses in between that leave storage idle."""
+    warm_waits_s: list[float] = field(default_factory=list)
+    """The same files once more, warm."""
+    readers: int = 1
+    warm_fraction: float | None = None
+    """Share of the drained data that was in memory during the warm drains."""
+    cold_fraction: float | None = None
+    """Share of it that still was before the cold drains."""
+    starts: int = 0
+    seconds: float = 0.0
+    stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
+    after_s: dict[str, float] | None = None
+    """Of a pipeline: worker seconds an example behind each place of an echo."""
+    notes: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a phase did not happen: "as-it-is", "G", "P", "S"."""
+
+    def note(self, text: str) -> None:
+        """Add a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class AnalysisError(Exception):
+    """Nothing could be measured; the text says why and what to do."""
+
+
+def raw_phases(record: Record) -> list[dict[str, Any]]:
+    """Return what each phase saw, as data."""
+    phases: list[dict[str, Any]] = []
+    for rank in record.ranks:
+        for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
+            own = [row for row in rows if row.slot == rank.slot]
+            phases.append(
+                {
+                    "phase": name,
+                    "rank": rank.rank,
+                    "entered_s": [(r.entered_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
+                    "left_s": [(r.left_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
+                }
+            )
+        for name, drains in rank.drains.items():
+            for drain in drains:
+                arrivals = [(at - drain.began_ns) / 1e9 for at in drain.arrivals_ns[:2000]]
+                phases.append(
+                    {
+                        "phase": name,
+                        "rank": rank.rank,
+                        "workers": drain.workers,
+                        "arrivals_s": arrivals,
+                    }
+                )
+    for name, reads in (("S", record.cold_reads), ("C", record.warm_reads)):
+        for read in reads:
+            phases.append(
+                {
+                    "phase": name,
+                    "readers": record.readers,
+                    "files": list(read.files),
+                    "seconds": list(read.seconds),
+                }
+            )
+    return phases

@@ -274,7 +274,7 @@ def _rates(found: Any) -> dict[str, Any]:
     """Return what the predictions were made from."""
     import msgspec
 
-    names = ("rates", "prep", "ingestion_beside", "cold", "miss_s", "receive_s", "storage_most",
+    names = ("rates", "prep", "cold", "miss_s", "storage_most",
              "cached_fraction", "example_bytes",
              "step_cpu_s", "notes", "as_it_is", "verdict", "split")  # fmt: skip
     content = msgspec.to_builtins(found)

@@ -51,13 +51,8 @@ def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
     storage, cache = sorted((draw(rates), draw(rates)))
     known = draw(st.booleans())
     after = draw(st.floats(0, 1e-2))
-    ingestion = draw(rates)
-    beside = draw(st.lists(st.integers(1, 64), max_size=2, unique=True))
     return Measured(
-        ingestion=ingestion,
-        ingestion_beside=tuple(
-            (count, ingestion * draw(st.floats(0.2, 1.0))) for count in sorted(beside)
-        ),
+        ingestion=draw(rates),
         prep=curve,
         workers=workers,
         cores=draw(st.integers(1, 64)),
@@ -66,12 +61,14 @@ def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
         cache=cache if known else None,
         storage_most=draw(st.none() | st.floats(storage, 4 * storage)) if known else None,
         miss_s=draw(st.floats(0, 1e-2)),
-        receive_s=draw(st.floats(0, 1e-2)),
+        trained=tuple((count, draw(rates)) for count, _ in curve) if draw(st.booleans()) else (),
         cached_fraction=draw(fractions),
         example_bytes=1e5,
         examples=10_000,
         step_cpu_s=draw(st.floats(0, 1e-2)),
-        prep_cpu=tuple((count, draw(st.floats(0, 1e-2))) for count, _ in curve),
+        prep_cpu=tuple((count, draw(st.floats(0, 1e-2))) for count, _ in curve)
+        if draw(st.booleans())
+        else (),
         trains_on_cpu=draw(st.booleans()),
         after_s=(("batch", 0.0), ("after-augmentation", after), ("before-augmentation", 2 * after)),
     )
@@ -126,15 +123,14 @@ def test_the_smallest_cache_is_the_published_one(S: float, C: float, P: float, G
 
 @given(rates, rates, rates, rates, fractions)
 def test_the_smallest_cache_is_enough_and_a_smaller_one_is_not(
-    S: float, C: float, P: float, G: float, a: float
+    S: float, C: float, P: float, G: float, miss_s: float
 ) -> None:
     assume(C > 1.01 * S)
 
     def speed(x: float) -> float:
-        misses_s = (1 - x) * (1 / S - 1 / C)
-        return min(G, loader_rate(fetch_rate(x, S, C), P, misses_s, a))
+        return min(G, loader_rate(fetch_rate(x, S, C), P, (1 - x) * miss_s))
 
-    x = smallest_cache(S, C, P, G, a)
+    x = smallest_cache(S, C, P, G, miss_s)
     assert 0.0 <= x <= 1.0
     assert speed(x) == pytest.approx(speed(1.0), rel=1e-8)
     assert x == 0.0 or speed(x * (1 - 1e-6)) < speed(1.0)
@@ -233,7 +229,7 @@ def test_nothing_runs_faster_than_its_limits(question: tuple[Measured, Change]) 
     limits = (found.fetch, found.prep, found.ingestion, found.processors, found.loader)
     assert found.rate <= min(limits) * (1 + CLOSE)
     overlaps = job.workers or change.cores
-    if overlaps and not job.receive_s and not job.ingestion_beside:
+    if overlaps and not job.trained:
         assert found.rate == pytest.approx(min(limits))
 
 
@@ -247,7 +243,7 @@ def test_more_is_never_slower(question: tuple[Measured, Change], more: float) ->
 
     assert faster(accelerator=change.accelerator * more)
     assert faster(echo=change.echo * more)
-    if change.cores:
+    if change.cores and not (job.trained or job.prep_cpu):
         assert faster(cores=math.ceil(change.cores * more))
     if change.cache_bytes is not None and not change.storage_mbps:
         assert faster(cache_bytes=math.ceil(change.cache_bytes * more))
@@ -332,7 +328,7 @@ def test_a_few_misses_do_not_make_slow_preparation_a_matter_of_storage() -> None
 
 
 def test_the_hosts_processors_may_be_the_limit() -> None:
-    job = replace(measured(COMPUTE), step_cpu_s=0.01, prep_cpu_s=0.01, cores=4)
+    job = replace(measured(COMPUTE), step_cpu_s=0.01, prep_cpu=((8, 0.01),), cores=4)
     assert predict(job).bound == "processors"
     assert predict(job).rate == pytest.approx(200)
 

@@ -18,6 +18,7 @@ from stoker.analysis.session import Session, Stopped
 _EVERYTHING = 1 << 40
 _COLD = 0.05  # of the data may stay in the page cache
 _ROUNDS = 2
+_FEWEST, _MOST_STEPS = 12, 5000  # steps of training on data in memory
 
 
 class Drains:
@@ -62,6 +63,8 @@ class Drains:
                 workers = "1 worker" if count == 1 else f"{count} workers"
                 self._say(f"P: data in memory, {workers}, round {again + 1} of {rounds}")
                 self._drain(f"warm-{count}", count, share * unit_s)
+                self._say(f"training on data in memory, {workers}, round {again + 1} of {rounds}")
+                self._train(count)
         with contextlib.suppress(OSError):
             if self._touched:
                 record.warm_fraction = reading.resident_fraction(self._touched)
@@ -95,6 +98,26 @@ class Drains:
                 record.readers = max(1, self._width) * len(self._ranks)
                 self._say(f"S, C: reading {len(record.files):,} files, cold and warm, {turn}")
                 read_again(record, self._unit_s)
+
+    def _train(self, workers: int) -> None:
+        """Have the script train for a while on what was drained. Raises Stopped."""
+        each_s = 1e-4
+        for rank in self._ranks:
+            arrivals = self._session.kept(rank).drains[f"warm-{workers}"][-1].arrivals_ns
+            steps = self._session.kept(rank).replayed[-100:]
+            for times in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
+                if len(times) > 1:
+                    each_s = max(each_s, (times[-1] - times[0]) / (len(times) - 1) / 1e9)
+        fewest = 4 * max(1, workers) + _FEWEST
+        steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
+        # Ranks train together: all of them take the same number of steps.
+        command = {"do": "train", "workers": workers, "steps": steps_wanted}
+        for rank, answer in zip(self._ranks, self._session.ask(command), strict=True):
+            if "error" in answer:
+                self._record.note(f"training on data in memory failed: {answer['error']}")
+                continue
+            kept = self._session.kept(rank)
+            kept.trained.setdefault(workers, []).append(answer["times_ns"])
 
     def _drain(
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False

@@ -67,12 +67,7 @@ class _Found:
         return self.record.reasons.get(phase, "this phase did not come about")
 
     def _ingestion(self) -> None:
-        self.g, self.step_cpu_s = measuring.ingestion(self.rank, self.rank.replayed, self.batch)
-        self.beside: list[PrepPoint] = []
-        for count, rows in sorted(self.rank.replayed_beside.items()):
-            rate, cpu_s = measuring.ingestion(self.rank, rows, self.batch)
-            if rate is not None:
-                self.beside.append(PrepPoint(count, rate, cpu_s))
+        self.g, self.step_cpu_s = measuring.ingestion(self.rank, self.batch)
         if self.g is None:
             self.reasons["G"] = self._why("G")
 
@@ -83,12 +78,13 @@ class _Found:
             if name.startswith("warm-"):
                 rate = measuring.drained(drains, self.batch)
                 if rate is not None:
+                    count = drains[0].workers
                     cpu_s = measuring.prep_cpu_s(drains, self.batch)
-                    self.curve.append(PrepPoint(drains[0].workers, rate, cpu_s))
+                    trained = measuring.trained(self.rank, count, self.batch)
+                    self.curve.append(PrepPoint(count, rate, trained, cpu_s))
         self.curve.sort(key=lambda point: point.workers)
         self.p = next((c.rate for c in self.curve if c.workers == width), None)
         warm = [d for name, ds in self.rank.drains.items() if name[:4] == "warm" for d in ds]
-        self.receive_s = measuring.receive_s(warm, self.batch)
         self.collate_s = measuring.collate_s(warm)
         if self.p is None:
             self.reasons["P"] = self._why("P")
@@ -236,16 +232,15 @@ class _Found:
         assert self.g is not None
         found = Measured(
             ingestion=self.g.value,
-            ingestion_beside=tuple((point.workers, point.rate.value) for point in self.beside),
             prep=tuple((point.workers, point.rate.value) for point in self.curve),
             workers=self.about["workers"],
             cores=self._cores(),
             batch_size=self.batch,
             miss_s=self.miss_s,
-            receive_s=self.receive_s,
             cached_fraction=self.x or 0.0,
             step_cpu_s=self.step_cpu_s,
             prep_cpu=tuple((point.workers, point.cpu_s) for point in self.curve),
+            trained=tuple((p.workers, p.trained.value) for p in self.curve if p.trained),
         )
         if storage and self.s is not None:
             cache = self.c.value if self.c else INFINITE
@@ -341,12 +336,10 @@ class _Found:
             as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
             if steady
             else None,
-            ingestion_beside=self.beside,
             prep=self.curve if self.p_known is not None else [],
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,
-            receive_s=self.receive_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s=self._after_s(),

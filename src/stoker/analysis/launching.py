@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -152,28 +152,6 @@ class Started:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     left.append(process)
         return left
-
-
-@contextlib.contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Keep that many processes busy, as workers would; they end with the block, or with us."""
-    libc = ctypes.CDLL(None)
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-S", "-E", "-c", "while True: pass"],
-                    stdin=subprocess.DEVNULL,
-                    preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
-                )
-            )
-        yield
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
 
 
 def _standard_input() -> int | None:

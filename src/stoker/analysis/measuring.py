@@ -153,8 +153,8 @@ def _served(waits: list[Wait], rank: RankRecord) -> list[Wait]:
     return served
 
 
-def ingestion(rank: RankRecord, rows: Sequence[Row], batch: float) -> tuple[Rate | None, float]:
-    """Return G by these rows, and the processor seconds that training takes for an example.
+def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
+    """Return G, and the processor seconds that training takes for an example.
 
     The time of handing a batch over is left out, except where a device works on meanwhile.
     """
@@ -163,7 +163,7 @@ def ingestion(rank: RankRecord, rows: Sequence[Row], batch: float) -> tuple[Rate
     cpu_ns = 0
     before: Row | None = None
     disturbed, counted = False, 0
-    for row in rows:
+    for row in rank.replayed:
         if row.slot != rank.slot:
             disturbed = disturbed or not row.kind & records.TRAINS
             continue
@@ -194,11 +194,16 @@ def drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rat
     return rate_of(blocks_of([batch] * len(seconds), seconds, period))
 
 
-def receive_s(drains: Sequence[Drain], batch: float) -> float:
-    """Return the processor seconds of receiving an example from workers."""
-    with_workers = [drain for drain in drains if drain.workers and len(drain.arrivals_ns) > 1]
-    examples = sum(len(drain.arrivals_ns) - 1 for drain in with_workers) * batch
-    return sum(drain.cpu_s for drain in with_workers) / examples if examples else 0.0
+def trained(rank: RankRecord, workers: int, batch: float) -> Rate | None:
+    """Return the rate of training on data in memory, without the batches prefetched first."""
+    seconds: list[float] = []
+    period = max(1, workers)
+    for times in rank.trained.get(workers, []):
+        entered = [at for at, _ in times]
+        entered = entered[min(4 * period if workers else 2, len(entered) // 3) :]
+        whole = (len(entered) - 1) // period * period
+        seconds += [(b - a) / 1e9 for a, b in itertools.pairwise(entered[: whole + 1])]
+    return rate_of(blocks_of([batch] * len(seconds), seconds, period))
 
 
 def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
@@ -214,7 +219,11 @@ def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
                 cpu_ns += work.cpu_ns - latest[work.pid].cpu_ns
                 examples += work.examples
             latest[work.pid] = work
-    return (cpu_ns / 1e9 / examples if examples else 0.0) + receive_s(drains, batch)
+    received = [drain for drain in drains if drain.workers and len(drain.arrivals_ns) > 1]
+    count = sum(len(drain.arrivals_ns) - 1 for drain in received) * batch
+    return (cpu_ns / 1e9 / examples if examples else 0.0) + (
+        sum(drain.cpu_s for drain in received) / count if count else 0.0
+    )
 
 
 def collate_s(drains: Sequence[Drain]) -> float:

@@ -6,15 +6,15 @@ same ones in JavaScript (``page_model.js``), and a test holds the two together.
 Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
 memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
 et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5). Three
-things are added to the paper's ``min(F, P, G)``, for all are seen in real loaders, and measured:
+things are added to the paper's ``min(F, P, G)``, for all are seen in real jobs, and measured:
 
 - a worker reads an example and then decodes it: it waits for its misses (``miss_s``), however much
   storage as a whole could deliver;
-- the training process takes some time to receive a batch from its workers (``receive_s``), which
-  no worker can hide;
 - training and preparation share the host's processors. ``H`` is what these allow, by the
-  processor time that one example takes on both sides; and training itself is slower beside busy
-  workers (``ingestion_beside``).
+  processor time that one example takes on both sides;
+- even with all data in memory, training reaches a little less than ``min(G, P, H)``: batches come
+  in bursts and in order, and take time to receive. How much less, by number of workers, is
+  ``efficiency``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 INFINITE = math.inf
 PLACES = ("batch", "after-augmentation", "before-augmentation")
@@ -34,8 +34,6 @@ class Measured:
 
     ingestion: float
     """G."""
-    ingestion_beside: tuple[tuple[int, float], ...] = field(default=(), kw_only=True)
-    """G beside that many busy processes, ascending."""
     prep: tuple[tuple[int, float], ...]
     """P by number of workers, ascending; ``(0, P)`` where the training process prepares."""
     workers: int
@@ -54,8 +52,8 @@ class Measured:
     """Seconds that a worker waits for an example that is not in the page cache, beyond reading it
     from there, while storage is not busy otherwise; 0: misses overlap preparing, as in the
     paper."""
-    receive_s: float = 0.0
-    """Seconds that the training process takes to receive an example from its workers."""
+    trained: tuple[tuple[int, float], ...] = ()
+    """What training reached with its data in memory, by number of workers, ascending."""
     cached_fraction: float = 0.0
     """x, as the analysis found it."""
     example_bytes: float | None = None
@@ -276,46 +274,44 @@ def miss_seconds(measured: Measured, change: Change) -> float:
     return measured.miss_s * (1.0 - share + share / faster)
 
 
-def beside_seconds(measured: Measured, workers: int) -> float:
-    """Return the seconds an example that busy workers add to training; straight in between."""
-    points = ((0, measured.ingestion), *measured.ingestion_beside)
-    alone_s = 1.0 / measured.ingestion
-    for (fewer, quick), (more, slow) in itertools.pairwise(points):
-        if workers <= more:
-            share = (workers - fewer) / (more - fewer)
-            return max(0.0, (1.0 - share) / quick + share / slow - alone_s)
-    return max(0.0, 1.0 / points[-1][1] - alone_s)
+def efficiency(measured: Measured, workers: int) -> float:
+    """Return what training reaches of ``min(G, P, H)`` with its data in memory, at most 1.
 
-
-def taken_rate(step_s: float, beside_s: float, prep_s: float) -> float:
-    """Return what training takes in, with workers that are busy for what it takes.
-
-    ``r = 1 / (t + b * r * p)``: a step's time ``t``, plus ``b`` for the share ``r * p`` of the
-    time in which the workers prepare; at most all of it.
+    Measured, and straight between measured numbers of workers; outside of them that of the
+    nearest.
     """
-    slowest = _inverse(step_s + beside_s)
-    product = beside_s * prep_s
-    if slowest * prep_s >= 1.0 or product <= 0.0:
-        return slowest if product > 0.0 else _inverse(step_s)
-    return (math.sqrt(step_s * step_s + 4.0 * product) - step_s) / (2.0 * product)
+    shares = []
+    for count, reached in measured.trained:
+        prep = prep_rate(measured.prep, count)
+        if count == 0:
+            expected = _inverse(_inverse(measured.ingestion) + _inverse(prep))
+        else:
+            cpu_s = measured.step_cpu_s + prep_cpu_seconds(measured.prep_cpu, count)
+            expected = min(measured.ingestion, prep, _inverse(cpu_s / measured.cores))
+        shares.append((count, min(1.0, reached / expected)))
+    return _between(shares, workers) if shares else 1.0
 
 
 def prep_cpu_seconds(curve: Sequence[tuple[int, float]], workers: int) -> float:
     """Return the processor seconds of preparing an example, straight between measured points."""
-    if not curve or workers <= curve[0][0]:
-        return curve[0][1] if curve else 0.0
-    for (fewer, low), (more, high) in itertools.pairwise(curve):
-        if workers <= more:
-            return low + (high - low) * (workers - fewer) / (more - fewer)
-    return curve[-1][1]
+    return _between(curve, workers) if curve else 0.0
+
+
+def _between(points: Sequence[tuple[int, float]], at: int) -> float:
+    if at <= points[0][0]:
+        return points[0][1]
+    for (fewer, low), (more, high) in itertools.pairwise(points):
+        if at <= more:
+            return low + (high - low) * (at - fewer) / (more - fewer)
+    return points[-1][1]
 
 
 def predict(measured: Measured, change: Change | None = None) -> Prediction:
     """Return how fast each job runs after ``change``.
 
-    ``min(taken, H, loader)``, with ``taken`` by ``taken_rate`` for a step of 1/G and the seconds
-    of receiving an example; without workers, where training waits while it prepares, ``1 / (1/G +
-    1/loader)`` instead of the first and the last.
+    ``min(F, k * min(G, H, 1 / (1/P + w)))``, with ``k`` the efficiency for that many workers and
+    ``w`` what they wait for misses; without workers, where training waits while it prepares,
+    ``k / (1/G + 1/loader)``.
 
     With K jobs that do not share, each gets a K-th of the preparation, of the storage and of the
     processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
@@ -344,7 +340,6 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
         waiting_s = miss_seconds(measured, change) / max(1, workers)
         waiting_s *= many * (1.0 - x) / echo
     loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), waiting_s)
-    received_s = measured.receive_s / (echo if change.echo_at == "batch" else 1.0)
 
     cores = max(measured.cores, change.cores or 0)
     step_cpu_s = measured.step_cpu_s
@@ -355,15 +350,16 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     prep_cpu_s *= share / fresh_prep_s if fresh_prep_s > 0 else 1.0
     processors = _inverse((change.jobs * step_cpu_s + many * prep_cpu_s) / cores)
 
-    step_s = _inverse(ingestion) + received_s
-    taken = taken_rate(step_s, beside_seconds(measured, workers), prep_s)
+    reached = efficiency(measured, workers)
 
-    def trained(loader: float) -> float:
+    def trained(fetch: float, waiting_s: float) -> float:
+        loader = loader_rate(fetch, _inverse(prep_s), waiting_s)
         if alone:
-            return min(processors, _inverse(_inverse(ingestion) + _inverse(loader)))
-        return min(taken, processors, loader)
+            return reached * min(processors, _inverse(_inverse(ingestion) + _inverse(loader)))
+        unfetched = loader_rate(INFINITE, _inverse(prep_s), waiting_s)
+        return min(fetch, reached * min(ingestion, processors, unfetched))
 
-    warm, rate = trained(_inverse(prep_s)), trained(loader)
+    warm, rate = trained(INFINITE, 0.0), trained(_inverse(fetch_s), waiting_s)
     lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
     lost["prep"] = max(0.0, 1.0 - lost["compute"] - lost["fetch"])
     if alone:
@@ -372,7 +368,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
-        limits = {"compute": taken, "processors": processors, "prep": _inverse(prep_s)}
+        limits = {"compute": ingestion, "processors": processors, "prep": _inverse(prep_s)}
         bound = min(limits, key=lambda name: limits[name])
     return Prediction(
         rate=rate,

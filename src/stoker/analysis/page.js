@@ -207,7 +207,6 @@ function showNotes() {
       ["Found in the page cache", known(report.cached_fraction, percent)],
       ["Cold drain", known(report.cold, (found) => `${rate(found.value)}/s`)],
       ["A worker's wait for an example that is not in memory", seconds(report.miss_s)],
-      ["Receiving an example from the workers", seconds(report.receive_s)],
       ["Copy of a batch to the device, a part of G", known(report.copy_s, seconds)],
       ["Processor time of training, an example", seconds(report.step_cpu_s)],
       ...report.prep.map((point) => [

@@ -78,34 +78,29 @@ function missSeconds(measured, change) {
   return measured.miss_s * (1 - share + share / faster);
 }
 
-function besideSeconds(measured, workers) {
-  const points = [[0, measured.ingestion], ...measured.ingestion_beside];
-  const aloneS = 1 / measured.ingestion;
-  for (let i = 1; i < points.length; i++) {
-    const [[fewer, quick], [more, slow]] = [points[i - 1], points[i]];
-    if (workers <= more) {
-      const share = (workers - fewer) / (more - fewer);
-      return Math.max(0, (1 - share) / quick + share / slow - aloneS);
-    }
-  }
-  return Math.max(0, 1 / points[points.length - 1][1] - aloneS);
-}
-
-function takenRate(stepS, besideS, prepS) {
-  const slowest = inverse(stepS + besideS);
-  const product = besideS * prepS;
-  if (slowest * prepS >= 1 || product <= 0) return product > 0 ? slowest : inverse(stepS);
-  return (Math.sqrt(stepS * stepS + 4 * product) - stepS) / (2 * product);
+function efficiency(measured, workers) {
+  const shares = measured.trained.map(([count, reached]) => {
+    const prep = prepRate(measured.prep, count);
+    if (count === 0)
+      return [count, Math.min(1, reached * (inverse(measured.ingestion) + inverse(prep)))];
+    const cpuS = measured.step_cpu_s + prepCpuSeconds(measured.prep_cpu, count);
+    const expected = Math.min(measured.ingestion, prep, inverse(cpuS / measured.cores));
+    return [count, Math.min(1, reached / expected)];
+  });
+  return shares.length > 0 ? between(shares, workers) : 1;
 }
 
 function prepCpuSeconds(curve, workers) {
-  if (curve.length === 0) return 0;
-  if (workers <= curve[0][0]) return curve[0][1];
-  for (let i = 1; i < curve.length; i++) {
-    const [[fewer, low], [more, high]] = [curve[i - 1], curve[i]];
-    if (workers <= more) return low + ((high - low) * (workers - fewer)) / (more - fewer);
+  return curve.length > 0 ? between(curve, workers) : 0;
+}
+
+function between(points, at) {
+  if (at <= points[0][0]) return points[0][1];
+  for (let i = 1; i < points.length; i++) {
+    const [[fewer, low], [more, high]] = [points[i - 1], points[i]];
+    if (at <= more) return low + ((high - low) * (at - fewer)) / (more - fewer);
   }
-  return curve[curve.length - 1][1];
+  return points[points.length - 1][1];
 }
 
 function behindS(measured, place) {
@@ -134,9 +129,6 @@ function predict(measured, change) {
     waitingS *= (many * (1 - x)) / echo;
   }
   const loader = loaderRate(inverse(fetchS), inverse(prepS), waitingS);
-  const receivedS = measured.receive_s / (change.echo_at === "batch" ? echo : 1);
-  const stepS = inverse(ingestion) + receivedS;
-  const taken = takenRate(stepS, besideSeconds(measured, workers), prepS);
 
   const cores = Math.max(measured.cores, change.cores || 0);
   const stepCpuS = measured.step_cpu_s / (measured.trains_on_cpu ? change.accelerator : 1);
@@ -144,12 +136,17 @@ function predict(measured, change) {
     prepCpuSeconds(measured.prep_cpu, workers) * (freshPrepS > 0 ? share / freshPrepS : 1);
   const processors = inverse((change.jobs * stepCpuS + many * prepCpuS) / cores);
 
-  const trained = (given) =>
-    alone
-      ? Math.min(processors, inverse(inverse(ingestion) + inverse(given)))
-      : Math.min(taken, processors, given);
-  const warm = trained(inverse(prepS));
-  const rate = trained(loader);
+  const reached = efficiency(measured, workers);
+  const trained = (fetch, waiting) => {
+    if (alone) {
+      const given = loaderRate(fetch, inverse(prepS), waiting);
+      return reached * Math.min(processors, inverse(inverse(ingestion) + inverse(given)));
+    }
+    const unfetched = loaderRate(Infinity, inverse(prepS), waiting);
+    return Math.min(fetch, reached * Math.min(ingestion, processors, unfetched));
+  };
+  const warm = trained(Infinity, 0);
+  const rate = trained(inverse(fetchS), waitingS);
   const compute = rate / ingestion;
   const fetchStall = 1 - rate / warm;
   const prepStall = Math.max(0, 1 - compute - fetchStall);
@@ -168,7 +165,7 @@ function predict(measured, change) {
     bound = "fetch";
   } else {
     const limits = [
-      ["compute", taken],
+      ["compute", ingestion],
       ["processors", processors],
       ["prep", inverse(prepS)],
     ];

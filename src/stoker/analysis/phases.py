@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from stoker import machine
 from stoker.analysis.draining import Drains
-from stoker.analysis.launching import busy_processes
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, Work
 from stoker.analysis.record import RankRecord, Record
@@ -177,7 +175,7 @@ class _Conductor:
         session.until(lambda: bool(session.paced()), "G")
         session.switch("replay_at")
         try:
-            self._replayed(session, self._patience_s)
+            self._replayed(session)
         finally:
             for rank in session.paced():
                 own = _replayed(rank, session.rows(rank))
@@ -186,26 +184,15 @@ class _Conductor:
                     kept.replayed = _since(session.rows(rank), own[0].entered_ns)
                     kept.slot = rank.slot
                     self.done.add("G")
-        ranks = session.paced()
-        workers = ranks[0].loader(ranks[0].slot)["workers"]
-        share = max(1, machine.usable_cores() // len(ranks))
-        for count in sorted({workers, share} - {0}):
-            self._say(f"G: the same beside {count} busy processes{' a rank' * (len(ranks) > 1)}")
-            with busy_processes(count * len(ranks)):
-                began_ns = time.perf_counter_ns()
-                self._replayed(session, self._patience_s / 4, began_ns)
-                for rank in ranks:
-                    rows = _since(session.rows(rank), began_ns)
-                    session.kept(rank).replayed_beside[count] = rows
 
-    def _replayed(self, session: Session, patience_s: float, since_ns: int = 0) -> None:
+    def _replayed(self, session: Session) -> None:
         """Wait until enough prepared batches were handed over. Raises Stopped."""
         began = time.monotonic()
 
         def enough() -> bool:
-            patient = time.monotonic() - began < patience_s
+            patient = time.monotonic() - began < self._patience_s
             return all(
-                self._lasted(_replayed(rank, _since(session.rows(rank), since_ns)), patient)
+                self._lasted(_replayed(rank, session.rows(rank)), patient)
                 for rank in session.paced()
             )
 

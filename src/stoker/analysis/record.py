@@ -39,8 +39,9 @@ class RankRecord:
     """As it is."""
     replayed: list[Row] = field(default_factory=list)
     """From the moment on that prepared batches were handed over."""
-    replayed_beside: dict[int, list[Row]] = field(default_factory=dict)
-    """The same beside that many busy processes."""
+    trained: dict[int, list[list[tuple[int, int]]]] = field(default_factory=dict)
+    """Training on data in memory, by number of workers: when each step asked for its batch and
+    got it, in nanoseconds."""
     worker_pids: dict[int, list[list[int]]] = field(default_factory=dict)
     """By loader, then by epoch."""
     work: dict[int, list[Work]] = field(default_factory=dict)

@@ -60,6 +60,8 @@ class PrepPoint(msgspec.Struct, frozen=True):
 
     workers: int
     rate: Rate
+    trained: Rate | None = None
+    """What training reaches with the data in memory and that many workers."""
     cpu_s: float = 0.0
     """Processor seconds of preparing and receiving an example."""
 
@@ -155,8 +157,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     """What could not be measured or separated, and what a reader must know."""
     as_it_is: AsItIs | None = None
-    ingestion_beside: list[PrepPoint] = []
-    """G beside that many busy processes: what workers take from training."""
     prep: list[PrepPoint] = []
     """P by number of workers."""
     cold: Rate | None = None
@@ -166,8 +166,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     miss_s: float = 0.0
     """Seconds that a worker waits for an example that is not in the page cache, while storage is
     not busy otherwise, beyond reading it from there."""
-    receive_s: float = 0.0
-    """Seconds that the training process takes to receive an example from its workers."""
     copy_s: float | None = None
     """Seconds that the copy of a batch to the device takes; part of G. None without a device."""
     step_cpu_s: float = 0.0
@@ -222,9 +220,6 @@ def measured(report: Report) -> Measured:
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
     return Measured(
         ingestion=rates.G.value,
-        ingestion_beside=tuple(
-            sorted((point.workers, point.rate.value) for point in report.ingestion_beside)
-        ),
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
         workers=report.loader.workers,
         cores=report.cores,
@@ -233,7 +228,7 @@ def measured(report: Report) -> Measured:
         cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
         storage_most=report.storage_most.value if report.storage_most else None,
         miss_s=report.miss_s,
-        receive_s=report.receive_s,
+        trained=tuple(sorted((p.workers, p.trained.value) for p in report.prep if p.trained)),
         cached_fraction=report.cached_fraction or 0.0,
         example_bytes=report.example_bytes,
         examples=report.examples,

@@ -50,7 +50,7 @@ class Seen:
         self.count = 0
         self.replay_at, self.take_at = 8 + 2 * slot, 9 + 2 * slot  # places in the header
         self.bank: replay.Bank | None = None
-        self.replaying: Any = None  # the iterator that replays; held, for it stands for an epoch
+        self.replaying: Any = None  # the iterator that has no end any more; epochs after it are it
 
 
 class Process:
@@ -62,6 +62,7 @@ class Process:
         self.torch = torch
         self.recorder = Recorder(folder)
         self.ended = False
+        self.takeover: takeover.Takeover | None = None
         self.seen: list[Seen] = []
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self._end_with_parent()
@@ -230,13 +231,20 @@ def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
     if process.ended:  # the script went on after the end
         raise EndOfAnalysis(0)
     try:
-        if seen.bank is None or seen.count >= recorder.header[seen.take_at]:
+        if process.takeover is None and (
+            seen.bank is None or seen.count >= recorder.header[seen.take_at]
+        ):
             process.synchronise()
             recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), SYNCHRONISED, cpu)
         if seen.count >= recorder.header[seen.take_at]:
-            process.ended = True
-            takeover.serve(iterator, seen)
-            raise EndOfAnalysis(0)
+            if process.takeover is None:
+                process.takeover = takeover.Takeover(iterator, seen)
+            batch = process.takeover.next()
+            if batch is None:
+                process.ended = True
+                raise EndOfAnalysis(0)
+            seen.count += 1
+            return batch
         if seen.bank is None:
             bank = replay.filled(lambda: advance(iterator))  # StopIteration: the next epoch does
             seen.bank, seen.replaying = bank, iterator

@@ -26,28 +26,69 @@ _POLL_S = 0.005
 _clock = time.perf_counter_ns
 
 
-def serve(iterator: Any, seen: Any) -> None:
-    """Do what the analyzer asks for, until it asks for the end or is gone."""
+class Takeover:
+    """What next() does from then on: what the analyzer asks for.
+
+    Drains happen inside it. In between, it may hand batches to the script again, for a number of
+    steps: made by a given number of workers from data that was drained before.
+    """
+
+    def __init__(self, iterator: Any, seen: Any) -> None:
+        process = seen.process
+        self._process = process
+        self._replayed = seen.bank.next() if seen.bank is not None else None
+        self._drains = _Drains(iterator.__dict__["_stoker_loader"], process)
+        self._number = 0
+        self._batches: Iterator[Any] | None = None
+        self._times: list[tuple[int, int]] = []
+        self._steps = 0
+        seen.bank, seen.replaying = None, iterator
+        for started in list(process.iterators):
+            _stop(started)
+
+    def next(self) -> Any:
+        """Return a batch to train on; None when the analyzer asks for the end, or is gone."""
+        entered = _clock()
+        while True:
+            if self._batches is not None:
+                if len(self._times) <= self._steps:
+                    with _own():
+                        batch = next(self._batches)
+                    self._times.append((entered, _clock()))
+                    return batch
+                _stop(self._batches)
+                self._batches = None
+                self._answer({"times_ns": self._times})
+            base = self._process.recorder.base
+            command = _awaited(f"{base}.command.{self._number}", self._process.folder)
+            if command is None or command["do"] == "end":
+                return None
+            try:
+                with _own():
+                    if command["do"] == "describe":
+                        self._answer(self._drains.describe(self._replayed))
+                    elif command["do"] == "drain":
+                        self._answer(self._drains.drain(command))
+                    else:
+                        self._batches = self._drains.again(command["workers"])
+                        self._times, self._steps = [], command["steps"]
+            except Exception as error:
+                self._answer({"error": f"{type(error).__name__}: {error}"})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        write_json(f"{self._process.recorder.base}.answer.{self._number}", answer)
+        self._number += 1
+
+
+@contextlib.contextmanager
+def _own() -> Iterator[None]:
+    """Loaders that are made and iterated within are the probe's own."""
     global draining
-    process = seen.process
-    replayed = seen.bank.next() if seen.bank is not None else None
-    drains = _Drains(iterator.__dict__["_stoker_loader"], process)
-    seen.bank = seen.replaying = None
-    for started in list(process.iterators):
-        _stop(started)
     draining = True
-    for number in itertools.count():
-        command = _awaited(f"{process.recorder.base}.command.{number}", process.folder)
-        if command is None or command["do"] == "end":
-            return
-        try:
-            if command["do"] == "describe":
-                answer = drains.describe(replayed)
-            else:
-                answer = drains.drain(command)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        write_json(f"{process.recorder.base}.answer.{number}", answer)
+    try:
+        yield
+    finally:
+        draining = False
 
 
 def parts_of(loader: Any) -> SimpleNamespace:
@@ -194,6 +235,15 @@ class _Drains:
             "rounds": rounds,
             "cpu_s": cpu / 1e9,
         }
+
+    def again(self, workers: int) -> Iterator[Any]:
+        """Return batches of what the first drain read, without end."""
+        if self._iterable:
+            return itertools.chain.from_iterable(
+                itertools.repeat(self._like([], workers, functools.partial(_begin, "", False)))
+            )
+        indices = _Again(self._indices, False)
+        return iter(self._like(indices, workers, functools.partial(_begin, "", False)))
 
     def _like(self, indices: Any, count: int, begin: Any) -> Any:
         """Make a loader like the script's, on other indices."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from stoker.analysis.session import Session, Stopped
 _EVERYTHING = 1 << 40
 _COLD = 0.05  # of the data may stay in the page cache
 _ROUNDS = 2
+_SPARE = 1.5  # times as fast as preparing, where storage is to keep up
 _FEWEST, _MOST_STEPS = 12, 5000  # steps of training on data in memory
 
 
@@ -98,6 +100,17 @@ class Drains:
                 record.readers = max(1, self._width) * len(self._ranks)
                 self._say(f"S, C: reading {len(record.files):,} files, cold and warm, {turn}")
                 read_again(record, self._unit_s)
+                prep = self._arrivals_s(f"warm-{self._width}")
+                if drop_part(record, prep * len(record.files) / record.files_examples):
+                    self._say(f"S: reading the loader with a part not in memory, {turn}")
+                    self._drain("partly", self._width, 2 * unit_s, once=True)
+
+    def _arrivals_s(self, name: str) -> float:
+        """Return examples/s of a drain, roughly."""
+        drain = self._session.kept(self._ranks[0]).drains[name][-1]
+        times = drain.arrivals_ns[len(drain.arrivals_ns) // 2 :]
+        examples = sum(work.examples for work in drain.work) / max(1, len(drain.work))
+        return examples * (len(times) - 1) / max(1e-9, (times[-1] - times[0]) / 1e9)
 
     def _train(self, workers: int) -> None:
         """Have the script train for a while on what was drained. Raises Stopped."""
@@ -203,9 +216,9 @@ class Drains:
 
 
 def read_again(record: Record, unit_s: float) -> None:
-    """Read the record's files cold and warm, by as many readers as the loader has, and more.
+    """Read the record's files cold and warm, by as many readers as the loader has.
 
-    Then one at a time, with pauses in between in which storage does nothing. Raises OSError.
+    And cold by a reader a core, where these are more. Raises OSError.
     """
     files = record.files
     reading.drop_files(files)
@@ -217,11 +230,25 @@ def read_again(record: Record, unit_s: float) -> None:
         reading.drop_files(files)
         most = reading.read_files(files, machine.usable_cores(), unit_s)
         record.most_reads.append(most)
-    reading.drop_files(files)
-    pause_s = sum(reads.seconds) / sum(reads.files)  # as long as storage takes for a file
-    waits_s = reading.read_spaced(files, pause_s, unit_s)
-    record.cold_waits_s += waits_s
-    record.warm_waits_s += reading.read_spaced(files[: len(waits_s)], 0.0, unit_s)
+
+
+def drop_part(record: Record, prep_files: float) -> bool:
+    """Drop so many of the files that storage keeps up with preparing ``prep_files`` a second.
+
+    So what misses cost then is the wait for each, and not that storage is short. Returns whether
+    the kernel says what is in memory. Raises OSError.
+    """
+    reads = record.cold_reads[-1]
+    storage = sum(reads.files) / max(1e-9, sum(reads.seconds))
+    share = min(1.0, storage / (_SPARE * max(1e-9, prep_files)))
+    reading.read_files(record.files, machine.usable_cores(), 60.0)
+    chosen = random.Random(0).sample(record.files, max(1, round(share * len(record.files))))
+    reading.drop_files(chosen)
+    resident = reading.resident_fraction(record.files)
+    if resident is None or resident == 1.0:
+        return False
+    record.partly_fraction = resident
+    return True
 
 
 def _worker_counts(width: int, cores: int) -> list[int]:

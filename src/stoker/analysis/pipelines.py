@@ -240,7 +240,7 @@ class _Analysis:
             self._rank.drains.setdefault(name, []).append(drain)
             total += len(arrivals)
             enough = total >= _FEWEST and time.monotonic() > until
-            if enough or name in ("found", "cold") or not arrivals:
+            if enough or name in ("found", "cold", "partly") or not arrivals:
                 break
             pipeline.set_epoch(self._pipeline.epoch)
         if name == f"warm-{self._width}":
@@ -276,7 +276,7 @@ class _Analysis:
 
     def _fetch(self, paths: list[str]) -> None:
         from stoker.analysis import reading
-        from stoker.analysis.draining import read_again
+        from stoker.analysis.draining import drop_part, read_again
 
         record, source = self._record, self._pipeline._source
         every = [source.path(index) for index in range(len(source))]
@@ -296,6 +296,10 @@ class _Analysis:
             record.files, record.readers = paths, max(1, self._width)
             record.files_examples = len(paths)
             read_again(record, self._unit_s / 2)
+            prep = len(self._rank.drains[f"warm-{self._width}"][-1].arrivals_ns)
+            prep = prep * self._batch / self._unit_s
+            if drop_part(record, prep):
+                self._drain("partly", self._width, 1.0)
 
 
 def _length(pipeline: Pipeline, batch: float) -> int | None:

@@ -46,23 +46,6 @@ def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:
     return Reads(tuple(files), tuple(seconds))
 
 
-def read_spaced(paths: Sequence[str], pause_s: float, longest_s: float) -> list[float]:
-    """Read whole files one at a time, with pauses; return the seconds of each.
-
-    Raises OSError for a file that cannot be read.
-    """
-    seconds: list[float] = []
-    began = time.perf_counter()
-    for path in paths:
-        time.sleep(pause_s)
-        at = time.perf_counter()
-        _read(path)
-        seconds.append(time.perf_counter() - at)
-        if time.perf_counter() - began > longest_s:
-            break
-    return seconds
-
-
 def _read(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

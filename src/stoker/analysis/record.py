@@ -48,7 +48,7 @@ class RankRecord:
     """As it is, by worker's pid."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
-    """"found", "warm-W" for W workers, "cold"."""
+    """"found", "warm-W" for W workers, "cold", "partly"."""
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that lay in the page cache, and connections."""
     read_before_look: bool = True
@@ -73,10 +73,8 @@ class Record:
     warm_reads: list[Reads] = field(default_factory=list)
     most_reads: list[Reads] = field(default_factory=list)
     """Cold, with a reader a core, where the job has fewer workers."""
-    cold_waits_s: list[float] = field(default_factory=list)
-    """Seconds of reading single files, cold, with pauses in between that leave storage idle."""
-    warm_waits_s: list[float] = field(default_factory=list)
-    """The same files once more, warm."""
+    partly_fraction: float | None = None
+    """Share of the drained data that was in memory before the last "partly" drain."""
     readers: int = 1
     warm_fraction: float | None = None
     """Share of the drained data that was in memory during the warm drains."""

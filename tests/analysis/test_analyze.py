@@ -36,8 +36,9 @@ def prep_bound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_prep_bound_script_is_told_apart(prep_bound: Path) -> None:
-    found = analyze(prep_bound, "train.py", minutes=0.5)
+    found = analyze(prep_bound, "--html", "report.html", "train.py", minutes=0.5)
     assert found.code == 0, found.errors
+    assert "train.py" in (prep_bound / "report.html").read_text()
     report = found.report
     assert report is not None
     assert report["schema"] == "stoker-analysis/1"
@@ -108,6 +109,12 @@ SHAPES = {
             data = Sleepy(0.001)
             batches = BatchSampler(SequentialSampler(data), 8, True)
             train(DataLoader(data, batch_sampler=batches, num_workers=1), step_s=0.002)
+        """,
+    "stateful": """
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        if __name__ == "__main__":
+            train(StatefulDataLoader(Sleepy(0.001, 400), 8, num_workers=1), step_s=0.002)
         """,
     "made in the loop": """
         if __name__ == "__main__":

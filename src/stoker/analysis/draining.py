@@ -73,37 +73,44 @@ class Drains:
 
     def cold(self) -> None:
         """Drain the loader, and read its files, with nothing in the page cache. Raises Stopped."""
-        record, unit_s = self._record, self._unit_s
+        record = self._record
         if not self._touched:
             record.reasons["S"] = record.reasons.get("files", "no file was seen")
             return
         for again in range(_ROUNDS):
-            turn = f"round {again + 1} of {_ROUNDS}"
-            self._say(f"S: dropping the loader's files from the page cache, {turn}")
             try:
-                reading.drop_files(self._touched)
-                left = reading.resident_fraction(self._touched)
+                if not self._cold_round(f"round {again + 1} of {_ROUNDS}"):
+                    return
             except OSError as error:
                 record.reasons["S"] = f"the loader's files cannot be read: {error}"
                 return
-            if left is None or left > _COLD:
-                share = "an unknown part" if left is None else f"{left:.0%}"
-                record.reasons["S"] = (
-                    f"{share} of the data stayed in the page cache after it was asked to leave "
-                    "(files that are mapped, or belong to somebody else)"
-                )
-                return
-            record.cold_fraction = left
-            self._say(f"S: reading the loader with nothing in memory, {turn}")
-            self._drain("cold", self._width, 2 * unit_s, once=True)
-            if record.files:
-                record.readers = max(1, self._width) * len(self._ranks)
-                self._say(f"S, C: reading {len(record.files):,} files, cold and warm, {turn}")
-                read_again(record, self._unit_s)
-                prep = self._arrivals_s(f"warm-{self._width}")
-                if drop_part(record, prep * len(record.files) / record.files_examples):
-                    self._say(f"S: reading the loader with a part not in memory, {turn}")
-                    self._drain("partly", self._width, 2 * unit_s, once=True)
+
+    def _cold_round(self, turn: str) -> bool:
+        """Do all of it once; return whether it could be done. Raises OSError, Stopped."""
+        record, unit_s = self._record, self._unit_s
+        self._say(f"S: dropping the loader's files from the page cache, {turn}")
+        reading.drop_files(self._touched)
+        left = reading.resident_fraction(self._touched)
+        if left is None or left > _COLD:
+            share = "an unknown part" if left is None else f"{left:.0%}"
+            record.reasons["S"] = (
+                f"{share} of the data stayed in the page cache after it was asked to leave "
+                "(files that are mapped, or belong to somebody else)"
+            )
+            return False
+        record.cold_fraction = left
+        self._say(f"S: reading the loader with nothing in memory, {turn}")
+        self._drain("cold", self._width, 2 * unit_s, once=True)
+        if record.files:
+            record.readers = max(1, self._width) * len(self._ranks)
+            self._say(f"S, C: reading {len(record.files):,} files, cold and warm, {turn}")
+            read_again(record, unit_s)
+            prep = self._arrivals_s(f"warm-{self._width}")
+            if drop_part(record, prep * len(record.files) / record.files_examples):
+                self._say(f"S: reading the loader with a part not in memory, {turn}")
+                self._drain("partly", self._width, 2 * unit_s, once=True)
+                self._drain("whole", self._width, 2 * unit_s, once=True)
+        return True
 
     def _arrivals_s(self, name: str) -> float:
         """Return examples/s of a drain, roughly."""
@@ -156,6 +163,9 @@ class Drains:
                 raise Stopped
             if answer["error"]:
                 self._record.note(f"{name}: the loader ended with {answer['error']}")
+            if len(answer["arrivals_ns"]) < 2:
+                self._record.reasons["P"] = "read alone, the loader gave no two batches"
+                raise Stopped
             own = f"{Path(tag).name}-{rank.pid}-*"
             work: list[Work] = []
             for path in self._session.folder.glob(own + ".work"):

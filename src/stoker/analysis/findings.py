@@ -137,11 +137,11 @@ class _Found:
         self.s_most = measuring.read_rate(record.most_reads, each)
         if self.s is None or self.c is None:
             return
-        partly = self.rank.drains.get("partly", [])
-        warm = self.rank.drains[f"warm-{self.about['workers']}"]
-        if partly and record.partly_fraction is not None and record.partly_fraction < 1.0:
-            more_s = measuring.service_s(partly, self.batch) - measuring.service_s(warm, self.batch)
-            self.miss_s = max(0.0, more_s) / (1.0 - record.partly_fraction)
+        more_s = measuring.more_s(
+            self.rank.drains.get("partly", []), self.rank.drains.get("whole", []), self.batch
+        )
+        if record.partly_fraction is not None and record.partly_fraction < 1.0:
+            self.miss_s = more_s / (1.0 - record.partly_fraction)
         workers = max(1, self.about["workers"])
         expected = min(self.s.value, 1 / (1 / p.value + self.miss_s / workers))
         if cold.high < expected * (1 - _SLOWER) and cold.high < p.low:

@@ -226,14 +226,28 @@ def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     )
 
 
-def service_s(drains: Sequence[Drain], batch: float) -> float:
-    """Return the seconds that a worker takes for an example: by its own times, or by the rate."""
-    work = [w for drain in drains for w in drain.work if w.ended_ns > w.started_ns]
-    if work:
-        return sum(w.ended_ns - w.started_ns for w in work) / 1e9 / sum(w.examples for w in work)
-    rate = drained(drains, batch, once=True)
-    workers = max((drain.workers for drain in drains), default=0)
-    return max(1, workers) / rate.value if rate is not None else 0.0
+def more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
+    """Return the seconds that a worker takes more for an example in these drains than in those.
+
+    At least 0. The drains read the same batches in the same order: each is compared with itself.
+    """
+    more_ns = examples = 0
+    for one, other in zip(these, those, strict=False):
+        for worker in range(max(1, one.workers)):
+            pairs = zip(
+                [w for w in one.work if w.worker == worker],
+                [w for w in other.work if w.worker == worker],
+                strict=False,
+            )
+            for a, b in pairs:
+                more_ns += (a.ended_ns - a.started_ns) - (b.ended_ns - b.started_ns)
+                examples += a.examples
+    if more_ns:
+        return max(0.0, more_ns / 1e9 / examples)
+    rates = [drained(drains, batch, once=True) for drains in (these, those)]
+    if rates[0] is None or rates[1] is None:
+        return 0.0
+    return max(1, these[0].workers) * max(0.0, 1 / rates[0].value - 1 / rates[1].value)
 
 
 def collate_s(drains: Sequence[Drain]) -> float:

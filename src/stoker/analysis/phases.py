@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import fcntl
 import os
@@ -181,7 +180,7 @@ class _Conductor:
                 own = _replayed(rank, session.rows(rank))
                 if len(own) > 4:
                     kept = session.kept(rank)
-                    kept.replayed = _since(session.rows(rank), own[0].entered_ns)
+                    kept.replayed = session.rows(rank)[session.rows(rank).index(own[0]) :]
                     kept.slot = rank.slot
                     self.done.add("G")
 
@@ -242,8 +241,3 @@ def _replayed(rank: RankRecord, rows: list[Row]) -> list[Row]:
         if row.slot == rank.slot
         and (row.kind & records.REPLAYED or row.kind & 15 == records.SYNCHRONISED)
     ]
-
-
-def _since(rows: list[Row], began_ns: int) -> list[Row]:
-    """Return the rows from a time on."""
-    return rows[bisect.bisect_left(rows, began_ns, key=lambda row: row.entered_ns) :]

@@ -240,7 +240,7 @@ class _Analysis:
             self._rank.drains.setdefault(name, []).append(drain)
             total += len(arrivals)
             enough = total >= _FEWEST and time.monotonic() > until
-            if enough or name in ("found", "cold", "partly") or not arrivals:
+            if enough or name in ("found", "cold", "partly", "whole") or not arrivals:
                 break
             pipeline.set_epoch(self._pipeline.epoch)
         if name == f"warm-{self._width}":
@@ -296,10 +296,10 @@ class _Analysis:
             record.files, record.readers = paths, max(1, self._width)
             record.files_examples = len(paths)
             read_again(record, self._unit_s / 2)
-            prep = len(self._rank.drains[f"warm-{self._width}"][-1].arrivals_ns)
-            prep = prep * self._batch / self._unit_s
-            if drop_part(record, prep):
+            batches = len(self._rank.drains[f"warm-{self._width}"][-1].arrivals_ns)
+            if drop_part(record, batches * self._batch / self._unit_s):
                 self._drain("partly", self._width, 1.0)
+                self._drain("whole", self._width, 1.0)
 
 
 def _length(pipeline: Pipeline, batch: float) -> int | None:

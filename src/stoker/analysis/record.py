@@ -48,7 +48,7 @@ class RankRecord:
     """As it is, by worker's pid."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
-    """"found", "warm-W" for W workers, "cold", "partly"."""
+    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that lay in the page cache, and connections."""
     read_before_look: bool = True

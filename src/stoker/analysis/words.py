@@ -65,10 +65,15 @@ def _rates(report: Report) -> Table:
     table = Table(box=box.SIMPLE, title="Rates, examples/s", title_justify="left")
     for name in ("", "value", "95 % interval", "what it is"):
         table.add_column(name, justify="right" if name == "value" else "left")
+    said: dict[str, str] = {}
     for name, meaning in _MEANING.items():
         rate = getattr(report.rates, name)
         if rate is None:
-            table.add_row(name, "-", "", Text(report.reasons.get(name, meaning), style="dim"))
+            why = report.reasons.get(name, meaning)
+            if why in said:
+                why = f"as {said[why]}"
+            said.setdefault(why, name)
+            table.add_row(name, "-", "", Text(why, style="dim"))
         else:
             table.add_row(
                 name, f"{rate.value:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", meaning
@@ -79,15 +84,21 @@ def _rates(report: Report) -> Table:
 
 
 def _scaling(report: Report) -> Table:
-    table = Table(box=box.SIMPLE, title="P by number of workers", title_justify="left")
+    table = Table(
+        box=box.SIMPLE,
+        title="With the data in memory, examples/s by number of workers",
+        title_justify="left",
+    )
     table.add_column("workers", justify="right")
-    table.add_column("examples/s", justify="right")
+    table.add_column("P", justify="right")
+    table.add_column("training on it", justify="right")
     table.add_column("")
     most = max(point.rate.value for point in report.prep)
     for point in report.prep:
         mark = " as it is" if point.workers == report.loader.workers else ""
         bar = "━" * max(1, round(30 * point.rate.value / most))
-        table.add_row(str(point.workers), f"{point.rate.value:,.0f}", bar + mark)
+        trained = f"{point.trained.value:,.0f}" if point.trained else "-"
+        table.add_row(str(point.workers), f"{point.rate.value:,.0f}", trained, bar + mark)
     return table
 
 

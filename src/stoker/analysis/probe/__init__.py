@@ -16,21 +16,23 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-_TARGET = "torch.utils.data.dataloader"
+_LOADER = "torch.utils.data.dataloader"
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Hooks the data loader's module as soon as it has been imported."""
+    """Hooks the modules with data loaders as soon as they have been imported."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._awaited = {_LOADER, _STATEFUL}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _TARGET:
+        if fullname not in self._awaited:
             return None
-        sys.meta_path.remove(self)
+        self._awaited.remove(fullname)
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
@@ -42,7 +44,10 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             execute(module)
             from . import hooks
 
-            hooks.attach(module, self.folder)
+            if fullname == _LOADER:
+                hooks.attach(module, self.folder)
+            else:
+                hooks.attach_subclass(module.StatefulDataLoader)
 
         loader.exec_module = executed  # type: ignore[method-assign]
         return spec

@@ -52,6 +52,19 @@ class Seen:
         self.bank: replay.Bank | None = None
         self.replaying: Any = None  # the iterator that has no end any more; epochs after it are it
 
+    def started(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:
+        """Take note of a new epoch."""
+        self.epoch += 1
+        iterator.__dict__["_stoker"] = self
+        iterator.__dict__["_stoker_loader"] = takeover.parts_of(loader)
+        self.process.iterators.add(iterator)
+        recorder = self.process.recorder
+        recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
+        pids = [worker.pid for worker in iterator.__dict__.get("_workers", ())]
+        if pids:
+            with open(recorder.base + ".workers", "a") as file:
+                file.write(f"{self.slot} {self.epoch} {' '.join(map(str, pids))}\n")
+
 
 class Process:
     """The probe in one process that iterates loaders."""
@@ -128,21 +141,32 @@ class Process:
             cuda.synchronize()
 
 
+_cover: Any = None  # puts hooks on a class of loaders, once attached
+
+
+def attach_subclass(loader_class: Any) -> None:
+    """Put the hooks on a class of loaders that has an ``__iter__`` of its own."""
+    if _cover is not None:
+        _cover(loader_class)
+
+
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
-    loader_class = module.DataLoader
-    iterator_class = module._BaseDataLoaderIter
-    kinds = module._DatasetKind
+    global _cover
     torch = sys.modules["torch"]
-    make, start = loader_class.__init__, loader_class.__iter__
-    advance, create = iterator_class.__next__, kinds.create_fetcher
-    current: list[Process] = []  # of this process; a fork leaves its parent's behind
     grad_enabled = torch.is_grad_enabled
+    advance = module._BaseDataLoaderIter.__next__
+    create = module._DatasetKind.create_fetcher
+    current: list[Process] = []  # of this process; a fork leaves its parent's behind
+    hidden: list[tuple[Any, str, Any]] = []
+
+    def put(owner: Any, name: str, hook: Any) -> None:
+        hidden.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, hook)
 
     def disable(where: str, error: Exception) -> None:
-        loader_class.__init__, loader_class.__iter__ = make, start
-        iterator_class.__next__ = advance
-        kinds.create_fetcher = staticmethod(create)
+        for owner, name, original in hidden:
+            setattr(owner, name, original)
         failed(folder, where, error)
 
     def process() -> Process:
@@ -150,41 +174,38 @@ def attach(module: ModuleType, folder: str) -> None:
             current[:] = [Process(folder, torch)]
         return current[0]
 
-    @functools.wraps(make)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        if "_stoker_site" not in self.__dict__:
-            self.__dict__["_stoker_site"] = _site()
+    def cover(loader_class: Any) -> None:
+        make, start = loader_class.__init__, loader_class.__iter__
 
-    @functools.wraps(start)
-    def __iter__(self: Any) -> Any:
-        if takeover.draining or module.get_worker_info() is not None:
-            return start(self)
-        try:
-            seen = process().adopt(self)
-            entered = _clock()
-        except Exception as error:
-            disable("iter", error)
-            return start(self)
-        if seen is None:
-            return start(self)
-        if seen.replaying is not None:
-            return seen.replaying
-        iterator = start(self)
-        try:
-            seen.epoch += 1
-            iterator.__dict__["_stoker"] = seen
-            iterator.__dict__["_stoker_loader"] = takeover.parts_of(self)
-            seen.process.iterators.add(iterator)
-            kind = STARTED | (TRAINS if grad_enabled() else 0)
-            seen.process.recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), kind)
-            pids = [worker.pid for worker in iterator.__dict__.get("_workers", ())]
-            if pids:
-                with open(seen.process.recorder.base + ".workers", "a") as file:
-                    file.write(f"{seen.slot} {seen.epoch} {' '.join(map(str, pids))}\n")
-        except Exception as error:
-            disable("iter", error)
-        return iterator
+        @functools.wraps(make)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            make(self, *args, **kwargs)
+            if "_stoker_site" not in self.__dict__:
+                self.__dict__["_stoker_site"] = _site()
+
+        @functools.wraps(start)
+        def __iter__(self: Any) -> Any:
+            if takeover.draining or module.get_worker_info() is not None:
+                return start(self)
+            try:
+                seen = process().adopt(self)
+                entered = _clock()
+            except Exception as error:
+                disable("iter", error)
+                return start(self)
+            if seen is None:
+                return start(self)
+            if seen.replaying is not None:
+                return seen.replaying
+            iterator = start(self)
+            try:
+                seen.started(self, iterator, entered, STARTED | TRAINS * grad_enabled())
+            except Exception as error:
+                disable("iter", error)
+            return iterator
+
+        put(loader_class, "__init__", __init__)
+        put(loader_class, "__iter__", __iter__)
 
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:
@@ -219,9 +240,10 @@ def attach(module: ModuleType, folder: str) -> None:
             disable("create_fetcher", error)
         return fetcher
 
-    loader_class.__init__, loader_class.__iter__ = __init__, __iter__
-    iterator_class.__next__ = __next__
-    kinds.create_fetcher = staticmethod(create_fetcher)
+    _cover = cover
+    cover(module.DataLoader)
+    put(module._BaseDataLoaderIter, "__next__", __next__)
+    put(module._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
 
 
 def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:

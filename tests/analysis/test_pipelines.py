@@ -1,0 +1,108 @@
+"""`stoker.analyze(pipeline, step)`: in this process, where stages are known."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.analysis.model import Change, predict
+from stoker.analysis.report import measured, read_report, write_report
+
+
+def slow(data: bytes) -> Any:
+    time.sleep(0.002)
+    return np.frombuffer(data, np.uint8)[:16].astype(np.float32)
+
+
+def noisy(values: Any, rng: np.random.Generator) -> Any:
+    time.sleep(0.001)
+    return values + rng.standard_normal(16, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(120):
+        (folder / f"{number:03}").write_bytes(bytes([number]) * 3000)
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def step(batch: Any) -> None:
+    time.sleep(0.002)
+
+
+def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None:
+    train = (
+        stoker.from_files(files, seed=0)
+        .shuffle()
+        .map(slow, on="data")
+        .random_map(noisy, on="data")
+        .batch(8)
+        .workers(1)
+    )
+    train.set_epoch(3)
+    report = stoker.analyze(train, step, budget_s=4)
+    assert train.epoch == 3
+    assert report.bound == "prep"
+    assert report.split.prep_stall > 0.5
+    names = list(report.stages)
+    assert names[0].startswith("from_files")
+    rates = [report.stages[name].value for name in names]
+    assert 200 < rates[1] < 500 < rates[2] < 1000 < rates[3]
+    assert report.rates.G is not None
+    assert 2000 < report.rates.G.value < 4000
+    assert report.rates.P is not None
+    assert 200 < report.rates.P.value < 333
+    assert report.rates.S is not None, report.reasons
+    assert report.example_bytes == 3000
+    assert report.examples == 120
+    # What is paid for every use is what stands behind the place.
+    assert report.after_s["batch"] == 0.0
+    assert report.after_s["after-augmentation"] < 0.001 < report.after_s["before-augmentation"]
+    job = measured(report)
+    echoed = predict(job, Change(echo=3, echo_at="before-augmentation"))
+    assert predict(job).rate < echoed.rate < 3 * predict(job).rate
+    titles = [action.title for action in report.actions]
+    assert any("slow" in title for title in titles)
+    assert any("decoded" in title for title in titles)
+    assert report.verdict in str(report)
+    write_report(report, tmp_path / "report.json")
+    assert read_report(tmp_path / "report.json") == report
+
+
+def test_examples_that_are_no_files(tmp_path: Path) -> None:
+    train = stoker.from_arrays(np.zeros((400, 8)), seed=0).batch(8)
+    report = stoker.analyze(train, step, budget_s=2)
+    assert report.bound == "compute"
+    assert report.rates.S is None
+    assert "not files" in report.reasons["S"]
+
+
+def test_what_cannot_be_analyzed_is_refused() -> None:
+    train = stoker.from_arrays(np.zeros((40, 8))).batch(8)
+    wrong: Any = [0]
+    with pytest.raises(TypeError, match="stoker analyze SCRIPT"):
+        stoker.analyze(wrong, step)
+    with pytest.raises(TypeError, match="cannot be"):
+        stoker.analyze(train, wrong)
+    with pytest.raises(ValueError, match=r"take \.echo out"):
+        stoker.analyze(train.echo(2), step)
+    with pytest.raises(ValueError, match="foreign loader"):
+        stoker.analyze(stoker.from_loader([np.zeros(3)]), step)
+    with pytest.raises(ValueError, match="above 0"):
+        stoker.analyze(train, step, budget_s=0)
+    with pytest.raises(ValueError, match="gave no batch"):
+        stoker.analyze(train.filter(lambda _: False), step, budget_s=0.5)
+
+
+def test_an_error_of_the_step_is_the_users(files: list[str]) -> None:
+    def broken(batch: Any) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        stoker.analyze(stoker.from_files(files).batch(4), broken, budget_s=1)

@@ -15,6 +15,58 @@ Command, as root::
 
 Targets: at least 24 points, 8 bound by fetch, 8 by prep, 4 within 15 % of a knee (where two limits
 are that close); median error under 4 %, nine of ten under 10 %.
+
+Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18, control groups v1; Python 3.11.7, PyTorch
+2.13.0. An analysis took 105 to 115 s.
+
+Results (three rounds; photographs of imagenet-sample, recordings of fsdd, arrays of random words)::
+
+    job, cached, workers, disk  predicted  measured                error             bound
+    --------------------------------------------------------------------------------------
+    images, 0.35, 1, 20 MB/s          280       281    280 .. 281  -0.0%             fetch
+    images, 0.35, 1, 36 MB/s          392       416    409 .. 425  -5.9%        prep, knee
+    images, 0.35, 2, 20 MB/s          280       280    279 .. 282  +0.3%             fetch
+    images, 0.35, 2, 36 MB/s          503       504    503 .. 504  -0.1%             fetch
+    images, 0.65, 1, 20 MB/s          424       445    440 .. 451  -4.7%        prep, knee
+    images, 0.65, 1, 36 MB/s          427       442    436 .. 445  -3.4%              prep
+    images, 0.65, 2, 20 MB/s          515       517    517 .. 517  -0.4%             fetch
+    images, 0.65, 2, 36 MB/s          717       746    740 .. 751  -3.9%  processors, knee
+    images, 1.00, 1, 20 MB/s          476       482    473 .. 491  -1.1%              prep
+    images, 1.00, 2, 20 MB/s          763       764    758 .. 769  -0.1%  processors, knee
+    audio, 0.35, 1, 12 MB/s           267       264    264 .. 264  +1.1%             fetch
+    audio, 0.35, 1, 22 MB/s           426       470    468 .. 480  -9.4%       fetch, knee
+    audio, 0.35, 2, 12 MB/s           267       264    263 .. 264  +1.0%             fetch
+    audio, 0.35, 2, 22 MB/s           487       484    483 .. 484  +0.6%             fetch
+    audio, 0.65, 1, 12 MB/s           467       488    487 .. 490  -4.3%       fetch, knee
+    audio, 0.65, 1, 22 MB/s           471       503    499 .. 508  -6.4%              prep
+    audio, 0.65, 2, 12 MB/s           491       495    494 .. 495  -0.9%             fetch
+    audio, 0.65, 2, 22 MB/s           666       717    705 .. 738  -7.2%     compute, knee
+    audio, 1.00, 1, 12 MB/s           537       557    553 .. 564  -3.7%              prep
+    audio, 1.00, 2, 12 MB/s           666       677    669 .. 683  -1.7%           compute
+    arrays, 0.35, 1, 12 MB/s          304       302    302 .. 302  +0.5%             fetch
+    arrays, 0.35, 1, 20 MB/s          504       504    504 .. 504  +0.1%             fetch
+    arrays, 0.35, 2, 12 MB/s          304       304    303 .. 305  -0.3%             fetch
+    arrays, 0.35, 2, 20 MB/s          504       506    505 .. 509  -0.3%             fetch
+    arrays, 0.65, 1, 12 MB/s          557       565    562 .. 565  -1.4%             fetch
+    arrays, 0.65, 1, 20 MB/s          640       640    620 .. 643  -0.1%              prep
+    arrays, 0.65, 2, 12 MB/s          557       565    564 .. 565  -1.4%             fetch
+    arrays, 0.65, 2, 20 MB/s          917       943    937 .. 945  -2.8%             fetch
+    arrays, 1.00, 1, 12 MB/s          709       725    719 .. 743  -2.1%              prep
+    arrays, 1.00, 2, 12 MB/s         1101      1139  1128 .. 1146  -3.4%        prep, knee
+
+Median error 1.3 %, nine of ten under 6.4 %, the furthest 9.4 %; all targets met.
+
+The misses, explained: those above 4 % are points where a worker prepares about as fast as storage
+delivers (images and audio with one worker, cached 0.35 and 0.65). There the wait for a miss counts
+most, and it is known to some 15 %: it is the difference of two drains of five seconds, and a bucket
+of a control group makes it depend on how the reads before it went. ``audio, 0.65, 2, 22 MB/s`` lies
+where two workers, training and misses meet at the same rate: what training reaches there was measured
+with all data in memory, and taken to be the same share. Without the three corrections (what a miss
+makes a worker wait, the processors' limit, what training reaches with all data in memory), min(F, P,
+G) missed these same points by 8 to 21 %.
+
+Caveats: the accelerator is a sleep beside a small network on the host. The same disk and the same
+day; an analysis of another day differs by what the machine differs.
 """
 
 from __future__ import annotations

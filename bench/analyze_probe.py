@@ -10,6 +10,21 @@ Command::
     python bench/analyze_probe.py
 
 Targets: under 1 us a batch in the main process, for both; under 1 % of a 1 ms example in a worker.
+
+Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, PyTorch 2.13.0.
+
+Results (five rounds; load average 1.2 when it began)::
+
+                                                 median             range
+    ---------------------------------------------------------------------
+    probed, ns a batch                              990       848 .. 1360
+    monitored, ns a batch                           301        214 .. 384
+    1 ms examples, batches of 1, times as long   1.0336  1.0321 .. 1.0416
+    1 ms examples, batches of 16, times as long  1.0048  1.0029 .. 1.0054
+
+In a worker the target is missed for batches of one example (3.4 %), and met for batches of 16 (0.5 %).
+What the hook itself does for a batch takes 2 us; leaving out its write, its clocks or its collate
+one by one changed nothing that could be seen, so the rest lies elsewhere, and is not explained yet.
 """
 
 from __future__ import annotations

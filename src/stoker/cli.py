@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -132,9 +133,8 @@ def analyze(
         command = launching.command_line(script)
         errors.print(words.what_it_will_do(command, budget * 60), markup=False)
         with errors.status("") as status:
-            record = phases.analyzed(
-                command, budget_s=budget * 60, loader=loader, say=status.update
-            )
+            say = status.update if errors.is_terminal else partial(errors.print, markup=False)
+            record = phases.analyzed(command, budget_s=budget * 60, loader=loader, say=say)
         report = report_of(record)
         if json is not None:
             write_report(report, json)

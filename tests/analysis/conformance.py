@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 torch.set_num_threads(1)
 
@@ -124,6 +125,20 @@ def epochs(make: Any, count: int = 3) -> list[Any]:
     return [seen, len(set(iterators))]
 
 
+def resumed(workers: int, taken: int) -> list[str]:
+    """Return what a stateful loader gives after a resume, behind so many batches."""
+    torch.manual_seed(3)
+    first = StatefulDataLoader(Mapped(), 4, shuffle=True, num_workers=workers)
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    saved = first.state_dict()
+    del batches
+    second = StatefulDataLoader(Mapped(), 4, shuffle=True, num_workers=workers)
+    second.load_state_dict(saved)
+    return [repr(batch) for batch in second]
+
+
 def outcome(make: Any) -> list[Any]:
     """Return what a loader with faults gives: batches, errors, and what comes after them."""
     seen: list[Any] = []
@@ -194,6 +209,9 @@ def main() -> None:
     for _ in DataLoader(Mapped(), 4, num_workers=2):
         break
     found["left after break"] = left()
+    found["descriptors"] = len(os.listdir("/proc/self/fd"))
+    for workers in (0, 2):
+        found[f"stateful {workers}"] = [resumed(workers, taken) for taken in (0, 1, 3, 6)]
     loader = DataLoader(Mapped(), 4)
     found["pickled"] = type(pickle.loads(pickle.dumps(loader))).__name__
     found["signatures"] = [

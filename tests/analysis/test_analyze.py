@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -382,6 +383,16 @@ def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert target.is_file()
+
+
+def test_a_shell_script_that_starts_the_training(tmp_path: Path) -> None:
+    write_script(tmp_path, "train(DataLoader(Sleepy(0.001, 64), 8))")
+    shell = tmp_path / "train.sh"
+    shell.write_text(f"#!/bin/sh\n{sys.executable} train.py\n")
+    shell.chmod(0o755)
+    found = analyze(tmp_path, "./train.sh")
+    assert found.code == 0, found.errors
+    assert found.rates["G"] is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -61,7 +61,9 @@ def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
         cache=cache if known else None,
         storage_most=draw(st.none() | st.floats(storage, 4 * storage)) if known else None,
         miss_s=draw(st.floats(0, 1e-2)),
-        trained=tuple((count, draw(rates)) for count, _ in curve) if draw(st.booleans()) else (),
+        efficiency=tuple((count, draw(st.floats(0.5, 1))) for count, _ in curve)
+        if draw(st.booleans())
+        else (),
         cached_fraction=draw(fractions),
         example_bytes=1e5,
         examples=10_000,
@@ -229,7 +231,7 @@ def test_nothing_runs_faster_than_its_limits(question: tuple[Measured, Change]) 
     limits = (found.fetch, found.prep, found.ingestion, found.processors, found.loader)
     assert found.rate <= min(limits) * (1 + CLOSE)
     overlaps = job.workers or change.cores
-    if overlaps and not job.trained:
+    if overlaps and not job.efficiency:
         assert found.rate == pytest.approx(min(limits))
 
 
@@ -243,7 +245,7 @@ def test_more_is_never_slower(question: tuple[Measured, Change], more: float) ->
 
     assert faster(accelerator=change.accelerator * more)
     assert faster(echo=change.echo * more)
-    if change.cores and not (job.trained or job.prep_cpu):
+    if change.cores and not (job.efficiency or job.prep_cpu):
         assert faster(cores=math.ceil(change.cores * more))
     if change.cache_bytes is not None and not change.storage_mbps:
         assert faster(cache_bytes=math.ceil(change.cache_bytes * more))

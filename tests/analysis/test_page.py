@@ -236,7 +236,7 @@ def test_the_page_predicts_what_python_predicts(page: Path) -> None:
     jobs = [measured(report) for report in REPORTS.values()]
     jobs += [
         replace(jobs[1], trains_on_cpu=True, step_cpu_s=0.004, miss_s=0.01),
-        replace(jobs[1], trained=((2, 700.0), (8, 500.0))),
+        replace(jobs[1], efficiency=((2, 0.95), (8, 0.7))),
         replace(jobs[0], prep=((2, 900.0), (5, 700.0), (7, 2_000.0)), workers=6, cores=2),
         replace(jobs[3], prep=((0, 240.0), (4, 800.0)), storage_most=2_000.0),
     ]

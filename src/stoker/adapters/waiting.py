@@ -169,7 +169,7 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
         wait_s += clock() - asked_s
     finally:
         elapsed_s = clock() - began_s
-        by_worker = tuple(waits) if in_turn and first_s is not None else ()
+        by_worker = tuple(waits)[:in_turn] if first_s is not None else (0.0,) * in_turn
         first_s = wait_s if first_s is None else first_s
         owner._ended(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,16 @@ class Drains:
         record: Record,
         unit_s: float,
         longest_s: float,
+        warm_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """``unit_s``: how long a drain takes; ``longest_s``: what a slow one may take."""
+        """``unit_s``: how long a drain takes; ``longest_s``: what a slow one may take.
+
+        After ``warm_s`` of warm drains no further number of workers is tried.
+        """
         self._session, self._record, self._say = session, record, say
         self._unit_s, self._longest_s = unit_s, longest_s
+        self._warm_until = time.monotonic() + warm_s
         self._ranks = session.paced()
         self._width: int = self._ranks[0].loader(self._ranks[0].slot)["workers"]
         self._touched: list[str] = []  # all files that the loader was seen to read
@@ -61,6 +67,9 @@ class Drains:
         cores = max(1, machine.usable_cores() // len(self._ranks))
         for again in range(rounds):
             for count in _worker_counts(self._width, cores):
+                if time.monotonic() > self._warm_until and (again or count != self._width):
+                    record.note("the job is slow: a larger --budget tries more worker counts")
+                    break
                 share = 1.0 if count == self._width else 0.75
                 workers = "1 worker" if count == 1 else f"{count} workers"
                 self._say(f"P: data in memory, {workers}, round {again + 1} of {rounds}")

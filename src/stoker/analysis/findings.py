@@ -28,6 +28,7 @@ from stoker.analysis.report import (
     Rates,
     Report,
     Split,
+    efficiency,
 )
 from stoker.analysis.verdict import FED, nothing_seen, verdict
 
@@ -241,12 +242,11 @@ class _Found:
             cached_fraction=self.x or 0.0,
             step_cpu_s=self.step_cpu_s,
             prep_cpu=tuple((point.workers, point.cpu_s) for point in self.curve),
-            trained=tuple((p.workers, p.trained.value) for p in self.curve if p.trained),
         )
         if storage and self.s is not None:
             cache = self.c.value if self.c else INFINITE
             found = replace(found, storage=self.s.value, cache=cache)
-        return found
+        return replace(found, efficiency=efficiency(found, self.curve))
 
     def _cores(self) -> int:
         return max(1, machine.usable_cores() // len(self.record.ranks))

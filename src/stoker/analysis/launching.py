@@ -24,7 +24,7 @@ _TERM_S = 3.0
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return what starts a script: SCRIPT.py ..., -m MODULE ..., or a launcher such as torchrun.
+    """Return what starts a script: SCRIPT.py ..., -m MODULE ..., or a program such as torchrun.
 
     Raises ValueError where there is nothing of that name.
     """
@@ -37,6 +37,8 @@ def command_line(arguments: Sequence[str]) -> list[str]:
         return [sys.executable, *arguments]
     if Path(first).is_dir() and not (Path(first) / "__main__.py").is_file():
         raise ValueError(f"{first} is a folder, not a script")
+    if Path(first).is_file() and not first.endswith(".py") and os.access(first, os.X_OK):
+        return [str(Path(first).absolute()), *arguments[1:]]
     if Path(first).exists():
         return [sys.executable, *arguments]
     beside = Path(sys.executable).parent / first

@@ -52,8 +52,9 @@ class Measured:
     """Seconds that a worker waits for an example that is not in the page cache, beyond reading it
     from there, while storage is not busy otherwise; 0: misses overlap preparing, as in the
     paper."""
-    trained: tuple[tuple[int, float], ...] = ()
-    """What training reached with its data in memory, by number of workers, ascending."""
+    efficiency: tuple[tuple[int, float], ...] = ()
+    """What training reaches of ``min(G, P, H)`` with its data in memory, at most 1, by number of
+    workers, ascending; straight in between, and outside that of the nearest. Empty: all of it."""
     cached_fraction: float = 0.0
     """x, as the analysis found it."""
     example_bytes: float | None = None
@@ -274,22 +275,13 @@ def miss_seconds(measured: Measured, change: Change) -> float:
     return measured.miss_s * (1.0 - share + share / faster)
 
 
-def efficiency(measured: Measured, workers: int) -> float:
-    """Return what training reaches of ``min(G, P, H)`` with its data in memory, at most 1.
-
-    Measured, and straight between measured numbers of workers; outside of them that of the
-    nearest.
-    """
-    shares = []
-    for count, reached in measured.trained:
-        prep = prep_rate(measured.prep, count)
-        if count == 0:
-            expected = _inverse(_inverse(measured.ingestion) + _inverse(prep))
-        else:
-            cpu_s = measured.step_cpu_s + prep_cpu_seconds(measured.prep_cpu, count)
-            expected = min(measured.ingestion, prep, _inverse(cpu_s / measured.cores))
-        shares.append((count, min(1.0, reached / expected)))
-    return _between(shares, workers) if shares else 1.0
+def warm_rate(measured: Measured, workers: int) -> float:
+    """Return ``min(G, P, H)`` for a number of workers; without any, ``1 / (1/G + 1/P)``."""
+    prep = prep_rate(measured.prep, workers)
+    if workers == 0:
+        return _inverse(_inverse(measured.ingestion) + _inverse(prep))
+    cpu_s = measured.step_cpu_s + prep_cpu_seconds(measured.prep_cpu, workers)
+    return min(measured.ingestion, prep, _inverse(cpu_s / measured.cores))
 
 
 def prep_cpu_seconds(curve: Sequence[tuple[int, float]], workers: int) -> float:
@@ -330,7 +322,8 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     fresh_prep_s = _inverse(prep_rate(measured.prep, workers))
     behind_s = dict(measured.after_s).get(change.echo_at, 0.0) / max(1, workers)
     behind_s = min(behind_s, fresh_prep_s)
-    prep_s = many * ((fresh_prep_s - behind_s) / echo + behind_s)
+    divided = 1 if alone else many  # each training process has itself to prepare with
+    prep_s = divided * ((fresh_prep_s - behind_s) / echo + behind_s)
 
     x = cached_fraction(measured, change)
     fetch_s = waiting_s = 0.0
@@ -338,7 +331,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
         storage = storage_rate(measured, change) or measured.storage
         fetch_s = many * _inverse(fetch_rate(x, storage, measured.cache)) / echo
         waiting_s = miss_seconds(measured, change) / max(1, workers)
-        waiting_s *= many * (1.0 - x) / echo
+        waiting_s *= divided * (1.0 - x) / echo
     loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), waiting_s)
 
     cores = max(measured.cores, change.cores or 0)
@@ -350,7 +343,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     prep_cpu_s *= share / fresh_prep_s if fresh_prep_s > 0 else 1.0
     processors = _inverse((change.jobs * step_cpu_s + many * prep_cpu_s) / cores)
 
-    reached = efficiency(measured, workers)
+    reached = _between(measured.efficiency, workers) if measured.efficiency else 1.0
 
     def trained(fetch: float, waiting_s: float) -> float:
         loader = loader_rate(fetch, _inverse(prep_s), waiting_s)

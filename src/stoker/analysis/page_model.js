@@ -78,18 +78,6 @@ function missSeconds(measured, change) {
   return measured.miss_s * (1 - share + share / faster);
 }
 
-function efficiency(measured, workers) {
-  const shares = measured.trained.map(([count, reached]) => {
-    const prep = prepRate(measured.prep, count);
-    if (count === 0)
-      return [count, Math.min(1, reached * (inverse(measured.ingestion) + inverse(prep)))];
-    const cpuS = measured.step_cpu_s + prepCpuSeconds(measured.prep_cpu, count);
-    const expected = Math.min(measured.ingestion, prep, inverse(cpuS / measured.cores));
-    return [count, Math.min(1, reached / expected)];
-  });
-  return shares.length > 0 ? between(shares, workers) : 1;
-}
-
 function prepCpuSeconds(curve, workers) {
   return curve.length > 0 ? between(curve, workers) : 0;
 }
@@ -118,7 +106,8 @@ function predict(measured, change) {
   const freshPrepS = inverse(prepRate(measured.prep, workers));
   const behind = Math.min(behindS(measured, change.echo_at) / Math.max(1, workers), freshPrepS);
   const share = (freshPrepS - behind) / echo + behind;
-  const prepS = many * share;
+  const divided = alone ? 1 : many;
+  const prepS = divided * share;
 
   const x = cachedFraction(measured, change);
   let [fetchS, waitingS] = [0, 0];
@@ -126,7 +115,7 @@ function predict(measured, change) {
     const storage = storageRate(measured, change);
     fetchS = (many * inverse(fetchRate(x, storage, measured.cache))) / echo;
     waitingS = missSeconds(measured, change) / Math.max(1, workers);
-    waitingS *= (many * (1 - x)) / echo;
+    waitingS *= (divided * (1 - x)) / echo;
   }
   const loader = loaderRate(inverse(fetchS), inverse(prepS), waitingS);
 
@@ -136,7 +125,7 @@ function predict(measured, change) {
     prepCpuSeconds(measured.prep_cpu, workers) * (freshPrepS > 0 ? share / freshPrepS : 1);
   const processors = inverse((change.jobs * stepCpuS + many * prepCpuS) / cores);
 
-  const reached = efficiency(measured, workers);
+  const reached = measured.efficiency.length > 0 ? between(measured.efficiency, workers) : 1;
   const trained = (fetch, waiting) => {
     if (alone) {
       const given = loaderRate(fetch, inverse(prepS), waiting);

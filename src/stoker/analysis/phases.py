@@ -16,6 +16,7 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, Work
 from stoker.analysis.record import RankRecord, Record
 from stoker.analysis.session import Session, Stopped
+from stoker.interrupts import deferred
 
 _MOST_STARTS = 3
 _FEWEST = 12  # batches that a figure wants
@@ -98,12 +99,13 @@ class _Conductor:
                 if "as-it-is" not in self.done:
                     self._as_it_is(session)
                 if "G" not in self.done:
-                    self._replay(session)
+                    self._replay(session, planned=bool(plan))
                 self._drains(session, planned=plan.get("take_at") == 0)
                 self._say("ending the script")
                 session.finish()
         finally:
-            session.close()
+            with deferred():
+                session.close()
             if self.record.starts == 1:
                 self._collect(folder)
 
@@ -169,10 +171,11 @@ class _Conductor:
 
     # G
 
-    def _replay(self, session: Session) -> None:
+    def _replay(self, session: Session, *, planned: bool) -> None:
         self._say("G: handing prepared batches over again and again")
         session.until(lambda: bool(session.paced()), "G")
-        session.switch("replay_at")
+        if not planned:
+            session.switch("replay_at")
         try:
             self._replayed(session)
         finally:
@@ -209,7 +212,8 @@ class _Conductor:
         session.until(lambda: bool(session.paced()), "P")
         if not planned:
             session.switch("take_at")
-        drains = Drains(session, self.record, self._unit_s, self._patience_s / 4, self._say)
+        patience_s, unit_s = self._patience_s, self._unit_s
+        drains = Drains(session, self.record, unit_s, patience_s / 4, patience_s, self._say)
         drains.warm()
         self.done.add("drains")
         drains.cold()

@@ -172,7 +172,8 @@ class _Analysis:
         say("G: the same batches again and again")
         bank = Bank(kept)
         until = time.monotonic() + 2 * self._unit_s
-        for batch in self._rows(iter(bank.next, None), rank.replayed, 0, 32):
+        again = (bank.next() for _ in itertools.count())
+        for batch in self._rows(again, rank.replayed, 0, 32):
             self._step(batch)
             if len(rank.replayed) > _FEWEST and time.monotonic() > until:
                 break

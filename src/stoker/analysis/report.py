@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.analysis.model import INFINITE, Measured
+from stoker.analysis.model import INFINITE, Measured, warm_rate
 
 SCHEMA = "stoker-analysis/1"
 
@@ -218,7 +220,7 @@ def measured(report: Report) -> Measured:
     known += [point.rate for point in report.prep]
     if not all(0.0 < rate.value < math.inf for rate in known):
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
-    return Measured(
+    found = Measured(
         ingestion=rates.G.value,
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
         workers=report.loader.workers,
@@ -228,7 +230,6 @@ def measured(report: Report) -> Measured:
         cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
         storage_most=report.storage_most.value if report.storage_most else None,
         miss_s=report.miss_s,
-        trained=tuple(sorted((p.workers, p.trained.value) for p in report.prep if p.trained)),
         cached_fraction=report.cached_fraction or 0.0,
         example_bytes=report.example_bytes,
         examples=report.examples,
@@ -237,6 +238,18 @@ def measured(report: Report) -> Measured:
         trains_on_cpu=report.trains_on_cpu,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
+    )
+    return replace(found, efficiency=efficiency(found, report.prep))
+
+
+def efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:
+    """Return what training on data in memory reached of what the model expects, at most 1."""
+    return tuple(
+        sorted(
+            (point.workers, min(1.0, point.trained.value / warm_rate(found, point.workers)))
+            for point in prep
+            if point.trained is not None
+        )
     )
 
 

@@ -309,4 +309,5 @@ def _described(loader: Any) -> str:
     size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
     if loader.batch_size is None and loader.batch_sampler is not None:
         size = f"batches by {type(loader.batch_sampler).__name__}"
-    return f"{type(loader.dataset).__name__}, {size}, {loader.num_workers} workers"
+    workers = f"{loader.num_workers} worker{'s' * (loader.num_workers != 1)}"
+    return f"{type(loader.dataset).__name__}, {size}, {workers}"

@@ -59,11 +59,11 @@ Median error 1.3 %, nine of ten under 6.4 %, the furthest 9.4 %; all targets met
 The misses, explained: those above 4 % are points where a worker prepares about as fast as storage
 delivers (images and audio with one worker, cached 0.35 and 0.65). There the wait for a miss counts
 most, and it is known to some 15 %: it is the difference of two drains of five seconds, and a bucket
-of a control group makes it depend on how the reads before it went. ``audio, 0.65, 2, 22 MB/s`` lies
-where two workers, training and misses meet at the same rate: what training reaches there was measured
-with all data in memory, and taken to be the same share. Without the three corrections (what a miss
-makes a worker wait, the processors' limit, what training reaches with all data in memory), min(F, P,
-G) missed these same points by 8 to 21 %.
+of a control group makes it depend on how the reads before it went. ``audio, 0.65, 2, 22 MB/s``
+lies where two workers, training and misses meet at the same rate: what training reaches there was
+measured with all data in memory, and taken to be the same share. Without the three corrections
+(what a miss makes a worker wait, the processors' limit, what training reaches with all data in
+memory), min(F, P, G) missed these same points by 8 to 21 %.
 
 Caveats: the accelerator is a sleep beside a small network on the host. The same disk and the same
 day; an analysis of another day differs by what the machine differs.

@@ -34,7 +34,7 @@ def timeline(count: int, workers: int, every_s: float, slow_s: float) -> list[Wa
     for number in range(count):
         wait_s = slow_s * (1 + number % 3) if number % max(1, workers) == 0 else slow_s / 50
         worker = number % workers if workers else -1
-        waits.append(Wait(at_s, wait_s, worker, slow_s * 4 if workers else 0.0))
+        waits.append(Wait(at_s, wait_s, worker))
         at_s += every_s + wait_s
     return waits
 

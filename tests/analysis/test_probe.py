@@ -68,9 +68,7 @@ def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) 
         assert all(row.entered_ns <= row.left_ns for row in watched.rows())
     finally:
         watched.close()
-    work = [w for path in folder.glob("work-*.work") for w in records.read_work(str(path))]
-    assert {w.worker for w in work} == {0, 1}
-    assert all(w.examples > 0 and w.ended_ns >= w.started_ns for w in work)
+    assert not list(folder.glob("*.work"))  # workers are looked at in drains alone
     (about,) = folder.glob("process-*.json")
     sites = {loader["site"].split(":")[0] for loader in json.loads(about.read_text())["loaders"]}
     assert sites == {"conformance.py"}

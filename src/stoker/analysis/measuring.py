@@ -105,7 +105,7 @@ def steady(rank: RankRecord, batch: float) -> Steady | None:
             if len(waits) < _LONGEST_TIMELINE:
                 ordered = workers > 0 and rank.described.get("ordered", True)
                 worker = (place - 1) % workers if ordered else -1
-                waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker, 0.0))
+                waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker))
             if place <= skip or following is None:
                 continue
             if any(not other.kind & records.TRAINS for other in between):
@@ -117,9 +117,7 @@ def steady(rank: RankRecord, batch: float) -> Steady | None:
     if rate is None:
         return None
     total = sum(seconds)
-    return Steady(
-        rate, waited / total, others / total, startup_s or 0.0, len(seconds), _served(waits, rank)
-    )
+    return Steady(rate, waited / total, others / total, startup_s or 0.0, len(seconds), waits)
 
 
 def _epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
@@ -139,18 +137,6 @@ def _epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, 
     for number, (row, between) in latest.items():
         epochs.setdefault(number, []).append((row, None, between))
     return [epochs[number] for number in sorted(epochs)]
-
-
-def _served(waits: list[Wait], rank: RankRecord) -> list[Wait]:
-    """Add, to each wait, how long its worker took; in the order in which workers work."""
-    pids = next(iter(rank.worker_pids.get(rank.slot, [])), [])
-    queues = [iter(rank.work.get(pid, [])) for pid in pids]
-    served = []
-    for wait in waits:
-        work = next(queues[wait.worker], None) if 0 <= wait.worker < len(queues) else None
-        service_s = (work.ended_ns - work.started_ns) / 1e9 if work else 0.0
-        served.append(Wait(wait.at_s, wait.wait_s, wait.worker, service_s))
-    return served
 
 
 def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:

@@ -170,17 +170,14 @@ function showWaits() {
   table(
     byId("waits-table"),
     "Waits by worker",
-    ["Worker", "Batches", "Waited for", "Longest", "Mean time to make"],
+    ["Worker", "Batches", "Waited for", "Longest"],
     workers.map((worker) => {
       const own = waits.filter((wait) => wait.worker === worker);
-      const known = own.filter((wait) => wait.service_s > 0);
-      const service = known.reduce((total, wait) => total + wait.service_s, 0) / known.length;
       return [
         workerName(worker),
         own.length,
         seconds(sum(own)),
         seconds(Math.max(...own.map((wait) => wait.wait_s))),
-        known.length ? seconds(service) : "not known",
       ];
     }),
   );

@@ -177,12 +177,8 @@ function drawWaits(waits, names) {
         y: waits.map((wait) => workerName(wait.worker)),
         width: 0.62,
         marker: { color: colour("accent"), line: { color: colour("accent"), width: 1 } },
-        customdata: waits.map((wait) => [
-          seconds(wait.wait_s),
-          wait.service_s ? seconds(wait.service_s) : "not known",
-        ]),
-        hovertemplate:
-          "at %{base:.2f} s: waited %{customdata[0]}; made in %{customdata[1]}<extra></extra>",
+        customdata: waits.map((wait) => seconds(wait.wait_s)),
+        hovertemplate: "at %{base:.2f} s: waited %{customdata}<extra></extra>",
       },
     ],
     {

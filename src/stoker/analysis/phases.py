@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stoker.analysis.draining import Drains
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row, Work
+from stoker.analysis.probe.records import Row
 from stoker.analysis.record import RankRecord, Record
 from stoker.analysis.session import Session, Stopped
 from stoker.interrupts import deferred
@@ -106,8 +106,6 @@ class _Conductor:
         finally:
             with deferred():
                 session.close()
-            if self.record.starts == 1:
-                self._collect(folder)
 
     # As it is
 
@@ -217,21 +215,6 @@ class _Conductor:
         drains.warm()
         self.done.add("drains")
         drains.cold()
-
-    def _collect(self, folder: Path) -> None:
-        """Read what workers wrote while the job was left alone."""
-        work: dict[int, list[Work]] = {}
-        for path in folder.glob("work-*.work"):
-            rows = list(records.read_work(str(path)))
-            if rows:
-                work[rows[0].pid] = rows
-        for rank in self.record.ranks:
-            path = folder / f"process-{rank.pid}.workers"
-            with contextlib.suppress(FileNotFoundError):
-                for line in path.read_text().splitlines():
-                    slot, _, *pids = map(int, line.split())
-                    rank.worker_pids.setdefault(slot, []).append(pids)
-                    rank.work |= {pid: work[pid] for pid in pids if pid in work}
 
 
 _ORDINALS = {1: "first", 2: "second", 3: "third"}

@@ -42,10 +42,6 @@ class RankRecord:
     trained: dict[int, list[list[tuple[int, int]]]] = field(default_factory=dict)
     """Training on data in memory, by number of workers: when each step asked for its batch and
     got it, in nanoseconds."""
-    worker_pids: dict[int, list[list[int]]] = field(default_factory=dict)
-    """By loader, then by epoch."""
-    work: dict[int, list[Work]] = field(default_factory=dict)
-    """As it is, by worker's pid."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""

@@ -95,8 +95,6 @@ class Wait(msgspec.Struct, frozen=True):
     """How long it was waited for."""
     worker: int
     """The worker that made it; -1 where there is none, or it is not known."""
-    service_s: float
-    """How long that worker took, 0.0 where it is not known."""
 
 
 class AsItIs(msgspec.Struct, frozen=True):

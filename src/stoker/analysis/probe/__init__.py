@@ -3,8 +3,8 @@
 The probe waits for ``torch.utils.data.dataloader`` and then puts four functions on its classes:
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` (start-up),
 ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
-``_DatasetKind.create_fetcher`` (work in the workers). It draws no random number, starts no
-thread, holds no batch and no loader, and takes itself out when it fails.
+``_DatasetKind.create_fetcher`` (work in the workers, in drains alone). It draws no random number,
+starts no thread, holds no batch and no loader, and takes itself out when it fails.
 """
 
 from __future__ import annotations

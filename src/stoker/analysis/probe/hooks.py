@@ -60,10 +60,6 @@ class Seen:
         self.process.iterators.add(iterator)
         recorder = self.process.recorder
         recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
-        pids = [worker.pid for worker in iterator.__dict__.get("_workers", ())]
-        if pids:
-            with open(recorder.base + ".workers", "a") as file:
-                file.write(f"{self.slot} {self.epoch} {' '.join(map(str, pids))}\n")
 
 
 class Process:
@@ -234,8 +230,8 @@ def attach(module: ModuleType, folder: str) -> None:
         fetcher = create(*args, **kwargs)
         try:
             info = module.get_worker_info()
-            if info is not None or takeover.draining:
-                workers.watch(fetcher, info.id if info is not None else 0, folder)
+            if workers.LISTENER.tag:  # in drains; a job that is left alone has no hook there
+                workers.watch(fetcher, info.id if info is not None else 0)
         except Exception as error:
             disable("create_fetcher", error)
         return fetcher

@@ -1,4 +1,4 @@
-"""What a worker does: how long a batch takes, and, in a drain, which files it reads."""
+"""What a worker does in a drain: how long a batch takes, and which files it reads."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ class Listener:
 LISTENER = Listener()
 
 
-def watch(fetcher: Any, worker: int, folder: str) -> None:
+def watch(fetcher: Any, worker: int) -> None:
     """Have a fetcher tell about each batch; on the instance, so that nothing else changes."""
     fetch, collate = fetcher.fetch, fetcher.collate_fn
     many = fetcher.auto_collation
-    fd, pid = _appending(LISTENER.tag or os.path.join(folder, "work")), os.getpid()
+    fd, pid = _appending(LISTENER.tag), os.getpid()
     io = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC) if LISTENER.hears else -1
     collate_ns = examples = 0
     looks = 2  # files that are kept open are sought while the first batches are made

@@ -62,7 +62,7 @@ class _Line:
     def ask(self, slot: int, request: Any, there: _Shared | None, back: _Shared | None) -> Any:
         """Send a request and wait for its answer."""
         me = object()
-        with self._changed:
+        with self._changed, deferred():  # a request that was sent by half would be read as another
             _send(self.connection, request, slot, there)
             self._turns.append(me)
             while self._turns[0] is not me:

@@ -62,9 +62,15 @@ class _Line:
     def ask(self, slot: int, request: Any, there: _Shared | None, back: _Shared | None) -> Any:
         """Send a request and wait for its answer."""
         me = object()
-        with self._changed, deferred():  # a request that was sent by half would be read as another
-            _send(self.connection, request, slot, there)
-            self._turns.append(me)
+        with self._changed:
+            self._turns.append(me)  # busy from here on: nobody else may send meanwhile
+            try:
+                with deferred():  # what was sent by half would be read with the next as one
+                    _send(self.connection, request, slot, there)
+            except BaseException:
+                self._turns.remove(me)
+                self._changed.notify_all()
+                raise
             while self._turns[0] is not me:
                 self._changed.wait()
         try:
@@ -73,6 +79,16 @@ class _Line:
             with self._changed:
                 self._turns.popleft()
                 self._changed.notify_all()
+
+    def dismiss(self) -> None:
+        """Have the process end: by asking if it is idle, by force if it is busy."""
+        if not self.busy:
+            with self._changed:
+                if not self.busy:
+                    with contextlib.suppress(OSError):  # it may have died by itself
+                        _send(self.connection, None, 0, None)
+                    return
+        self.process.kill()
 
     def exit_code(self) -> int | None:
         """Return how a process that is gone has ended."""
@@ -108,11 +124,8 @@ class Remote:
 
     def stop(self) -> None:
         """Have the process end: by asking if it is idle, by force if it is busy."""
-        if self._line.busy:
-            self._line.process.kill()
-        elif self.slot == 0:
-            with contextlib.suppress(OSError):  # it may have died by itself
-                _send(self._line.connection, None, 0, None)
+        if self.slot == 0 or self._line.busy:
+            self._line.dismiss()
 
     def close(self) -> None:
         """End the process, and free what belonged to it; nobody may use it any more."""

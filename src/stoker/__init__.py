@@ -11,6 +11,7 @@ from stoker.errors import (
     BudgetSpent,
     CacheError,
     CacheWarning,
+    FeedError,
     RemoteError,
     Skip,
     StageError,
@@ -18,6 +19,7 @@ from stoker.errors import (
     StokerError,
     WorkerDied,
 )
+from stoker.feeds import from_feed, share
 from stoker.pipeline import Pipeline
 from stoker.sources import (
     echo,
@@ -46,6 +48,8 @@ __all__ = [
     "EpochWait",
     "from_arrays",
     "from_dataset",
+    "FeedError",
+    "from_feed",
     "from_files",
     "from_folder",
     "from_iterable",
@@ -58,6 +62,7 @@ __all__ = [
     "PipelineIterator",
     "PoolStats",
     "RemoteError",
+    "share",
     "Skip",
     "StageError",
     "StageStats",

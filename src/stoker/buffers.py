@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,12 @@ class Recycler:
 
     Args:
         spare: how many free pieces of one size are kept.
+        allocate: where memory comes from: called with a number of bytes.
     """
 
-    def __init__(self, spare: int = 4) -> None:
+    def __init__(self, spare: int = 4, allocate: Callable[[int], memoryview] | None = None) -> None:
         self.spare = spare
+        self._allocate = allocate or _aligned
         self._free: dict[int, deque[memoryview]] = {}
         self._live: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
 
@@ -48,7 +51,7 @@ class Recycler:
         try:
             raw = free.pop()
         except IndexError:
-            raw = _aligned(size)
+            raw = self._allocate(size)
         # The base of this array is a _Block. NumPy looks for the base of a view among arrays of
         # the view's own type, so it finds this array: when that goes, no view is left.
         array: NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)

@@ -5,6 +5,7 @@
     ├── RemoteError   remote storage failed for good, or for too long: look at the server
     ├── WorkerDied    a worker process vanished: look for the out-of-memory killer
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
+    ├── FeedError     a feed is not there, cannot be made or has failed: it says which
     ├── CacheError    a cache is damaged, in use or cannot be made: it says which
     └── StateError    a saved state cannot be loaded or taken: use another state
 
@@ -173,3 +174,7 @@ class CacheError(StokerError):
 
 class CacheWarning(UserWarning):
     """A cache cannot help, is smaller than asked for, or has stopped admitting."""
+
+
+class FeedError(StokerError):
+    """A feed is not there, cannot be made or joined, or its pipeline has failed."""

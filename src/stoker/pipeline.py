@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from stoker.engine.hiring import Workers
 from stoker.engine.plan import compiled, share_of
 from stoker.engine.position import Position
 from stoker.engine.run import Run
-from stoker.errors import StateError
+from stoker.errors import FeedError, StateError
 from stoker.stages.batch import Batch, Collate
 from stoker.stages.cache import CacheStage, say_what_cannot_help
 from stoker.stages.device import To, torch_device
@@ -34,7 +34,7 @@ from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.source import (
     check_fields,
 )
-from stoker.stages.stream import DEFAULT_BUFFER, IterableSource, LoaderSource
+from stoker.stages.stream import DEFAULT_BUFFER, IterableSource, LoaderSource, Resumable
 from stoker.stats import Clock, Stats
 
 _KINDS = ("thread", "process")
@@ -58,6 +58,7 @@ class Pipeline:
         self._stages: tuple[Any, ...] = ()
         self._workers: Workers | None = None
         self._steps: int | None = None
+        self._allocate: Callable[[int], memoryview] | None = None
         self._given_seed = None if seed is None else int(seed)
         self._reset(randomness.draw_seed() if seed is None else int(seed))
 
@@ -461,6 +462,7 @@ class Pipeline:
             position,
             self._steps,
             ranks() if self._follows() is not None and (process_group() or (0, 1))[1] > 1 else None,
+            self._allocate,
         )
         iterator = PipelineIterator(run, cursor)
         cursor.started(epoch, run, iterator)
@@ -481,7 +483,7 @@ class Pipeline:
         return count if self._steps is None else min(count, self._steps)
 
     def _batches(self) -> int:
-        if isinstance(self._source, IterableSource):
+        if isinstance(self._source, IterableSource) and not hasattr(self._source, "__len__"):
             raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
         if self._sifts():
             raise TypeError(
@@ -617,7 +619,11 @@ class Pipeline:
         """
         cursor = self._cursor
         position = cursor.where()
-        if position.yielded and isinstance(self._source, IterableSource):
+        if isinstance(self._source, Resumable):
+            self._check_resumable(position)
+            if not position.yielded:
+                position = replace(position, loader_state=self._source.between())
+        elif position.yielded and isinstance(self._source, IterableSource):
             raise StateError(
                 "an epoch over a stream has no state in its middle, for its examples cannot be "
                 "asked for again: save between epochs, or use a source with an index"
@@ -671,6 +677,7 @@ class Pipeline:
         twin._stages = (*self._stages, *stages)
         twin._workers = self._workers
         twin._steps = self._steps
+        twin._allocate = self._allocate
         twin._given_seed = self._given_seed
         twin._reset(self._seed)
         return twin
@@ -742,6 +749,16 @@ class Pipeline:
             raise StateError(
                 "in the middle of an epoch over a loader a pool of a fixed factor cannot be made "
                 'again: save between epochs, or take .echo("auto"), whose pool may begin empty'
+            )
+
+    def _check_resumable(self, position: Position) -> None:
+        """Refuse a state in the middle of a feed's epoch that tells too little of what was left."""
+        fixed = any(isinstance(stage, Echo) and not stage.follows for stage in self._stages)
+        if position.yielded and (fixed or self._sifts() or self._has(Shuffle) or self._has(Shard)):
+            raise StateError(
+                "in the middle of an epoch of a feed's examples a shuffle buffer, filters, skip "
+                "budgets, ranks, and the pool of a fixed factor cannot be made again: save between "
+                'epochs, have the feed do these, or take .echo("auto"), whose pool may begin empty'
             )
 
     def _check_workers(self) -> None:
@@ -817,6 +834,81 @@ class Pipeline:
             elif isinstance(stage, Shard):  # ranks of equal length share a state
                 lines.append(stage.name if stage.uneven else f"shard(world={stage.world})")
         return lines
+
+
+def served(pipeline: Pipeline, allocate: Callable[[int], memoryview], seed: int | None) -> Pipeline:
+    """Return a twin for a feed: its batches lie in memory that ``allocate`` gives.
+
+    Args:
+        pipeline: what is to be served.
+        allocate: called with a number of bytes.
+        seed: of the feed that it goes on for, None if it is the first.
+
+    Raises FeedError when its outputs cannot be handed to other processes, cannot be made again by
+    number though they should be, or when it has another seed.
+    """
+    if pipeline._follows() is not None:
+        raise FeedError(
+            "an adaptive echo decides by what is ready, and a feed must be able to make its "
+            'batches again: put .echo("auto") behind stoker.from_feed(), in each job, or take a '
+            "fixed factor"
+        )
+    if pipeline._has(To):
+        raise FeedError(
+            "a feed hands out batches in the host's memory: put .to(device) behind "
+            "stoker.from_feed(), in each job"
+        )
+    if seed is not None and pipeline._given_seed not in (None, seed):
+        raise FeedError(f"the pipeline has seed {pipeline._given_seed} now, and had seed {seed}")
+    twin = pipeline._with()
+    twin._allocate = allocate
+    if seed is not None:
+        twin._reset(seed)
+    return twin
+
+
+@dataclass(frozen=True)
+class Served:
+    """What jobs are told of a pipeline that they are served from.
+
+    Attributes:
+        batched: whether its outputs are batches.
+        length: outputs of an epoch, where that is known.
+        again: whether any output can be made again by epoch and number.
+        outline: what must be alike for its outputs to be alike, as in states.
+    """
+
+    batched: bool
+    length: int | None
+    again: bool
+    outline: list[str]
+
+
+def described(pipeline: Pipeline) -> Served:
+    """Return what jobs are told of a pipeline."""
+    loader = isinstance(pipeline._source, LoaderSource)
+    try:
+        length: int | None = len(pipeline)
+    except TypeError:
+        length = None
+    again = not isinstance(pipeline._source, (LoaderSource, IterableSource))
+    return Served(loader or pipeline._has(Batch), length, again, pipeline._outline())
+
+
+def beginning(pipeline: Pipeline, epoch: int, number: int) -> int:
+    """Have the next ``iter()`` begin at an output of an epoch, or as near before it as it can.
+
+    Returns how many outputs come before it: those of which only what came before can tell.
+    """
+    position = None
+    missed = number
+    echoes = any(isinstance(stage, Echo) for stage in pipeline._stages)
+    if number and described(pipeline).again and not pipeline._sifts() and not echoes:
+        batch = next((stage.n for stage in pipeline._stages if isinstance(stage, Batch)), 1)
+        examples = min(number * batch, pipeline._examples())
+        position, missed = Position(number, examples, fresh=examples), 0
+    pipeline._cursor.go_to(epoch, position)
+    return missed
 
 
 def _max_factor(most: Any) -> int:

@@ -21,6 +21,8 @@ class Read(Protocol):
 
     def pull(self) -> Item | None: ...
 
+    def interrupt(self) -> None: ...
+
     def clear(self) -> None: ...
 
 
@@ -131,6 +133,7 @@ class Ahead:
         if thread is None:
             self._inner.clear()
         elif thread is not threading.current_thread():
+            self._inner.interrupt()
             thread.join(_JOIN_S)
 
     def _there(self, count: int) -> bool:

@@ -61,9 +61,11 @@ def forget(segments: Sequence[SegmentStream], yielded: int) -> None:
 
 
 def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
-    """Go on behind what a loader gave before, with empty pools."""
-    for stream in segments:
-        stream.start_at(position.yielded)
+    """Go on behind what a loader or a feed gave before, with empty pools."""
+    outputs = position.yielded
+    for stream in reversed(segments):
+        stream.start_at(outputs)
+        outputs = position.loaded if isinstance(stream.feed, EchoFeed) else outputs
     for feed in _echoes(segments):
         feed.pool.restore(Moment(position.yielded, position.loaded, ()))
 

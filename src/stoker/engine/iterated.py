@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker import machine
 from stoker.engine.items import Item, Tally, done_item
+from stoker.engine.outside import interrupt
 from stoker.engine.plan import ENDED, Failure
 from stoker.errors import StageError
 from stoker.orders import Share
@@ -29,6 +30,7 @@ class IteratedStream:
             a time, an example for every rank, so that all ranks get equally many.
         buffer: how many examples are shuffled among each other; 1 keeps the order.
         key: keys the shuffling.
+        start: how many examples of the pass come before what the source begins with.
     """
 
     total = None
@@ -41,16 +43,18 @@ class IteratedStream:
         buffer: int,
         key: NDArray[np.uint64],
         tally: Tally,
+        start: int = 0,
     ) -> None:
         self._name = source.name
-        self._examples: Iterator[Any] | None = _share_of(source.open(), share)
+        self._whole: Iterator[Any] | None = source.open()
+        self._examples: Iterator[Any] | None = _share_of(self._whole, share)
         self._size = buffer
         self._tally = tally
         self._fractions = Fractions(key)
         self._buffer: list[Item] = []
         self._peeked: deque[Item] = deque()
-        self._read = 0
-        self._handed = 0
+        self._read = start
+        self._handed = start
         self._failure: Item | None = None
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
@@ -89,9 +93,13 @@ class IteratedStream:
         """Refuse: states that would need this are refused before."""
         raise AssertionError("a stream's examples cannot be made again")
 
+    def interrupt(self) -> None:
+        """Have who waits for a feed, in another thread, wait no more."""
+        interrupt(self._whole)
+
     def clear(self) -> None:
         """Let go of the iterator, which ends a generator."""
-        self._examples = None
+        self._examples = self._whole = None
         self._buffer.clear()
         self._peeked.clear()
 

@@ -150,6 +150,10 @@ class LoaderStream:
                 return True
         return False
 
+    def interrupt(self) -> None:
+        """Have who waits for a feed, in another thread, wait no more."""
+        interrupt(self._iterator)
+
     def clear(self) -> None:
         """Let go of the loader's iterator, which ends its workers."""
         self._iterator = self._peeked = None
@@ -285,6 +289,13 @@ class DeviceStream:
         """Let go of the batches that are under way."""
         self._under_way.clear()
         self._next = self._peeked = None
+
+
+def interrupt(iterator: Iterator[Any] | None) -> None:
+    """Have who waits in ``next()``, in another thread, wait no more; where that can be done."""
+    tell = getattr(iterator, "interrupt", None)
+    if tell is not None:
+        tell()
 
 
 def _pulled(pull: Callable[[], Item | None], count: int) -> Iterator[Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker import randomness, structure
@@ -29,7 +29,7 @@ from stoker.orders import order_of
 from stoker.stages.device import Mover, To
 from stoker.stages.echo import Echo
 from stoker.stages.source import ReadAhead
-from stoker.stages.stream import IterableSource, LoaderSource
+from stoker.stages.stream import IterableSource, LoaderSource, Resumable
 from stoker.stats import PoolStats, StageStats, Stats
 
 _PRUNE_BATCHES = 64
@@ -47,6 +47,7 @@ class Run:
         position: where to begin.
         steps: how many outputs there are at most, or None.
         ranks: with whom echoes that follow the stall agree, or None.
+        allocate: where the memory of batches comes from, if not from the heap.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Run:
         position: Position,
         steps: int | None,
         ranks: Ranks | None,
+        allocate: Callable[[int], memoryview] | None = None,
     ) -> None:
         self.plan = plan
         self.steps = steps
@@ -68,7 +70,7 @@ class Run:
         self._tempo = tempo
         self._begin_at = position
         self.tally = Tally()
-        self.recycler = Recycler()
+        self.recycler = Recycler(allocate=allocate)
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
@@ -107,7 +109,8 @@ class Run:
         began = time.perf_counter_ns()
         try:
             self._stream = self._build(tempo, workers)
-            if position.yielded and self._loader is not None:
+            echoes = any(isinstance(part, Echo) for part in plan.parts)
+            if position.yielded and (self._loader or (self._iterated and echoes)):
                 course.begin_empty(self.segments, position)
             elif position.yielded:
                 course.resume(self.segments, position)
@@ -217,13 +220,13 @@ class Run:
         for who may be reading it.
         """
         if self._loader is not None or self._iterated is not None:
-            state = self._loader.state(self.loaded) if self._loader is not None else None
+            state, loaded = None, self.loaded
+            if self._loader is not None:
+                state = self._loader.state(loaded)
+            elif isinstance(self.plan.source, Resumable):
+                state, loaded = self.plan.source.state(self.fresh), self.fresh
             return Position(
-                self.yielded,
-                self.uses,
-                fresh=self.fresh,
-                loaded=self.loaded,
-                loader_state=state,
+                self.yielded, self.uses, fresh=self.fresh, loaded=loaded, loader_state=state
             )
         with self._planning.lock:
             snapshots, records = course.needed(self.segments, self.yielded)
@@ -388,8 +391,15 @@ class Run:
             )
         if iterable:
             key = randomness.key(seed, epoch, randomness.SHUFFLE, rank)
+            if self._begin_at.loader_state is not None:
+                plan.source.load(self._begin_at.loader_state)
             stream = self._iterated = IteratedStream(
-                plan.source, plan.share, plan.buffer, key, self.tally
+                plan.source,
+                plan.share,
+                plan.buffer,
+                key,
+                self.tally,
+                start=self._begin_at.fresh,
             )
         if stream is not None and any(isinstance(part, Echo) and part.follows for part in parts):
             size = FOLLOWED_BATCHES * (1 if loader else plan.group)

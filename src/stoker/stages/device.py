@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker import machine, structure
 
@@ -105,13 +108,13 @@ class Mover:
 
     def _directly(self, leaf: Any) -> Any:
         if _is_numeric(leaf):
-            leaf = self._torch.from_numpy(leaf)
+            leaf = self._torch.from_numpy(_writable(leaf))
         return leaf.to(self._device) if structure.is_tensor(leaf) else leaf
 
     def _staged(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
         torch = self._torch
         if _is_numeric(leaf):
-            leaf = torch.from_numpy(leaf)
+            leaf = torch.from_numpy(_writable(leaf))
         if not structure.is_tensor(leaf) or leaf.device == self._device:
             return leaf
         if leaf.device.type == "cpu" and not leaf.is_pinned():
@@ -123,6 +126,25 @@ class Mover:
             pinned.copy_(leaf)
             leaf = pinned
         return leaf.to(self._device, non_blocking=True)
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that torch takes: no tensor is read-only.
+
+    A feed's views are read-only, on memory that is this process's to write to. Other read-only
+    arrays are copied.
+    """
+    if array.flags.writeable:
+        return array
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if isinstance(root.base, mmap.mmap) and not isinstance(root, np.memmap):
+        view = array.view()
+        with contextlib.suppress(ValueError):
+            view.flags.writeable = True
+            return view
+    return array.copy()
 
 
 def _is_numeric(leaf: Any) -> bool:

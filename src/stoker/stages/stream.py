@@ -62,6 +62,7 @@ class IterableSource:
     """A stream of examples."""
 
     fields = None
+    stateful = False  # whether it can go on in the middle of a pass: see Resumable
 
     def __init__(self, examples: Any) -> None:
         self._passes = Passes(examples, "from_iterable", "examples")
@@ -71,6 +72,24 @@ class IterableSource:
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""
         return None
+
+
+class Resumable(IterableSource):
+    """A stream that can begin in the middle of a pass."""
+
+    stateful = True
+
+    def state(self, number: int) -> Any:
+        """Return the state in which ``number`` examples of the present pass have been read."""
+        raise NotImplementedError
+
+    def between(self) -> Any:
+        """Return the state between passes."""
+        raise NotImplementedError
+
+    def load(self, state: Any) -> None:
+        """Have the next pass begin in a state."""
+        raise NotImplementedError
 
 
 class LoaderSource:

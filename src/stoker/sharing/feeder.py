@@ -1,0 +1,686 @@
+"""The feeder: makes the outputs of one pipeline once, and hands them to all jobs that ask.
+
+One thread talks to the jobs and decides; each lane has a thread that makes its outputs. All of them
+block where there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker import machine
+from stoker.errors import FeedError
+from stoker.pipeline import Pipeline, described, served
+from stoker.sharing import messages, only_here
+from stoker.sharing.blocks import Blocks
+from stoker.sharing.lane import At, Broken, EpochEnd, Lane, Member, Standing
+from stoker.sharing.messages import (
+    Ask,
+    Begin,
+    Done,
+    End,
+    Failed,
+    FromJob,
+    Gone,
+    Hello,
+    Item,
+    Leave,
+    Malformed,
+    Peers,
+    Refused,
+    Welcome,
+)
+from stoker.sharing.production import PARCEL_EXAMPLES, Made, Production
+
+BATCHES = 8
+PARCELS = 64
+"""Items in the staging area, unless the user says otherwise: batches, or parcels of examples."""
+_LENT_BATCHES = 2  # one that a job works on, one that waits for it
+_LENT_PARCELS = 16  # several make up a job's batch
+_JOIN_S = 5.0
+_HEARD_AT_ONCE = 64  # messages of one job, before others have their turn
+_NEVER_SEATED_S = 30.0  # a founded feeder that nobody comes to ends
+
+
+@dataclass(eq=False)
+class Job:
+    """A job, seen from the feeder.
+
+    Attributes:
+        welcome, served: whether it was greeted; whether it has ever asked for an epoch.
+        want: the position that it waits to be handed, None for any epoch's beginning.
+        waits: whether it does.
+        turn: of what it asked for last.
+        lent: its hand-overs, by lease, with the membership that they belong to.
+        heard_s: when it last said anything.
+        wait_ns: how long it has waited for the feed, as it says.
+        outputs, rows: what it was handed.
+        held_up_s: for how long it alone kept the others waiting.
+    """
+
+    connection: socket.socket
+    pid: int
+    heard_s: float
+    pidfd: int = -1
+    label: str = ""
+    welcome: bool = False
+    served: bool = False
+    waits: bool = False
+    want: At | None = None
+    turn: int = 0
+    line: Line | None = None
+    member: Member | None = None
+    lent: dict[int, tuple[Standing, Member]] = field(default_factory=dict)
+    wait_ns: int = 0
+    rows: int = 0
+    held_up_s: float = 0.0
+
+
+class Line:
+    """A lane and what is made for it."""
+
+    def __init__(self, at: At) -> None:
+        self.lane = Lane(at)
+        self.production: Production | None = None
+        self.making = False
+        self.arrived = 0
+        self.rows = 0
+        self.blocked_since_s: float | None = None
+
+
+class Feeder:
+    """Serves one pipeline to any number of jobs.
+
+    Args:
+        listener: where jobs connect.
+        pipeline: what is served.
+        name, target: of the feed.
+        staging: how many items may stand in shared memory; with a string, how many bytes.
+        jobs: how many to wait for before the first epoch begins.
+        patience_s: how long the others wait for a job that says nothing.
+        founded: whether to end with the last job.
+
+    Raises FeedError or ValueError for a pipeline that cannot be served, or too little memory.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        pipeline: Pipeline,
+        *,
+        name: str,
+        target: str,
+        staging: int | str | None,
+        jobs: int,
+        patience_s: float,
+        founded: bool,
+    ) -> None:
+        self.name = name
+        self.patience_s = patience_s
+        self.jobs: list[Job] = []
+        self.lines: list[Line] = []
+        self.blocks = Blocks()
+        self.about = described(pipeline)
+        self.most_item_bytes = 0
+        self.items_made = 0
+        self.rows_made = 0
+        self.began_s = time.monotonic()
+        self._listener = listener
+        self._pipeline = served(pipeline, self.blocks.allocate, None)
+        self._target = target
+        self._jobs_expected = jobs
+        self._founded = founded
+        self._lent_most = _LENT_BATCHES if self.about.batched else _LENT_PARCELS
+        self._near = 2 * (BATCHES if self.about.batched else PARCELS * PARCEL_EXAMPLES)
+        self.staging_items, self.staging_bytes = self._staging(staging)
+        self._expected: dict[int, int] = {}  # process ids of who was served before: pidfds
+        self._greeted = False
+        self._gathered = False
+        self._gathering_since_s: float | None = None
+        self._leases = itertools.count(1)
+        self._generations = itertools.count(1)
+        self._arrivals: deque[tuple[Line, Any]] = deque()
+        self._finished: list[Production] = []
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        listener.setblocking(False)
+        only_here.add(listener)
+
+    def _staging(self, staging: int | str | None) -> tuple[int | None, int | None]:
+        if isinstance(staging, str):
+            limit = machine.parse_bytes(staging)
+            usable = machine.usable_memory_bytes()
+            if limit > usable:
+                raise ValueError(
+                    f"a staging area of {machine.format_bytes(limit)} does not fit: "
+                    f"{machine.format_bytes(usable)} of memory are left here"
+                )
+            return None, limit
+        items = (BATCHES if self.about.batched else PARCELS) if staging is None else staging
+        if items < 2 * self._lent_most:
+            what = "batches" if self.about.batched else "parcels of examples"
+            raise ValueError(
+                f"a staging area holds at least {2 * self._lent_most} {what}, not {items}"
+            )
+        return items, None
+
+    # -- the loop
+
+    def serve(self, tick: Callable[[], None] | None = None, every_s: float = 0.25) -> None:
+        """Serve until the last job of a founded feed is gone; others until they are interrupted.
+
+        Args:
+            tick: called about every ``every_s`` seconds.
+        """
+        next_tick_s = time.monotonic()
+        while not self._over():
+            wait_s = self._patience_left_s()
+            if tick is not None:
+                tick_s = max(0.0, next_tick_s - time.monotonic())
+                wait_s = tick_s if wait_s is None else min(wait_s, tick_s)
+            for key, _ in self._selector.select(wait_s):
+                key.data()
+            self._take_in()
+            self._settle()
+            if tick is not None and time.monotonic() >= next_tick_s:
+                tick()
+                next_tick_s = time.monotonic() + every_s
+
+    def close(self) -> None:
+        """End: jobs are told by the end of their connections."""
+        self._selector.close()
+        self._listener.close()
+        for job in list(self.jobs):
+            job.connection.close()
+            if job.pidfd >= 0:
+                os.close(job.pidfd)
+        for pidfd in self._expected.values():
+            os.close(pidfd)
+        os.close(self._wake)
+        productions = [*self._finished, *(line.production for line in self.lines)]
+        for production in productions:
+            if production is not None:
+                production.close()
+        for production in productions:
+            if production is not None:
+                production.join(_JOIN_S)
+        self.blocks.clear()
+
+    def _over(self) -> bool:
+        if not self._founded or self.jobs:
+            return False
+        return self._greeted or time.monotonic() - self.began_s > _NEVER_SEATED_S
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _take_in(self) -> None:
+        """Put what was made into its lane."""
+        while self._arrivals:
+            line, what = self._arrivals.popleft()
+            if line not in self.lines:
+                if isinstance(what, Made):
+                    what.parcel.retire()
+            elif what is None:
+                line.lane.end_epoch()
+                line.making = False
+            elif isinstance(what, Made):
+                line.arrived += 1
+                line.rows += what.rows
+                self.items_made += 1
+                self.rows_made += what.rows
+                self._check_memory(line, what.parcel.nbytes)
+                what.parcel.mark(next(self._generations))
+                epoch, number = line.lane.made
+                item = Standing(epoch, number, what.count, what.parcel.nbytes, what.parcel)
+                if not line.lane.add(item):
+                    self._free(item)
+            else:
+                line.lane.broken = Broken(_described(what))
+                line.making = False
+
+    def _check_memory(self, line: Line, nbytes: int) -> None:
+        """Refuse to go on where the staging area cannot be what was said."""
+        first = not self.most_item_bytes
+        self.most_item_bytes = max(self.most_item_bytes, nbytes)
+        least = 2 * self._lent_most
+        size = machine.format_bytes(nbytes)
+        if self.staging_bytes is not None and least * nbytes > self.staging_bytes:
+            line.lane.broken = Broken(
+                f"the staging area of {machine.format_bytes(self.staging_bytes)} is too small: at "
+                f"least {least} of {size} each must fit"
+            )
+        if first and self.staging_items is not None:
+            usable = machine.usable_memory_bytes()
+            if self.staging_items * nbytes > usable:
+                line.lane.broken = Broken(
+                    f"a staging area of {self.staging_items} times {size} does not fit: "
+                    f"{machine.format_bytes(usable)} of memory are left; give it fewer"
+                )
+
+    def _settle(self) -> None:
+        """Do all that can be done now."""
+        self._lose_patience()
+        self._close_deserted()
+        self._seat()
+        for line in list(self.lines):
+            self._merge(line)
+            self._hand_out(line)
+        if self._close_deserted():  # others may have waited for what they were at
+            self._settle()
+            return
+        for line in self.lines:
+            lane = line.lane
+            if lane.at_boundary and not line.making and lane.wanted:
+                line.making = True
+                assert line.production is not None
+                line.production.begin(*lane.made)
+            self._allow(line)
+
+    # -- who comes and goes
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            pid, user = messages.peer_of(connection)
+            if user != os.getuid():
+                connection.close()
+                return
+            only_here.add(connection)
+            job = Job(connection, pid, time.monotonic())
+            self.jobs.append(job)
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(job))
+            with contextlib.suppress(OSError):
+                job.pidfd = os.pidfd_open(pid)
+                self._selector.register(job.pidfd, selectors.EVENT_READ, lambda: self._drop(job))
+
+    def _drop(self, job: Job) -> None:
+        """Forget a job, and all that it is owed and holds."""
+        if job not in self.jobs:
+            return
+        self.jobs.remove(job)
+        self._leave(job)
+        for lease, (item, _) in job.lent.items():
+            item.lent.discard(lease)
+            self._free(item)
+        job.lent.clear()
+        self._selector.unregister(job.connection)
+        job.connection.close()
+        if job.pidfd >= 0:
+            self._selector.unregister(job.pidfd)
+            os.close(job.pidfd)
+        self._tell_peers()
+
+    def _hear(self, job: Job) -> None:
+        """Take what a job says; what is no message, or makes no sense, ends its connection."""
+        try:
+            for _ in range(_HEARD_AT_ONCE):
+                if job not in self.jobs:
+                    return
+                message = messages.receive_as_feeder(job.connection)
+                if message is None:
+                    self._drop(job)
+                    return
+                job.heard_s = time.monotonic()
+                self._answer(job, message)
+        except BlockingIOError:
+            pass
+        except (OSError, Malformed):
+            self._drop(job)
+
+    def _answer(self, job: Job, message: FromJob) -> None:
+        if isinstance(message, Hello) != (not job.welcome):
+            raise Malformed("Hello comes first, and once")
+        if isinstance(message, Hello):
+            self._greet(job, message)
+        elif isinstance(message, Done):
+            job.wait_ns = message.wait_ns
+            for lease in message.leases:
+                if lease not in job.lent:
+                    raise Malformed("done with what it was not lent")
+                self._done(job, lease)
+        elif isinstance(message, Leave):
+            self._leave(job)
+        else:
+            self._ask(job, message)
+
+    def _greet(self, job: Job, hello: Hello) -> None:
+        reason = self._mismatch(hello)
+        if reason is not None:
+            self._send(job, Refused(reason))
+            self._drop(job)
+            return
+        job.label, job.welcome = hello.label[:200], True
+        self._greeted = True
+        if not self._gathered and hello.outline:  # then those who were served before count
+            self._jobs_expected = 1
+            for pid in {*hello.peers} - {*self._expected, job.pid}:
+                self._expect(pid)
+        self._send(
+            job,
+            Welcome(
+                self.name,
+                self._target,
+                self.about.batched,
+                self.about.length,
+                self._pipeline.seed,
+                self.about.outline,
+                self.about.again,
+                self._founded,
+                self._lent_most,
+                os.getpid(),
+            ),
+        )
+
+    def _expect(self, pid: int) -> None:
+        """Wait for a process that was served before, as long as it lives."""
+        with contextlib.suppress(OSError):
+            self._expected[pid] = pidfd = os.pidfd_open(pid)
+            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._expect_no_more(pid))
+
+    def _expect_no_more(self, pid: int) -> None:
+        pidfd = self._expected.pop(pid, -1)
+        if pidfd >= 0:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+
+    def _mismatch(self, hello: Hello) -> str | None:
+        """Return why a job cannot be served; take over the seed of the feed it had before."""
+        if hello.version != messages.VERSION:
+            return "the job runs another version of stoker than the feeder"
+        if hello.target and hello.target != self._target:
+            return f"the feed {self.name!r} serves {self._target}, not {hello.target}"
+        if hello.outline and hello.outline != self.about.outline:
+            return "the feeder was started again with another pipeline"
+        if hello.seed is not None and hello.seed != self._pipeline.seed:
+            if not self.items_made and not self.lines:
+                try:
+                    self._pipeline = served(self._pipeline, self.blocks.allocate, hello.seed)
+                except FeedError as error:
+                    return str(error)
+            else:
+                return "the feeder was started again with another seed"
+        return None
+
+    def _tell_peers(self) -> None:
+        if self._founded:
+            pids = [job.pid for job in self.jobs if job.served]
+            for job in list(self.jobs):
+                if job.welcome:
+                    self._send(job, Peers(pids))
+
+    def _ask(self, job: Job, ask: Ask) -> None:
+        member = job.member
+        at = None if ask.epoch is None else (ask.epoch, ask.number)
+        if ask.number < 0 or (ask.epoch or 0) < 0:
+            raise Malformed("no such position")
+        job.turn = ask.turn
+        if member is not None and not member.asked and at in (None, member.at):
+            member.asked = True
+            self._send(job, Begin(job.turn, *member.at))
+            return
+        self._leave(job)
+        if not self.about.again and at is not None:
+            if ask.number:
+                self._send(
+                    job, Failed(job.turn, f"{self._pipeline!r}: its batches cannot be made again")
+                )
+                return
+            at = None
+        job.waits, job.want = True, at
+        if not job.served:
+            job.served = True
+            self._tell_peers()
+
+    def _leave(self, job: Job) -> None:
+        """Owe a job nothing more; what it was lent stays lent."""
+        job.waits = False
+        if job.line is not None and job.member is not None:
+            for item in job.line.lane.leave(job.member):
+                self._free(item)
+        job.line = job.member = None
+
+    # -- who is served from where
+
+    def _gathering(self) -> bool:
+        """Whether to wait for more jobs before the first epoch."""
+        if self._gathered:
+            return False
+        waiting = [job for job in self.jobs if job.waits]
+        if not waiting:
+            return True
+        if self._gathering_since_s is None:
+            self._gathering_since_s = time.monotonic()
+        for job in waiting:
+            self._expect_no_more(job.pid)
+        late = time.monotonic() - self._gathering_since_s >= self.patience_s
+        if not late and (self._expected or len(waiting) < self._jobs_expected):
+            return True
+        self._gathered = True
+        for pid in list(self._expected):
+            self._expect_no_more(pid)
+        return False
+
+    def _seat(self) -> None:
+        """Find a lane for each job that waits for one."""
+        if self._gathering():
+            return
+        waiting = [job for job in self.jobs if job.waits]
+        waiting.sort(key=lambda job: (job.want is None, job.want or (0, 0)))
+        for job in waiting:
+            found = self._place_for(job.want)
+            if found is not None:
+                self._join(job, *found)
+
+    def _place_for(self, want: At | None) -> tuple[Line, At] | None:
+        """Return a lane and a position in it, opening one where none will do; None to wait."""
+        lines = [line for line in self.lines if line.lane.broken is None]
+        if want is None:
+            if not lines:
+                return self._open((0, 0)), (0, 0)
+            main = lines[0]
+            start = main.lane.made[0], 0
+            return (main, start) if main.lane.reaches(start) else None
+        able = [line for line in lines if line.lane.reaches(want)]
+        near = [line for line in able if want[1] - line.lane.made[1] <= self._near]
+        if near:
+            return near[0], want
+        before = want[0] - 1
+        if want[1] == 0 and any(line.lane.made[0] == before for line in lines):
+            return None
+        if len(self.lines) < self._most_lines():
+            return self._open(want), want
+        return (able[0], want) if able else None
+
+    def _most_lines(self) -> int:
+        if not self.about.again:
+            return 1
+        return max(1, (self.staging_items or 4 * self._lent_most) // self._lent_most)
+
+    def _open(self, at: At) -> Line:
+        line = Line(at)
+
+        def tell(what: Any) -> None:
+            self._arrivals.append((line, what))
+            os.eventfd_write(self._wake, 1)
+
+        twin = served(self._pipeline, self.blocks.allocate, None)
+        line.production = Production(twin, self.blocks, self.about.batched, tell)
+        line.making = at[1] > 0
+        if line.making:
+            line.production.begin(*at)
+        self.lines.append(line)
+        return line
+
+    def _close_deserted(self) -> bool:
+        """Close the lanes that have no members; tell whether there were any."""
+        deserted = [line for line in self.lines if not line.lane.members]
+        for line in deserted:
+            self.lines.remove(line)
+            assert line.production is not None
+            line.production.close()
+            self._finished = [p for p in self._finished if not p.join(0)] + [line.production]
+        return bool(deserted)
+
+    def _join(self, job: Job, line: Line, at: At) -> None:
+        job.waits = False
+        job.line, job.member = line, line.lane.join(job, at)
+        self._send(job, Begin(job.turn, *at))
+
+    def _merge(self, line: Line) -> None:
+        """Move members to an older lane that has what they need next."""
+        for other in self.lines[: self.lines.index(line)]:
+            for member in list(line.lane.members):
+                near = member.at[1] - other.lane.made[1] <= self._near
+                if member.asked and near and other.lane.reaches(member.at):
+                    job = member.owner
+                    for item in line.lane.leave(member):
+                        self._free(item)
+                    job.line, job.member = other, other.lane.join(job, member.at)
+
+    # -- handing over
+
+    def _hand_out(self, line: Line) -> None:
+        for member in list(line.lane.members):
+            while member in line.lane.members and member.sent < self._lent_most:
+                due = line.lane.due(member)
+                if due is None:
+                    break
+                job = member.owner
+                if isinstance(due, Broken):
+                    self._send(job, Failed(job.turn, due.reason))
+                    self._leave(job)
+                elif isinstance(due, EpochEnd):
+                    line.lane.hand_over(member, due)
+                    self._send(job, End(job.turn, due.epoch, due.total))
+                else:
+                    line.lane.hand_over(member, due)
+                    self._lend(job, member, due)
+
+    def _lend(self, job: Job, member: Member, item: Standing) -> None:
+        parcel = item.cargo
+        lease = next(self._leases)
+        item.lent.add(lease)
+        job.lent[lease] = item, member
+        job.rows += item.count
+        message = Item(
+            job.turn,
+            item.epoch,
+            item.number,
+            item.count,
+            lease,
+            [block.generation for block in parcel.blocks],
+            parcel.outline,
+            parcel.outline_at,
+            parcel.places,
+        )
+        self._send(job, message, [block.descriptor for block in parcel.blocks])
+
+    def _done(self, job: Job, lease: int) -> None:
+        item, member = job.lent.pop(lease)
+        item.lent.discard(lease)
+        if job.line is not None and job.member is member:
+            job.line.lane.done(member, item)
+        self._free(item)
+
+    def _free(self, item: Standing) -> None:
+        """Let the memory of an item be used again, once nobody is owed it or looks at it."""
+        if not item.owed and not item.lent and item.cargo is not None:
+            item.cargo.retire()
+            item.cargo = None
+
+    def _send(self, job: Job, message: Any, descriptors: list[int] | None = None) -> None:
+        """Send; a job that does not take it is gone, or does not keep to what was agreed."""
+        try:
+            messages.send(job.connection, message, descriptors or [])
+        except OSError:
+            self._drop(job)
+
+    def _allow(self, line: Line) -> None:
+        """Say how far a lane's production may go."""
+        assert line.production is not None
+        standing = len(line.lane.items)
+        free = self._room(line) if line.lane.wanted else 0
+        line.production.allow(line.arrived + free)
+        starved = free == 0 and any(
+            m.asked and m.sent < self._lent_most and line.lane.due(m) is None
+            for m in line.lane.members
+        )
+        if not (starved and standing):
+            line.blocked_since_s = None
+        elif line.blocked_since_s is None:
+            line.blocked_since_s = time.monotonic()
+
+    def _room(self, line: Line) -> int:
+        """Return how many items more may stand in a lane.
+
+        Lanes besides the first have room for as much as one job is lent, the first has the rest.
+        """
+        lent = self._lent_most
+        standing = len(line.lane.items)
+        first = line is self.lines[0]
+        beside = lent * (len(self.lines) - 1) if first else 0
+        everything = [item for each in self.lines for item in each.lane.items]
+        if self.staging_items is not None:
+            room = self.staging_items - beside - len(everything)
+        else:
+            assert self.staging_bytes is not None
+            size = max(1, self.most_item_bytes)
+            room = (self.staging_bytes - sum(i.nbytes for i in everything)) // size - beside
+        return max(0, min(room, PARCELS if first else lent - standing))
+
+    # -- patience
+
+    def _patience_left_s(self) -> float | None:
+        """Return when somebody will have been waited for too long; None while nobody waits."""
+        now = time.monotonic()
+        left = [
+            self._since(line) + self.patience_s - now for line in self.lines if self._stuck(line)
+        ]
+        if not self._gathered and self._gathering_since_s is not None:
+            left.append(self._gathering_since_s + self.patience_s - now)
+        if self._founded and not self.jobs:
+            left.append(self.began_s + _NEVER_SEATED_S - now)
+        return max(0.0, min(left)) if left else None
+
+    @staticmethod
+    def _stuck(line: Line) -> bool:
+        return line.blocked_since_s is not None and bool(line.lane.items)
+
+    def _since(self, line: Line) -> float:
+        """Return since when the quietest of those that hold up a lane has said nothing."""
+        assert line.blocked_since_s is not None
+        heard: list[float] = [member.owner.heard_s for member in line.lane.slowest()]
+        return max(line.blocked_since_s, min(heard))
+
+    def _lose_patience(self) -> None:
+        """Go on without jobs that others waited for in vain; what they hold stays theirs."""
+        now = time.monotonic()
+        for line in self.lines:
+            if not self._stuck(line):
+                continue
+            assert line.blocked_since_s is not None
+            for member in line.lane.slowest():
+                job = member.owner
+                if now - max(line.blocked_since_s, job.heard_s) >= self.patience_s:
+                    asked = member.asked
+                    self._leave(job)
+                    if asked:
+                        self._send(job, Gone(job.turn))
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:8000]

@@ -1,0 +1,62 @@
+"""A feeder that a job has started for itself and others: what runs in its process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from typing import NoReturn
+
+from stoker.errors import StokerError
+from stoker.sharing import messages, target
+from stoker.sharing.feeder import Feeder
+from stoker.sharing.founding import Founding
+
+_SWITCH_S = 0.0005  # what talks to the jobs must not wait long for what prepares
+_TOLD_S = 1.0
+
+
+def main(descriptor: int, settings: str) -> NoReturn:
+    """Serve at a listening socket until the last job has gone."""
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    founding = Founding(**json.loads(settings))
+    os.environ[target.IN_FEEDER] = str(os.getpid())
+    sys.path[:] = founding.path
+    sys.argv = [founding.target.rpartition(":")[0]]
+    sys.setswitchinterval(_SWITCH_S)
+    name = listener.getsockname()[1:].decode().split("-", 3)[3]
+    try:
+        feeder = Feeder(
+            listener,
+            target.made(founding.target),
+            name=name,
+            target=founding.target,
+            staging=founding.staging,
+            jobs=founding.jobs,
+            patience_s=founding.patience_s,
+            founded=True,
+        )
+    except (StokerError, ValueError, TypeError) as error:
+        refuse(listener, str(error))
+        os._exit(1)
+    try:
+        feeder.serve()
+    finally:
+        feeder.close()
+        os._exit(0)  # threads of the user's may not want to end
+
+
+def refuse(listener: socket.socket, reason: str) -> None:
+    """Tell everybody who has connected, and those who do in a moment, why there is no feed."""
+    until_s = time.monotonic() + _TOLD_S
+    with contextlib.closing(listener):
+        while (left_s := until_s - time.monotonic()) > 0:
+            listener.settimeout(left_s)
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    messages.send(connection, messages.Refused(reason))

@@ -1,0 +1,247 @@
+"""What a feeder and its jobs say to each other: one message, one packet, one schema.
+
+Packets go over a Unix socket that keeps their borders (SOCK_SEQPACKET), between processes of one
+user. What is too long, or does not fit the schema, ends the connection that it came over.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+MOST_BYTES = 1 << 16
+_MOST_DESCRIPTORS = 253
+_CREDENTIALS = struct.Struct("iII")
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """The base of all messages."""
+
+
+# From a job.
+
+
+class Hello(Message):
+    """The first message of a job.
+
+    Attributes:
+        version: of this schema.
+        label: the job's command line, for people.
+        target: what the job wants to be served, ``FILE.py:FUNCTION``; empty if it takes what is
+            there.
+        seed, outline: of the feed that it was served by before, if there was one.
+        peers: process ids of those who were served with it; the feeder waits for them.
+    """
+
+    version: int
+    label: str
+    target: str = ""
+    seed: int | None = None
+    outline: list[str] = []
+    peers: list[int] = []
+
+
+class Ask(Message):
+    """Begin to hand out an epoch: the next one that begins, or from a position on.
+
+    What answers it has the same ``turn``; what has another answers an earlier one.
+    """
+
+    turn: int
+    epoch: int | None
+    number: int
+
+
+class Done(Message):
+    """Hand-overs are not needed any more.
+
+    Attributes:
+        leases: which.
+        wait_ns: how long the job has waited for the feed so far.
+    """
+
+    leases: list[int]
+    wait_ns: int
+
+
+class Leave(Message):
+    """Hand out no more of this epoch."""
+
+
+# From a feeder.
+
+
+class Welcome(Message):
+    """The answer to ``Hello``.
+
+    Attributes:
+        name: of the feed.
+        target: what it serves.
+        batched: whether it hands out batches, rather than examples.
+        length: outputs of an epoch, if known.
+        seed, outline: of its pipeline.
+        again: whether what a job missed can be made again.
+        founded: whether it ends with its last job (``stoker.share``).
+        pid: of the feeder.
+        lent: how many items a job is handed before it is done with one.
+    """
+
+    name: str
+    target: str
+    batched: bool
+    length: int | None
+    seed: int
+    outline: list[str]
+    again: bool
+    founded: bool
+    lent: int
+    pid: int
+
+
+class Refused(Message):
+    """The feeder will not serve this job, or cannot serve any."""
+
+    reason: str
+
+
+class Peers(Message):
+    """Who is served at present, by process id."""
+
+    pids: list[int]
+
+
+class Begin(Message):
+    """An epoch begins for this job, at this output."""
+
+    turn: int
+    epoch: int
+    number: int
+
+
+class Item(Message):
+    """A hand-over; the descriptors of its blocks come with it.
+
+    Attributes:
+        epoch, number: of its first output; ``count`` of them (examples come several at a time).
+        lease: the number of the hand-over, to be named when it is done with.
+        marks: the generation that is in each of the blocks.
+        outline, outline_at, places: see ``parcels.Parcel``.
+    """
+
+    turn: int
+    epoch: int
+    number: int
+    count: int
+    lease: int
+    marks: list[int]
+    outline: bytes
+    outline_at: tuple[int, int, int]
+    places: list[tuple[int, int]]
+
+
+class End(Message):
+    """The epoch had so many outputs, and the job has them all."""
+
+    turn: int
+    epoch: int
+    total: int
+
+
+class Failed(Message):
+    """The pipeline failed at the output that would have come next."""
+
+    turn: int
+    reason: str
+
+
+class Gone(Message):
+    """The others went on without this job: it did not answer for too long."""
+
+    turn: int
+
+
+FromJob = Hello | Ask | Done | Leave
+FromFeeder = Welcome | Refused | Peers | Begin | Item | End | Failed | Gone
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[bool, Any] = {
+    True: msgspec.msgpack.Decoder(FromFeeder),
+    False: msgspec.msgpack.Decoder(FromJob),
+}
+
+
+class Malformed(Exception):
+    """A packet is no message."""
+
+
+def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, with copies of descriptors.
+
+    Raises ValueError when it is too long, and what sockets raise.
+    """
+    packet = _encode(message)
+    if len(packet) > MOST_BYTES:
+        raise ValueError(f"a message of {len(packet):,} bytes is too long")
+    if descriptors:
+        passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        connection.sendmsg([packet], [passed])
+    else:
+        connection.send(packet)
+
+
+def receive_as_feeder(connection: socket.socket) -> FromJob | None:
+    """Return what a job says; None when it is gone. Descriptors that it sends are not taken.
+
+    Raises Malformed, and what sockets raise.
+    """
+    packet, _, flags, _ = connection.recvmsg(MOST_BYTES)
+    if not packet:
+        return None
+    message: FromJob = _read(packet, flags & socket.MSG_TRUNC, from_feeder=False)
+    return message
+
+
+def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[int]]:
+    """Return what a feeder says, and the descriptors that came with it; None when it is gone.
+
+    Raises Malformed, and what sockets raise.
+    """
+    room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+    packet, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    passed = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            passed.frombytes(data[: len(data) - len(data) % passed.itemsize])
+    descriptors = list(passed)
+    if not packet:
+        return None, descriptors
+    try:
+        lost = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+        return _read(packet, lost, from_feeder=True), descriptors
+    except Malformed:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _read(packet: bytes, lost: int, *, from_feeder: bool) -> Any:
+    if lost:
+        raise Malformed("a message is too long")
+    try:
+        return _decoders[from_feeder].decode(packet)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Malformed(str(error)) from None
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end, as the kernel tells."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid

@@ -1,0 +1,110 @@
+"""What a feed serves: a function in a file or module that returns a pipeline."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import FeedError
+from stoker.pipeline import Pipeline
+
+IN_FEEDER = "STOKER_FEEDER"
+"""Is set in the environment of a feeder that ``stoker.share`` has started."""
+
+
+def target_of(function: Callable[[], Any] | str) -> str:
+    """Return ``FILE.py:FUNCTION`` or ``module:FUNCTION``, as another process finds it.
+
+    Raises FeedError for functions that another process cannot find; ValueError for other texts.
+    """
+    if isinstance(function, str):
+        where, colon, name = function.rpartition(":")
+        if not colon or not where or not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(
+                f"{function!r} names no function; write FILE.py:FUNCTION or module:FUNCTION, "
+                "such as train.py:make_pipeline"
+            )
+        return f"{Path(where).resolve()}:{name}" if where.endswith(".py") else function
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not name or found is not function:
+        raise FeedError(
+            f"another process cannot find {function!r}: share a function that stands at the top of "
+            "a file, and takes no arguments"
+        )
+    assert module is not None
+    if module.__name__ != "__main__":
+        return f"{module.__name__}:{name}"
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise FeedError(
+            f"another process cannot find {name}, which was typed in: put it into a file"
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
+def made(target: str) -> Pipeline:
+    """Import what a target names, call it, and return its pipeline.
+
+    Raises FeedError saying what is wrong with it; what the import or the call raises is its cause.
+    """
+    where, _, name = target.rpartition(":")
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else _module(where)
+    except FeedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FeedError(f"importing {where} failed: {type(error).__name__}: {error}") from error
+    function: Any = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    if not callable(function):
+        raise FeedError(f"{where} has no function {name}")
+    try:
+        pipeline = function()
+    except FeedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FeedError(f"{target} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(pipeline, Pipeline):
+        raise FeedError(f"{target} returned a {type(pipeline).__name__}, not a stoker pipeline")
+    return pipeline
+
+
+def check_not_in_feeder() -> None:
+    """Refuse to share from within a feeder that loads the script it was started by.
+
+    Raises FeedError.
+    """
+    if os.environ.get(IN_FEEDER) == str(os.getpid()):
+        raise FeedError(
+            "the script shares a pipeline while it is imported: put what it does below "
+            'if __name__ == "__main__":'
+        )
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FeedError(f"there is no file {path}")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> Any:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as python -m does
+    return importlib.import_module(name)

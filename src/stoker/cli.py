@@ -221,6 +221,56 @@ def _times(text: str) -> float:
         raise ValueError(f"accelerator={text}: a multiple, for example 2x or 0.5x") from None
 
 
+@app.command()
+def feed(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="A function without arguments that returns a pipeline; or module:FUNCTION.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="What jobs take it by.")],
+    staging: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|SIZE",
+            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8; of "
+            "examples, 64 parcels of up to 64).",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Jobs to wait for before the first epoch begins.")
+    ] = 1,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds that others wait for a job that says nothing, frozen perhaps."
+        ),
+    ] = 60.0,
+) -> None:
+    """Prepare an epoch once, for all jobs on this host that take it.
+
+    A job takes it with stoker.from_feed(NAME), which is a pipeline like any other: augment, echo,
+    batch and move there. Each job gets every batch exactly once an epoch; it joins where one
+    begins, and may leave, or be killed, at any moment. The slowest job sets the pace; the view says
+    which one that is. Ctrl-C ends the feed.
+
+    Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
+    """
+    from stoker.sharing.serving import serve
+
+    try:
+        limit = int(staging) if staging is not None and staging.isdigit() else staging
+        serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(130) from None
+    except (OSError, TypeError, ValueError, stoker.StokerError) as error:
+        typer.echo(f"stoker feed: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
 app.add_typer(caches, name="cache")
 

@@ -13,13 +13,15 @@ from stoker.machine import format_bytes
 
 _WORTH = 1.02  # an action that brings less is not named
 _MOST_ECHO = 8
+_JOBS = 4  # that sharing is predicted for
 _MEMORY = 0.5  # of the host's, that a cache may take
 
 Judge = Callable[[Measured], float]
 
 
 def actions(report: Report) -> list[Action]:
-    """Return what would help, most first; echoing last, for a repeat is not a fresh example.
+    """Return what would help, most first; behind that what helps where several jobs run, and last
+    echoing, for a repeat is not a fresh example.
 
     Raises ValueError for a report without G or P.
     """
@@ -31,7 +33,8 @@ def actions(report: Report) -> list[Action]:
         *_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    return [action for action in found + _echo(report) if action.gain.value >= _WORTH]
+    found += _sharing(report) + _echo(report)
+    return [action for action in found if action.gain.value >= _WORTH]
 
 
 def gain(report: Report, change: Change) -> Rate:
@@ -190,6 +193,26 @@ def _accelerator(report: Report) -> list[Action]:
             "stoker what-if REPORT.json --accelerator 2x",
             gain(report, Change(accelerator=2.0)),
             "the step's time is taken to halve, which must be measured for a new accelerator",
+        )
+    ]
+
+
+def _sharing(report: Report) -> list[Action]:
+    """One preparation for several jobs, where one alone waits for its data."""
+    if report.bound == "compute":
+        return []
+    shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
+
+    def judge(case: Measured) -> float:
+        return predict(case, shared).rate / predict(case, apart).rate
+
+    answers = [judge(case) for case in _corners(report)]
+    return [
+        Action(
+            f"where {_JOBS} jobs train on this data at a time: prepare it once for all of them",
+            "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
+            Rate(judge(measured(report)), min(answers), max(answers)),
+            f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
         )
     ]
 

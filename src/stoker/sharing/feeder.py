@@ -12,17 +12,16 @@ import os
 import selectors
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker import machine
 from stoker.errors import FeedError
 from stoker.pipeline import Pipeline, described, served
 from stoker.sharing import messages, only_here
 from stoker.sharing.blocks import Blocks
-from stoker.sharing.lane import At, Broken, EpochEnd, Lane, Member, Standing
+from stoker.sharing.lane import At, Broken, EpochEnd, Member, Standing
+from stoker.sharing.lines import Line, Lines
 from stoker.sharing.messages import (
     Ask,
     Begin,
@@ -39,13 +38,9 @@ from stoker.sharing.messages import (
     Refused,
     Welcome,
 )
-from stoker.sharing.production import PARCEL_EXAMPLES, Made, Production
+from stoker.sharing.production import Made
+from stoker.sharing.staging import Staging
 
-BATCHES = 8
-PARCELS = 64
-"""Items in the staging area, unless the user says otherwise: batches, or parcels of examples."""
-_LENT_BATCHES = 2  # one that a job works on, one that waits for it
-_LENT_PARCELS = 16  # several make up a job's batch
 _JOIN_S = 5.0
 _HEARD_AT_ONCE = 64  # messages of one job, before others have their turn
 _NEVER_SEATED_S = 30.0  # a founded feeder that nobody comes to ends
@@ -70,6 +65,7 @@ class Job:
     connection: socket.socket
     pid: int
     heard_s: float
+    since_s: float = field(default_factory=time.monotonic)
     pidfd: int = -1
     label: str = ""
     welcome: bool = False
@@ -83,18 +79,6 @@ class Job:
     wait_ns: int = 0
     rows: int = 0
     held_up_s: float = 0.0
-
-
-class Line:
-    """A lane and what is made for it."""
-
-    def __init__(self, at: At) -> None:
-        self.lane = Lane(at)
-        self.production: Production | None = None
-        self.making = False
-        self.arrived = 0
-        self.rows = 0
-        self.blocked_since_s: float | None = None
 
 
 class Feeder:
@@ -125,55 +109,39 @@ class Feeder:
         founded: bool,
     ) -> None:
         self.name = name
+        self.target = target
         self.patience_s = patience_s
         self.jobs: list[Job] = []
-        self.lines: list[Line] = []
         self.blocks = Blocks()
         self.about = described(pipeline)
-        self.most_item_bytes = 0
-        self.items_made = 0
+        self.staging = Staging(staging, self.about.batched)
         self.rows_made = 0
-        self.began_s = time.monotonic()
         self._listener = listener
-        self._pipeline = served(pipeline, self.blocks.allocate, None)
-        self._target = target
         self._jobs_expected = jobs
         self._founded = founded
-        self._lent_most = _LENT_BATCHES if self.about.batched else _LENT_PARCELS
-        self._near = 2 * (BATCHES if self.about.batched else PARCELS * PARCEL_EXAMPLES)
-        self.staging_items, self.staging_bytes = self._staging(staging)
+        self._began_s = self._settled_s = time.monotonic()
         self._expected: dict[int, int] = {}  # process ids of who was served before: pidfds
         self._greeted = False
         self._gathered = False
         self._gathering_since_s: float | None = None
         self._leases = itertools.count(1)
         self._generations = itertools.count(1)
-        self._arrivals: deque[tuple[Line, Any]] = deque()
-        self._finished: list[Production] = []
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._serve_from(served(pipeline, self.blocks.allocate, None))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         only_here.add(listener)
 
-    def _staging(self, staging: int | str | None) -> tuple[int | None, int | None]:
-        if isinstance(staging, str):
-            limit = machine.parse_bytes(staging)
-            usable = machine.usable_memory_bytes()
-            if limit > usable:
-                raise ValueError(
-                    f"a staging area of {machine.format_bytes(limit)} does not fit: "
-                    f"{machine.format_bytes(usable)} of memory are left here"
-                )
-            return None, limit
-        items = (BATCHES if self.about.batched else PARCELS) if staging is None else staging
-        if items < 2 * self._lent_most:
-            what = "batches" if self.about.batched else "parcels of examples"
-            raise ValueError(
-                f"a staging area holds at least {2 * self._lent_most} {what}, not {items}"
-            )
-        return items, None
+    def _serve_from(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.lines = Lines(pipeline, self.about, self.blocks, self.staging, self._wake)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the pipeline."""
+        return self._pipeline.seed
 
     # -- the loop
 
@@ -207,20 +175,14 @@ class Feeder:
                 os.close(job.pidfd)
         for pidfd in self._expected.values():
             os.close(pidfd)
+        self.lines.close(_JOIN_S)
         os.close(self._wake)
-        productions = [*self._finished, *(line.production for line in self.lines)]
-        for production in productions:
-            if production is not None:
-                production.close()
-        for production in productions:
-            if production is not None:
-                production.join(_JOIN_S)
         self.blocks.clear()
 
     def _over(self) -> bool:
         if not self._founded or self.jobs:
             return False
-        return self._greeted or time.monotonic() - self.began_s > _NEVER_SEATED_S
+        return self._greeted or time.monotonic() - self._began_s > _NEVER_SEATED_S
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -228,66 +190,54 @@ class Feeder:
 
     def _take_in(self) -> None:
         """Put what was made into its lane."""
-        while self._arrivals:
-            line, what = self._arrivals.popleft()
+        while self.lines.arrivals:
+            line, what = self.lines.arrivals.popleft()
+            lane = line.lane
             if line not in self.lines:
                 if isinstance(what, Made):
                     what.parcel.retire()
             elif what is None:
-                line.lane.end_epoch()
+                lane.end_epoch()
                 line.making = False
             elif isinstance(what, Made):
                 line.arrived += 1
-                line.rows += what.rows
-                self.items_made += 1
                 self.rows_made += what.rows
-                self._check_memory(line, what.parcel.nbytes)
+                refusal = self.staging.take_note(what.parcel.nbytes)
+                if refusal is not None:
+                    lane.broken = Broken(refusal)
                 what.parcel.mark(next(self._generations))
-                epoch, number = line.lane.made
-                item = Standing(epoch, number, what.count, what.parcel.nbytes, what.parcel)
-                if not line.lane.add(item):
+                item = Standing(*lane.made, what.count, what.rows, what.parcel.nbytes, what.parcel)
+                if not lane.add(item):
                     self._free(item)
             else:
-                line.lane.broken = Broken(_described(what))
+                lane.broken = Broken(_described(what))
                 line.making = False
-
-    def _check_memory(self, line: Line, nbytes: int) -> None:
-        """Refuse to go on where the staging area cannot be what was said."""
-        first = not self.most_item_bytes
-        self.most_item_bytes = max(self.most_item_bytes, nbytes)
-        least = 2 * self._lent_most
-        size = machine.format_bytes(nbytes)
-        if self.staging_bytes is not None and least * nbytes > self.staging_bytes:
-            line.lane.broken = Broken(
-                f"the staging area of {machine.format_bytes(self.staging_bytes)} is too small: at "
-                f"least {least} of {size} each must fit"
-            )
-        if first and self.staging_items is not None:
-            usable = machine.usable_memory_bytes()
-            if self.staging_items * nbytes > usable:
-                line.lane.broken = Broken(
-                    f"a staging area of {self.staging_items} times {size} does not fit: "
-                    f"{machine.format_bytes(usable)} of memory are left; give it fewer"
-                )
 
     def _settle(self) -> None:
         """Do all that can be done now."""
+        self._account()
         self._lose_patience()
-        self._close_deserted()
+        self.lines.close_deserted()
         self._seat()
-        for line in list(self.lines):
+        for line in self.lines:
             self._merge(line)
             self._hand_out(line)
-        if self._close_deserted():  # others may have waited for what they were at
+        if self.lines.close_deserted():  # others may have waited for what they were at
             self._settle()
             return
+        lanes = self.lines.lanes
         for line in self.lines:
-            lane = line.lane
-            if lane.at_boundary and not line.making and lane.wanted:
-                line.making = True
-                assert line.production is not None
-                line.production.begin(*lane.made)
-            self._allow(line)
+            line.go_on()
+            line.allow(self.staging.room(lanes, line.lane), self.staging.lent)
+
+    def _account(self) -> None:
+        """Put it down to the slowest jobs that others have waited for them."""
+        now = time.monotonic()
+        for line in self.lines:
+            if line.blocked_since_s is not None:
+                for member in line.lane.slowest():
+                    member.owner.held_up_s += now - max(self._settled_s, line.blocked_since_s)
+        self._settled_s = now
 
     # -- who comes and goes
 
@@ -373,14 +323,14 @@ class Feeder:
             job,
             Welcome(
                 self.name,
-                self._target,
+                self.target,
                 self.about.batched,
                 self.about.length,
-                self._pipeline.seed,
+                self.seed,
                 self.about.outline,
                 self.about.again,
                 self._founded,
-                self._lent_most,
+                self.staging.lent,
                 os.getpid(),
             ),
         )
@@ -401,18 +351,17 @@ class Feeder:
         """Return why a job cannot be served; take over the seed of the feed it had before."""
         if hello.version != messages.VERSION:
             return "the job runs another version of stoker than the feeder"
-        if hello.target and hello.target != self._target:
-            return f"the feed {self.name!r} serves {self._target}, not {hello.target}"
+        if hello.target and hello.target != self.target:
+            return f"the feed {self.name!r} serves {self.target}, not {hello.target}"
         if hello.outline and hello.outline != self.about.outline:
             return "the feeder was started again with another pipeline"
-        if hello.seed is not None and hello.seed != self._pipeline.seed:
-            if not self.items_made and not self.lines:
-                try:
-                    self._pipeline = served(self._pipeline, self.blocks.allocate, hello.seed)
-                except FeedError as error:
-                    return str(error)
-            else:
+        if hello.seed is not None and hello.seed != self.seed:
+            if len(self.lines):
                 return "the feeder was started again with another seed"
+            try:
+                self._serve_from(served(self._pipeline, self.blocks.allocate, hello.seed))
+            except FeedError as error:
+                return str(error)
         return None
 
     def _tell_peers(self) -> None:
@@ -481,81 +430,28 @@ class Feeder:
         waiting = [job for job in self.jobs if job.waits]
         waiting.sort(key=lambda job: (job.want is None, job.want or (0, 0)))
         for job in waiting:
-            found = self._place_for(job.want)
+            found = self.lines.place_for(job.want)
             if found is not None:
-                self._join(job, *found)
-
-    def _place_for(self, want: At | None) -> tuple[Line, At] | None:
-        """Return a lane and a position in it, opening one where none will do; None to wait."""
-        lines = [line for line in self.lines if line.lane.broken is None]
-        if want is None:
-            if not lines:
-                return self._open((0, 0)), (0, 0)
-            main = lines[0]
-            start = main.lane.made[0], 0
-            return (main, start) if main.lane.reaches(start) else None
-        able = [line for line in lines if line.lane.reaches(want)]
-        near = [line for line in able if want[1] - line.lane.made[1] <= self._near]
-        if near:
-            return near[0], want
-        before = want[0] - 1
-        if want[1] == 0 and any(line.lane.made[0] == before for line in lines):
-            return None
-        if len(self.lines) < self._most_lines():
-            return self._open(want), want
-        return (able[0], want) if able else None
-
-    def _most_lines(self) -> int:
-        if not self.about.again:
-            return 1
-        return max(1, (self.staging_items or 4 * self._lent_most) // self._lent_most)
-
-    def _open(self, at: At) -> Line:
-        line = Line(at)
-
-        def tell(what: Any) -> None:
-            self._arrivals.append((line, what))
-            os.eventfd_write(self._wake, 1)
-
-        twin = served(self._pipeline, self.blocks.allocate, None)
-        line.production = Production(twin, self.blocks, self.about.batched, tell)
-        line.making = at[1] > 0
-        if line.making:
-            line.production.begin(*at)
-        self.lines.append(line)
-        return line
-
-    def _close_deserted(self) -> bool:
-        """Close the lanes that have no members; tell whether there were any."""
-        deserted = [line for line in self.lines if not line.lane.members]
-        for line in deserted:
-            self.lines.remove(line)
-            assert line.production is not None
-            line.production.close()
-            self._finished = [p for p in self._finished if not p.join(0)] + [line.production]
-        return bool(deserted)
-
-    def _join(self, job: Job, line: Line, at: At) -> None:
-        job.waits = False
-        job.line, job.member = line, line.lane.join(job, at)
-        self._send(job, Begin(job.turn, *at))
+                line, at = found
+                job.waits = False
+                job.line, job.member = line, line.lane.join(job, at)
+                self._send(job, Begin(job.turn, *at))
 
     def _merge(self, line: Line) -> None:
-        """Move members to an older lane that has what they need next."""
-        for other in self.lines[: self.lines.index(line)]:
-            for member in list(line.lane.members):
-                near = member.at[1] - other.lane.made[1] <= self._near
-                if member.asked and near and other.lane.reaches(member.at):
-                    job = member.owner
-                    for item in line.lane.leave(member):
-                        self._free(item)
-                    job.line, job.member = other, other.lane.join(job, member.at)
+        """Move members to an older line that has what they need next."""
+        for member in list(line.lane.members):
+            other = self.lines.older(line, member) if member.asked else None
+            if other is not None:
+                job = member.owner
+                for item in line.lane.leave(member):
+                    self._free(item)
+                job.line, job.member = other, other.lane.join(job, member.at)
 
     # -- handing over
 
     def _hand_out(self, line: Line) -> None:
         for member in list(line.lane.members):
-            while member in line.lane.members and member.sent < self._lent_most:
+            while member in line.lane.members and member.sent < self.staging.lent:
                 due = line.lane.due(member)
                 if due is None:
                     break
@@ -575,7 +471,7 @@ class Feeder:
         lease = next(self._leases)
         item.lent.add(lease)
         job.lent[lease] = item, member
-        job.rows += item.count
+        job.rows += item.rows
         message = Item(
             job.turn,
             item.epoch,
@@ -609,39 +505,6 @@ class Feeder:
         except OSError:
             self._drop(job)
 
-    def _allow(self, line: Line) -> None:
-        """Say how far a lane's production may go."""
-        assert line.production is not None
-        standing = len(line.lane.items)
-        free = self._room(line) if line.lane.wanted else 0
-        line.production.allow(line.arrived + free)
-        starved = free == 0 and any(
-            m.asked and m.sent < self._lent_most and line.lane.due(m) is None
-            for m in line.lane.members
-        )
-        if not (starved and standing):
-            line.blocked_since_s = None
-        elif line.blocked_since_s is None:
-            line.blocked_since_s = time.monotonic()
-
-    def _room(self, line: Line) -> int:
-        """Return how many items more may stand in a lane.
-
-        Lanes besides the first have room for as much as one job is lent, the first has the rest.
-        """
-        lent = self._lent_most
-        standing = len(line.lane.items)
-        first = line is self.lines[0]
-        beside = lent * (len(self.lines) - 1) if first else 0
-        everything = [item for each in self.lines for item in each.lane.items]
-        if self.staging_items is not None:
-            room = self.staging_items - beside - len(everything)
-        else:
-            assert self.staging_bytes is not None
-            size = max(1, self.most_item_bytes)
-            room = (self.staging_bytes - sum(i.nbytes for i in everything)) // size - beside
-        return max(0, min(room, PARCELS if first else lent - standing))
-
     # -- patience
 
     def _patience_left_s(self) -> float | None:
@@ -653,7 +516,7 @@ class Feeder:
         if not self._gathered and self._gathering_since_s is not None:
             left.append(self._gathering_since_s + self.patience_s - now)
         if self._founded and not self.jobs:
-            left.append(self.began_s + _NEVER_SEATED_S - now)
+            left.append(self._began_s + _NEVER_SEATED_S - now)
         return max(0.0, min(left)) if left else None
 
     @staticmethod

@@ -15,7 +15,7 @@ from stoker.sharing import messages, target
 from stoker.sharing.feeder import Feeder
 from stoker.sharing.founding import Founding
 
-_SWITCH_S = 0.0005  # what talks to the jobs must not wait long for what prepares
+SWITCH_S = 0.0005  # what talks to the jobs must not wait long for what prepares
 _TOLD_S = 1.0
 
 
@@ -27,7 +27,7 @@ def main(descriptor: int, settings: str) -> NoReturn:
     os.environ[target.IN_FEEDER] = str(os.getpid())
     sys.path[:] = founding.path
     sys.argv = [founding.target.rpartition(":")[0]]
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     name = listener.getsockname()[1:].decode().split("-", 3)[3]
     try:
         feeder = Feeder(
@@ -56,7 +56,9 @@ def refuse(listener: socket.socket, reason: str) -> None:
     with contextlib.closing(listener):
         while (left_s := until_s - time.monotonic()) > 0:
             listener.settimeout(left_s)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, messages.Malformed):
                 connection, _ = listener.accept()
-                with connection:
+                with connection:  # what is not read before the end would hide what is said
+                    connection.settimeout(left_s)
+                    messages.receive_as_feeder(connection)
                     messages.send(connection, messages.Refused(reason))

@@ -195,8 +195,12 @@ class Job:
             for mark in item.marks:
                 memories.append(parcels.mapped(self._descriptors.pop(0), mark))
             value = parcels.opened(item.outline, item.outline_at, item.places, memories)
-        except parcels.Stale:
-            return None
+        except BaseException as error:
+            self._finished.append(item.lease)
+            self.give_back()
+            if isinstance(error, parcels.Stale):
+                return None
+            raise
         finally:
             self._drop()
         if memories:
@@ -216,7 +220,8 @@ class Job:
         Raises FeedError when something was overwritten that could be seen here.
         """
         while len(self._lent) >= self.about.lent:
-            oldest = self._lent.get(min(self._lent, default=0))
+            with self._lock:
+                oldest = self._lent.get(min(self._lent, default=0))
             if oldest is not None:
                 oldest.keep()
         self.give_back()
@@ -229,19 +234,30 @@ class Job:
                 with contextlib.suppress(IndexError):
                     while len(leases) < 1000:
                         leases.append(self._finished.popleft())
-                with contextlib.suppress(OSError):  # the next message finds it out
+                try:
                     messages.send(self._connection, Done(leases, self._wait_ns))
+                except BlockingIOError:
+                    self._finished.extend(leases)  # with the next message
+                    return
+                except OSError:
+                    pass  # the next message finds it out
             finally:
                 self._lock.release()
 
     def _say(self, message: Any) -> None:
         """Send a message; that the feeder is gone is found out by who waits for an answer."""
         with self._lock, contextlib.suppress(OSError):
-            messages.send(self._connection, message)
+            while True:
+                try:
+                    return messages.send(self._connection, message)
+                except BlockingIOError:
+                    select.select([], [self._connection], [])
 
     def returned(self, lease: int) -> None:
         """Take note that nothing refers to a hand-over any more."""
-        if self._lent.pop(lease, None) is not None and os.getpid() == self._owner:
+        with self._lock:
+            known = self._lent.pop(lease, None)
+        if known is not None and os.getpid() == self._owner:
             self._finished.append(lease)
             self.give_back()
 

@@ -37,6 +37,7 @@ class Standing:
     """An item that stands in a lane: ``count`` outputs from ``number`` on.
 
     Attributes:
+        rows: examples in it.
         nbytes: shared memory that it takes.
         cargo: what is handed over.
         owed: members that are not done with it.
@@ -46,6 +47,7 @@ class Standing:
     epoch: int
     number: int
     count: int
+    rows: int
     nbytes: int
     cargo: Any
     owed: set[Member] = field(default_factory=set)

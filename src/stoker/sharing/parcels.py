@@ -30,6 +30,7 @@ INLINE_BYTES = 8192
 """Outlines up to this size travel in the message itself."""
 _SMALL_BYTES = 4096  # arrays up to this size are part of the outline
 _MOST_BLOCKS = 100  # in a message; the kernel passes 253 descriptors at a time
+_MOST_PLACES = 1000  # in a message; more arrays become part of the outline
 _ALIGNMENT = 64
 
 
@@ -154,7 +155,7 @@ class _Packer(pickle.Pickler):
 
         Of strides is said where the array lies in a block already; a copy is C-ordered.
         """
-        if array.nbytes <= _SMALL_BYTES:
+        if array.nbytes <= _SMALL_BYTES or len(self.arrays) >= _MOST_PLACES:
             return tensor, array.dtype, array.shape, None, array.tobytes()
         found = self._blocks.find(array)
         if found is not None and found[0] not in self.used:
@@ -258,17 +259,17 @@ class _Unpacker(pickle.Unpickler):
         return made.view(getattr(torch, tensor)) if tensor else made
 
     def find_class(self, module: str, name: str) -> Any:
+        main = sys.modules["__main__"]
+        if Path(getattr(main, "__file__", None) or "").stem == module:
+            # The feeder has loaded this very script, as a module.
+            with contextlib.suppress(AttributeError):
+                found: Any = main
+                for part in name.split("."):
+                    found = getattr(found, part)
+                return found
         try:
             return super().find_class(module, name)
         except (ImportError, AttributeError) as error:
-            # The feeder may have loaded this very script as a module.
-            main = sys.modules["__main__"]
-            with contextlib.suppress(AttributeError):
-                if Path(getattr(main, "__file__", None) or "").stem == module:
-                    found: Any = main
-                    for part in name.split("."):
-                        found = getattr(found, part)
-                    return found
             raise FeedError(
                 f"what the feed hands out needs {module}.{name}, which this job cannot import "
                 f"({error}): put the class into a module that both can import, or hand out tuples "

@@ -1,0 +1,249 @@
+"""Everything together: four jobs, data twice as large as memory, a slow disk, and real training.
+
+The demo's network and digits (docs/demo.md), the digits enlarged to photographs of 512 x 512 with
+noise, about 90 KB each, which are decoded and reduced again: 3 ms of CPU an example. Four jobs
+train at a time, with four learning rates, on two cores. Arms, each with what the one before it has:
+
+- plain: a pipeline in every job;
+- cache: ``.cache()`` of half of the files, which all four share;
+- sharing: one job's preparation for all four (``stoker.share``), behind that cache; each job
+  augments and batches by itself;
+- echo: ``.echo("auto")`` in every job, before its augmentation.
+
+All in a control group that has room for what four plain jobs need for themselves and for half of
+the files; the disk gives so many MB/s. Figures: seconds of an epoch of fresh examples, from the
+second one on; and seconds until a job classifies so much of the test images rightly, medians over
+the jobs. Evaluations are not counted.
+
+Command, as root::
+
+    python bench/combined.py
+
+Target: each arm is at least as fast as the one before it, in both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import throttled
+from harness import Ratio, parser, report
+from PIL import Image
+
+import stoker
+from stoker.demo.digits import DigitSpec
+from stoker.demo.images import composed_digits
+from stoker.demo.task import Learner, augment_one
+
+ARMS = ("plain", "cache", "sharing", "echo")
+RATES = (0.001, 0.002, 0.003, 0.005)
+BATCH = 64
+WIDTHS = (16, 32, 64)
+SIDE = 512
+SMALL = 32
+EVALUATED_EVERY = 5  # batches
+SPEED_MBPS = 40
+
+
+def reduced(content: bytes) -> Any:
+    """Decode a photograph and reduce it to the digits' size."""
+    image = Image.fromarray(stoker.images.decode(content))
+    return np.asarray(image.resize((SMALL, SMALL), Image.Resampling.BOX))
+
+
+def prepared() -> stoker.Pipeline:
+    """Return what is read and decoded, from what the environment says."""
+    source = stoker.from_folder(os.environ["COMBINED_FOLDER"], seed=0).shuffle()
+    limit = int(os.environ["COMBINED_CACHE"])
+    if limit:
+        source = source.cache(limit)
+    return source.map(reduced, on="image")
+
+
+def pipeline(arm: str) -> stoker.Pipeline:
+    """Return a job's pipeline."""
+    if arm in ("plain", "cache"):
+        train = prepared()
+    else:
+        target = f"{__file__}:prepared"
+        train = stoker.share(target, name="bench-combined", jobs=len(RATES), seed=1)
+    if arm == "echo":
+        train = train.echo("auto")
+    return train.random_map(augment_one, on="image").batch(BATCH)
+
+
+def job(arm: str, rate: float, test: str, epochs: int, target: float) -> None:
+    """Train; print the seconds of each epoch, and those until the target."""
+    import torch
+
+    torch.set_num_threads(1)
+    images, labels = (np.load(Path(test) / f"{what}.npy") for what in ("images", "labels"))
+    learner = Learner(10, WIDTHS, rate, seed=0)
+    train = pipeline(arm)
+    spent, epoch_s, target_s = 0.0, [], None
+    for _ in range(epochs):
+        before = spent
+        for number, (began, batch) in enumerate(timed(train)):
+            learner.step(*batch)
+            spent += time.perf_counter() - began
+            if target_s is None and number % EVALUATED_EVERY == EVALUATED_EVERY - 1:
+                target_s = spent if learner.accuracy(images, labels) >= target else None
+        epoch_s.append(spent - before)
+    print(json.dumps({"epoch_s": epoch_s, "target_s": target_s}))
+
+
+def timed(batches: Any) -> Iterator[tuple[float, Any]]:
+    """Yield batches, each with the time when it was asked for."""
+    iterator = iter(batches)
+    while True:
+        began = time.perf_counter()
+        batch = next(iterator, None)
+        if batch is None:
+            return
+        yield began, batch
+
+
+def jobs(arm: str, test: str, epochs: int, target: float) -> None:
+    """Run the four jobs of an arm; print what each printed."""
+    call = [sys.executable, __file__, "--job", arm]
+    running = [
+        subprocess.Popen(
+            [*call, str(rate), test, str(epochs), str(target)], stdout=subprocess.PIPE, text=True
+        )
+        for rate in RATES
+    ]
+    own = []
+    while any(each.poll() is None for each in running):
+        own.append(sum(_own_bytes(each.pid) for each in running))
+        time.sleep(0.25)
+    found = [json.loads(each.communicate()[0].splitlines()[-1]) for each in running]
+    print(json.dumps({"jobs": found, "own_bytes": max(own)}))
+
+
+def _own_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except psutil.Error:
+        return 0
+
+
+def write(folder: Path, test: Path, count: int) -> int:
+    """Write photographs of digits; return their bytes."""
+    spec = DigitSpec(train=count, test=300)
+    total = 0
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as home:
+        digits = composed_digits(spec, Path(home), lambda done, of: None)
+        for number, (pixels, label) in enumerate(
+            zip(digits.train_images, digits.train_labels, strict=True)
+        ):
+            large = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            noise = generator.integers(-24, 25, (SIDE, SIDE, 1))
+            noisy = np.clip(np.asarray(large).astype(np.int16) + noise, 0, 255).astype(np.uint8)
+            file = folder / f"{label}" / f"{number:05}.jpg"
+            file.parent.mkdir(exist_ok=True)
+            Image.fromarray(noisy).save(file, quality=80)
+            total += file.stat().st_size
+        np.save(test / "images.npy", digits.test_images)
+        np.save(test / "labels.npy", digits.test_labels)
+    return total
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--job", nargs=5)
+    options.add_argument("--jobs", nargs=4)
+    options.add_argument("--examples", type=int, default=1280)
+    options.add_argument("--epochs", type=int, default=4)
+    options.add_argument("--accuracy", type=float, default=0.6)
+    arguments = options.parse_args()
+    if arguments.job:
+        arm, rate, test, epochs, target = arguments.job
+        return job(arm, float(rate), test, int(epochs), float(target))
+    if arguments.jobs:
+        arm, test, epochs, target = arguments.jobs
+        return jobs(arm, test, int(epochs), float(target))
+    missing = throttled.why_not()
+    if missing:
+        print(f"cannot be measured here: it {missing}\na quick run: no figures")
+        return None
+    quick = arguments.quick
+    count = 2 * BATCH if quick else arguments.examples
+    epochs = 2 if quick else arguments.epochs
+    with (
+        report(__file__, arguments) as made,
+        tempfile.TemporaryDirectory() as test,
+        throttled.disk(count * 200_000 + (64 << 20)) as disk,
+    ):
+        total = write(disk.folder, Path(test), count)
+        store = int(total * 0.5 * 1.03)
+        own = 0
+
+        def run(arm: str, memory: int) -> dict[str, Any]:
+            disk.forget()
+            cache = store if arm != "plain" else 0
+            given = {"COMBINED_FOLDER": str(disk.folder), "COMBINED_CACHE": str(cache)}
+            call = [sys.executable, __file__, "--jobs", arm, test, str(epochs)]
+            with throttled.limited(memory, disk, SPEED_MBPS * 1_000_000) as before:
+                done = subprocess.run(
+                    [*before, *call, str(arguments.accuracy)],
+                    env={**os.environ, **given}, capture_output=True, text=True, check=False,
+                )  # fmt: skip
+            if done.returncode:
+                raise RuntimeError(f"{arm} ended with {done.returncode}: {done.stderr[-2000:]}")
+            answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return answer
+
+        own = run("plain", 16 << 30)["own_bytes"]
+        memory = int(own * 1.1) + store + (64 << 20)
+        rounds = 1 if quick else arguments.rounds
+        for number in range(rounds):
+            for arm in ARMS[number % 4 :] + ARMS[: number % 4]:
+                for rate, found in zip(RATES, run(arm, memory)["jobs"], strict=True):
+                    made.add(round=number, arm=arm, rate=rate, **found)
+                print(number, arm, made.rows[-1], file=sys.stderr)
+        if not quick:
+            show(made, rounds, memory, total)
+    return None
+
+
+def show(made: Any, rounds: int, memory: int, total: int) -> None:
+    """Print the table, and hold the targets against it."""
+
+    def of(arm: str, number: int, what: str) -> float:
+        rows = [row for row in made.rows if row["arm"] == arm and row["round"] == number]
+        if what == "epoch_s":
+            return statistics.median(s for row in rows for s in row["epoch_s"][1:])
+        reached = [row["target_s"] or float("inf") for row in rows]
+        return statistics.median(reached)
+
+    rows = []
+    for before, arm in zip(("", *ARMS), ARMS, strict=False):
+        cells = []
+        for what in ("epoch_s", "target_s"):
+            each = [of(arm, number, what) for number in range(rounds)]
+            cells.append(f"{statistics.median(each):.1f}")
+            if before:
+                ratio = Ratio.of([of(before, n, what) for n in range(rounds)], each)
+                cells.append(str(ratio))
+                made.expect(f"{arm} over {before}: {what}, times as fast", ratio.median, 1.0)
+            else:
+                cells.append("")
+        rows.append((arm, *cells))
+    made.show(("", "epoch, s", "faster", "to target, s", "faster"), rows)
+    print(f"{total / 2**20:,.0f} MiB of files; {memory / 2**20:,.0f} MiB for all processes")
+
+
+if __name__ == "__main__":
+    main()

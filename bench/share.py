@@ -1,0 +1,333 @@
+"""What K jobs gain that share one preparation, beside K pipelines and beside TensorSocket.
+
+Photographs, decoded and cropped to 224 x 224 (uint8, batches of 64: about 2 ms of CPU an example);
+jobs that only consume. Five arms: every job with a torch ``DataLoader`` (two workers, persistent),
+with a stoker pipeline, with a DALI pipeline on the CPU (two threads) of its own; all jobs on one
+feed (``stoker.share``); and all on one TensorSocket 0.0.5 producer around that ``DataLoader``.
+
+A run is K processes that are let go at once after a few batches, for some seconds. The rate of a
+job is that of its batches between the first and the last one in that time; CPU time is that of all
+processes of the run, over the examples that were handed out in it. Arms and K in turns.
+
+Then a hand-over by itself: batches of 64 x 3 x 224 x 224 float32 (38 MB) that are ready, to four
+jobs: how long ``next()`` takes. And memory: resident, shared pages counted once, of the feeder and
+eight jobs, beside that of one job with a pipeline of its own.
+
+Command::
+
+    python bench/share.py --install               # makes .peers/dali and .peers/tensorsocket; once
+    python bench/share.py --jpegs imagenet-sample.tar
+
+Targets: a job of K that share at least 0.9 K times as fast as a job of K that do not; one job on a
+feed at least 0.95 times as fast as in process; not behind TensorSocket within the spread at K = 1,
+ahead from K = 2, with less CPU time an example at every K; a hand-over under 200 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from gil import jpegs
+from harness import Ratio, parser, report
+from peers import environment
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / "peers"
+CROP = 224
+BATCH = 64
+WORKERS = 2
+KS = (1, 2, 4, 8)
+WINDOW_S = 4.0
+WARM_BATCHES = 4
+LIMIT_S = 60.0  # a run that takes longer hangs, and is tried again
+ATTEMPTS = 3
+ARMS = ("torch", "stoker", "dali", "shared", "tensorsocket")
+NAMES = {
+    "torch": "DataLoader each",
+    "stoker": "stoker each",
+    "dali": "DALI each",
+    "shared": "stoker.share",
+    "tensorsocket": "TensorSocket",
+}
+
+
+def command(arm: str, folder: str, jobs: int) -> list[str]:
+    """Return how a job of an arm is started."""
+    numbers = [str(n) for n in (BATCH, CROP, WARM_BATCHES, WORKERS)]
+    if arm in ("stoker", "shared"):
+        role = "own" if arm == "stoker" else "share"
+        return [sys.executable, str(PEERS / "stoker_share.py"), role, str(jobs), str(WARM_BATCHES)]
+    if arm == "torch":
+        return [sys.executable, str(PEERS / "torch_share.py"), folder, *numbers]
+    if arm == "dali":
+        return [str(environment.python("dali")), str(PEERS / "dali_share.py"), folder, *numbers]
+    return [*tensorsocket("consumer", folder)]
+
+
+def tensorsocket(role: str, folder: str) -> list[str]:
+    numbers = [str(n) for n in (BATCH, CROP, WARM_BATCHES, WORKERS)]
+    script = str(PEERS / "tensorsocket_share.py")
+    return [str(environment.python("tensorsocket")), script, role, folder, *numbers]
+
+
+def started(call: list[str], folder: str) -> subprocess.Popen[str]:
+    variables = {"SHARE_FOLDER": folder, "SHARE_BATCH": str(BATCH), "SHARE_CROP": str(CROP)}
+    return subprocess.Popen(
+        call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, env={**os.environ, **variables},
+    )  # fmt: skip
+
+
+def until(process: subprocess.Popen[str], start: str) -> str:
+    """Return the next line of a job that begins so."""
+    assert process.stdout is not None
+    while line := process.stdout.readline():
+        if line.startswith(start):
+            return line
+    raise RuntimeError(f"a job ended with code {process.wait()}")
+
+
+def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
+    """Return the processes of a run: the jobs, what they started, and the feeder."""
+    found = []
+    for root in roots:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            first = psutil.Process(root.pid)
+            found += [first, *first.children(recursive=True)]
+    for process in psutil.process_iter(["cmdline"]):
+        if any("stoker.sharing.founded" in part for part in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    """Return the CPU time that processes have spent so far."""
+    spent = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            spent += times.user + times.system
+    return spent
+
+
+def pss_bytes(processes: list[psutil.Process]) -> int:
+    """Return resident memory, pages that are shared counted once."""
+    return sum(process.memory_full_info().pss for process in processes)
+
+
+def run(arm: str, folder: str, jobs: int, window_s: float) -> dict[str, Any]:
+    """Run the jobs of an arm; return rates, CPU time and memory."""
+    processes: list[subprocess.Popen[str]] = []
+    producers: list[subprocess.Popen[str]] = []
+    watchdog = threading.Timer(LIMIT_S, lambda: [p.kill() for p in (*processes, *producers)])
+    watchdog.start()
+    try:
+        if arm == "tensorsocket":
+            producers.append(started(tensorsocket("producer", folder), folder))
+            until(producers[0], "ready")
+        processes += [started(command(arm, folder, jobs), folder) for _ in range(jobs)]
+        for process in processes:
+            until(process, "ready")
+        everybody = members([*processes, *producers])
+        before = cpu_s(everybody)
+        for process in processes:
+            assert process.stdin is not None
+            print(window_s, file=process.stdin, flush=True)
+        time.sleep(window_s)
+        spent = cpu_s(everybody) - before
+        pss = pss_bytes(everybody)
+        came = [json.loads(until(process, "[")) for process in processes]
+    finally:
+        watchdog.cancel()
+        for process in [*processes, *producers]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+            process.communicate()
+        while any(member.is_running() for member in members([])):  # the feeder ends by itself
+            time.sleep(0.01)
+    rates = [(len(each) - 1) * BATCH / (each[-1] - each[0]) for each in came]
+    inside = sum(sum(at <= window_s for at in each) for each in came) * BATCH
+    return {
+        "rate": statistics.mean(rates),
+        "slowest": min(rates),
+        "cpu_ms": 1e3 * spent / max(1, inside),
+        "pss_bytes": pss,
+    }
+
+
+def tried(arm: str, folder: str, jobs: int, window_s: float) -> dict[str, Any]:
+    """Run an arm, again if it hangs; count how often it did."""
+    for hung in range(ATTEMPTS):
+        try:
+            return {**run(arm, folder, jobs, window_s), "hung": hung}
+        except RuntimeError as error:
+            print(f"{arm} {jobs}: {error}", file=sys.stderr)
+    raise RuntimeError(f"{arm} with {jobs} jobs hung {ATTEMPTS} times")
+
+
+HAND_OVER = """
+import json, sys, time
+import numpy as np
+import stoker
+
+BATCHES = 30
+
+class Ready:
+    def __len__(self):
+        return BATCHES * 64
+    def __getitem__(self, index):
+        return IMAGE
+
+IMAGE = np.ones((3, 224, 224), np.float32)
+
+def make():
+    return stoker.from_dataset(Ready(), seed=0).batch(64)
+
+if __name__ == "__main__":
+    feed = stoker.share(make, name="bench-hand-over", jobs=4)
+    spent = []
+    batches = iter(feed)
+    while True:
+        time.sleep(0.3)
+        began = time.perf_counter_ns()
+        batch = next(batches, None)
+        if batch is None:
+            break
+        spent.append((time.perf_counter_ns() - began) / 1e3)
+        assert not batch.flags.owndata
+    print(json.dumps(spent[2:]))
+"""
+
+
+def hand_over(quick: bool) -> list[float]:
+    """Return how long each hand-over of a ready batch took, in us."""
+    with tempfile.TemporaryDirectory() as home:
+        script = Path(home) / "hand_over.py"
+        text = HAND_OVER.replace("BATCHES = 30", "BATCHES = 6") if quick else HAND_OVER
+        script.write_text(text)
+        jobs = [
+            subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
+        return [us for job in jobs for us in json.loads(job.communicate()[0])]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--jpegs", type=Path, help="a folder or tar of photographs")
+    options.add_argument("--install", action="store_true", help="make the peers' environments")
+    options.add_argument("--arms", default=",".join(ARMS), help="some of them")
+    arguments = options.parse_args()
+    if arguments.install:
+        environment.install("dali")
+        environment.install("tensorsocket")
+    arms = [arm for arm in arguments.arms.split(",") if there(arm)]
+    ks = (2,) if arguments.quick else KS
+    window_s = 0.5 if arguments.quick else WINDOW_S
+    with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), arguments)
+        found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for number in range(1 if arguments.quick else arguments.rounds):
+            for k in ks:
+                for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
+                    row = tried(arm, folder, k, window_s)
+                    made.add(round=number, arm=arm, jobs=k, **row)
+                    print(f"{number} {arm} {k}: {row['rate']:,.0f}/s", file=sys.stderr)
+                    found.setdefault((arm, k), []).append(row)
+        us = hand_over(arguments.quick)
+        made.add(hand_over_us=us)
+        show(made, found, arms, ks, us)
+
+
+def there(arm: str) -> bool:
+    return arm not in ("dali", "tensorsocket") or environment.python(arm).exists()
+
+
+def write(folder: Path, arguments: argparse.Namespace) -> None:
+    """Write the photographs in class folders."""
+    images = jpegs(str(arguments.jpegs) if arguments.jpegs else None, 64)
+    count = 2 * BATCH if arguments.quick else 8 * BATCH
+    for number in range(count):
+        file = folder / f"{number % 10}" / f"{number:05}.jpg"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(images[number % len(images)])
+
+
+def show(made: Any, found: Any, arms: list[str], ks: tuple[int, ...], us: list[float]) -> None:
+    """Print the tables, and hold the targets against them."""
+
+    def of(arm: str, k: int, what: str) -> list[float]:
+        return [row[what] for row in found[arm, k]]
+
+    rows = []
+    for arm in arms:
+        rates = [f"{statistics.median(of(arm, k, 'rate')):,.0f}" for k in ks]
+        cpu = [f"{statistics.median(of(arm, k, 'cpu_ms')):.2f}" for k in ks]
+        rows.append((NAMES[arm], *rates, *cpu))
+    heads = [f"{k} job{'s' * (k > 1)}" for k in ks]
+    made.show(("examples/s a job; CPU, ms", *heads, *heads), rows)
+    if "shared" not in arms:
+        return
+    ratios = []
+    for arm in arms:
+        if arm == "shared":
+            continue
+        cells = []
+        for k in ks:
+            ratio = Ratio.of(of("shared", k, "rate"), of(arm, k, "rate"))
+            cells.append(str(ratio))
+            if arm != "tensorsocket":
+                least = 0.95 if (k == 1 and arm == "stoker") else 0.9 * k
+                if k > 1 or arm == "stoker":
+                    made.expect(f"shared over {NAMES[arm]}, {k} jobs", ratio.median, least)
+            else:
+                made.expect(f"shared over TensorSocket, {k} jobs", ratio.high if k == 1 else
+                            ratio.median, 1.0)  # fmt: skip
+                cpu = Ratio.of(of("shared", k, "cpu_ms"), of(arm, k, "cpu_ms"))
+                made.expect(
+                    f"CPU an example, of TensorSocket's, {k} jobs", cpu.median, 1.0, at_least=False
+                )
+        ratios.append((f"stoker.share over {NAMES[arm]}", *cells))
+    made.show(("rates", *heads), ratios)
+    for arm in arms:
+        hangs = sum(row["hung"] for k in ks for row in found[arm, k])
+        if hangs:
+            print(f"{NAMES[arm]}: {hangs} runs hung for {LIMIT_S:.0f} s, and were run again")
+    made.show(
+        ("hand-over of 38 MB, us", "median", "nine of ten", "longest"),
+        [("to four jobs", *(f"{each:.0f}" for each in quantiles(us)))],
+    )
+    made.expect("hand-over, us", statistics.median(us), 200, at_least=False)
+    most = max(ks)
+    each = statistics.median(of("stoker", 1, "pss_bytes")) if ("stoker", 1) in found else 0
+    shared = statistics.median(of("shared", most, "pss_bytes"))
+    made.show(
+        ("resident memory, MiB", ""),
+        [
+            ("one job, a pipeline of its own", f"{each / 2**20:,.0f}"),
+            (f"feeder and {most} jobs", f"{shared / 2**20:,.0f}"),
+        ],
+    )
+
+
+def quantiles(us: list[float]) -> tuple[float, float, float]:
+    ordered = sorted(us)
+    return statistics.median(us), ordered[int(0.9 * len(ordered))], ordered[-1]
+
+
+if __name__ == "__main__":
+    main()

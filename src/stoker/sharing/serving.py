@@ -1,0 +1,85 @@
+"""A feeder in the foreground: ``stoker feed``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from stoker.errors import FeedError, StokerError
+from stoker.sharing import founding
+from stoker.sharing.feeder import Feeder
+from stoker.sharing.founded import SWITCH_S, refuse
+from stoker.sharing.target import made, target_of
+from stoker.sharing.view import View, headline
+
+_REFRESH_S = 0.5
+_LINES_S = 10.0
+
+
+def serve(
+    target: str, *, name: str, staging: int | str | None, jobs: int, patience_s: float
+) -> None:
+    """Serve a pipeline until this process is interrupted, and show who takes it.
+
+    Raises FeedError when the name is taken or the target cannot be served, ValueError for a wrong
+    name or target or too little memory, and KeyboardInterrupt at the end.
+    """
+    founding.check_name(name)
+    target = target_of(target)
+    listener = founding.listening(name)
+    if listener is None:
+        raise FeedError(f"a feed {name!r} is there already: stop it, or take another name")
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        feeder = Feeder(
+            listener,
+            made(target),
+            name=name,
+            target=target,
+            staging=staging,
+            jobs=jobs,
+            patience_s=patience_s,
+            founded=False,
+        )
+    except (StokerError, TypeError, ValueError) as error:
+        refuse(listener, str(error))
+        raise
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        _shown(feeder)
+    finally:
+        feeder.close()
+
+
+def _shown(feeder: Feeder) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(headline(feeder), highlight=False, markup=False)
+    view = View(feeder)
+    if not console.is_terminal:
+        feeder.serve(lambda: _said(console, view), _LINES_S)
+        return
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def refresh() -> None:
+            view.refresh()
+            live.update(view.renderable(), refresh=True)
+
+        feeder.serve(refresh, _REFRESH_S)
+
+
+def _said(console: Any, view: View) -> None:
+    view.refresh()
+    console.print(view.line(), highlight=False, markup=False)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

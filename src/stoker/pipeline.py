@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker import drawing, machine, randomness, state
+from stoker.buffers import Recycler
 from stoker.cursor import Cursor, PipelineIterator
 from stoker.echoing.factor import exact_factor
 from stoker.echoing.record import read as read_record
@@ -58,7 +59,7 @@ class Pipeline:
         self._stages: tuple[Any, ...] = ()
         self._workers: Workers | None = None
         self._steps: int | None = None
-        self._allocate: Callable[[int], memoryview] | None = None
+        self._recycler: Recycler | None = None
         self._given_seed = None if seed is None else int(seed)
         self._reset(randomness.draw_seed() if seed is None else int(seed))
 
@@ -462,7 +463,7 @@ class Pipeline:
             position,
             self._steps,
             ranks() if self._follows() is not None and (process_group() or (0, 1))[1] > 1 else None,
-            self._allocate,
+            self._recycler,
         )
         iterator = PipelineIterator(run, cursor)
         cursor.started(epoch, run, iterator)
@@ -677,7 +678,7 @@ class Pipeline:
         twin._stages = (*self._stages, *stages)
         twin._workers = self._workers
         twin._steps = self._steps
-        twin._allocate = self._allocate
+        twin._recycler = self._recycler
         twin._given_seed = self._given_seed
         twin._reset(self._seed)
         return twin
@@ -836,12 +837,12 @@ class Pipeline:
         return lines
 
 
-def served(pipeline: Pipeline, allocate: Callable[[int], memoryview], seed: int | None) -> Pipeline:
-    """Return a twin for a feed: its batches lie in memory that ``allocate`` gives.
+def served(pipeline: Pipeline, recycler: Recycler | None, seed: int | None) -> Pipeline:
+    """Return a twin for a feed: its batches lie in the memory of ``recycler``.
 
     Args:
         pipeline: what is to be served.
-        allocate: called with a number of bytes.
+        recycler: its memory outlasts epochs.
         seed: of the feed that it goes on for, None if it is the first.
 
     Raises FeedError when its outputs cannot be handed to other processes, cannot be made again by
@@ -861,7 +862,7 @@ def served(pipeline: Pipeline, allocate: Callable[[int], memoryview], seed: int 
     if seed is not None and pipeline._given_seed not in (None, seed):
         raise FeedError(f"the pipeline has seed {pipeline._given_seed} now, and had seed {seed}")
     twin = pipeline._with()
-    twin._allocate = allocate
+    twin._recycler = recycler
     if seed is not None:
         twin._reset(seed)
     return twin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stoker import randomness, structure
@@ -47,7 +47,7 @@ class Run:
         position: where to begin.
         steps: how many outputs there are at most, or None.
         ranks: with whom echoes that follow the stall agree, or None.
-        allocate: where the memory of batches comes from, if not from the heap.
+        recycler: where the memory of batches comes from, and stays; by default the run has its own.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Run:
         position: Position,
         steps: int | None,
         ranks: Ranks | None,
-        allocate: Callable[[int], memoryview] | None = None,
+        recycler: Recycler | None = None,
     ) -> None:
         self.plan = plan
         self.steps = steps
@@ -70,7 +70,8 @@ class Run:
         self._tempo = tempo
         self._begin_at = position
         self.tally = Tally()
-        self.recycler = Recycler(allocate=allocate)
+        self.recycler = recycler or Recycler()
+        self._own_recycler = recycler is None
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
@@ -249,7 +250,8 @@ class Run:
         self.closed = True
         self.ended_ns = time.perf_counter_ns()
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
-            rest.callback(self.recycler.clear)
+            if self._own_recycler:
+                rest.callback(self.recycler.clear)
             sieves = course.sieves_of(self.segments)
             outside = (self._device, self._ahead or self._loader or self._iterated)
             for part in (*self.pools.feeds, *sieves, *self.segments, *outside):

@@ -124,10 +124,11 @@ class Feeder:
         self._greeted = False
         self._gathered = False
         self._gathering_since_s: float | None = None
+        self._freed: list[Standing] = []
         self._leases = itertools.count(1)
         self._generations = itertools.count(1)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._serve_from(served(pipeline, self.blocks.allocate, None))
+        self._serve_from(served(pipeline, None, None))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -161,6 +162,7 @@ class Feeder:
                 key.data()
             self._take_in()
             self._settle()
+            self._retire()
             if tick is not None and time.monotonic() >= next_tick_s:
                 tick()
                 next_tick_s = time.monotonic() + every_s
@@ -359,7 +361,7 @@ class Feeder:
             if len(self.lines):
                 return "the feeder was started again with another seed"
             try:
-                self._serve_from(served(self._pipeline, self.blocks.allocate, hello.seed))
+                self._serve_from(served(self._pipeline, None, hello.seed))
             except FeedError as error:
                 return str(error)
         return None
@@ -494,9 +496,16 @@ class Feeder:
 
     def _free(self, item: Standing) -> None:
         """Let the memory of an item be used again, once nobody is owed it or looks at it."""
-        if not item.owed and not item.lent and item.cargo is not None:
-            item.cargo.retire()
-            item.cargo = None
+        if not item.owed and not item.lent:
+            self._freed.append(item)
+
+    def _retire(self) -> None:
+        """Give back the memory of what was freed: it takes time that nobody should wait for."""
+        for item in self._freed:
+            if item.cargo is not None:
+                item.cargo.retire()
+                item.cargo = None
+        self._freed.clear()
 
     def _send(self, job: Job, message: Any, descriptors: list[int] | None = None) -> None:
         """Send; a job that does not take it is gone, or does not keep to what was agreed."""

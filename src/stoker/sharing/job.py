@@ -264,8 +264,10 @@ class Job:
     # -- connecting
 
     def _received(self, interrupt: int | None) -> tuple[Any, list[int]]:
-        with contextlib.suppress(BlockingIOError):
+        try:
             return messages.receive_as_job(self._connection)
+        except BlockingIOError:
+            pass
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         if interrupt is not None:
@@ -352,11 +354,9 @@ class _Lease:
         self._number = item.lease
         self._left = len(memories)
         self._memories = [
-            (weakref.ref(m), mark) for m, mark in zip(memories, item.marks, strict=True)
+            (weakref.ref(memory, self._one_less), mark)
+            for memory, mark in zip(memories, item.marks, strict=True)
         ]
-        self._finish = [weakref.finalize(memory, self._one_less) for memory in memories]
-        for finish in self._finish:
-            finish.atexit = False
 
     def keep(self) -> None:
         """Make what is still referred to this process's own, and give the lease back.
@@ -378,10 +378,9 @@ class _Lease:
 
     def forget(self) -> None:
         """Let what is held go without notice: it stays valid as long as it is referred to."""
-        for finish in self._finish:
-            finish.detach()
+        self._memories = []
 
-    def _one_less(self) -> None:
+    def _one_less(self, _: Any) -> None:
         self._left -= 1
         job = self._job()
         if self._left <= 0 and job is not None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
-from stoker.pipeline import Pipeline, Served, served
+from stoker.pipeline import Pipeline, Served
 from stoker.sharing.blocks import Blocks
 from stoker.sharing.lane import At, Lane, Member
 from stoker.sharing.production import PARCEL_EXAMPLES, Production
@@ -159,7 +159,6 @@ class Lines:
         if not self._about.again:  # a loader is iterated once at a time
             for production in self._closed:
                 production.join(_JOIN_S)
-        twin = served(self._pipeline, self._blocks.allocate, None)
-        line = Line(at, Production(twin, self._blocks, self._about.batched, tell))
+        line = Line(at, Production(self._pipeline, self._blocks, self._about.batched, tell))
         self._all.append(line)
         return line

@@ -18,6 +18,8 @@ import msgspec
 VERSION = 1
 MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 253
+_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+_LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -213,18 +215,15 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
 
     Raises Malformed, and what sockets raise.
     """
-    room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
-    packet, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    passed = array.array("i")
+    packet, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            passed.frombytes(data[: len(data) - len(data) % passed.itemsize])
-    descriptors = list(passed)
+            descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     if not packet:
         return None, descriptors
     try:
-        lost = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
-        return _read(packet, lost, from_feeder=True), descriptors
+        return _read(packet, flags & _LOST, from_feeder=True), descriptors
     except Malformed:
         for descriptor in descriptors:
             os.close(descriptor)

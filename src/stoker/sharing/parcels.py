@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,10 +195,7 @@ def mapped(descriptor: int, generation: int) -> mmap.mmap:
     Raises Stale when something else is in it by now.
     """
     try:
-        size = os.fstat(descriptor).st_size
-        memory = mmap.mmap(
-            descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-        )
+        memory = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
     check(memory, generation)
@@ -260,7 +256,7 @@ class _Unpacker(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         main = sys.modules["__main__"]
-        if Path(getattr(main, "__file__", None) or "").stem == module:
+        if os.path.basename(getattr(main, "__file__", None) or "") == f"{module}.py":
             # The feeder has loaded this very script, as a module.
             with contextlib.suppress(AttributeError):
                 found: Any = main

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import structure
+from stoker.buffers import Recycler
 from stoker.engine.outside import batch_rows
-from stoker.pipeline import Pipeline, beginning
+from stoker.pipeline import Pipeline, beginning, served
 from stoker.sharing.blocks import Blocks
 from stoker.sharing.parcels import Parcel, packed
 
 _PARCEL_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
 PARCEL_EXAMPLES = 64
+_SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
 
 
 @dataclass
@@ -32,7 +34,8 @@ class Production:
     """Makes the outputs of a pipeline in order, from any position on.
 
     Args:
-        pipeline: a twin of its own.
+        pipeline: what makes them: a twin of it.
+        blocks: where they are made.
         batched: whether its outputs are batches, handed over one by one.
         tell: called, from the thread, with each ``Made``, None at the end of an epoch, or what was
             raised, behind which nothing comes.
@@ -41,7 +44,8 @@ class Production:
     def __init__(
         self, pipeline: Pipeline, blocks: Blocks, batched: bool, tell: Callable[[Any], None]
     ) -> None:
-        self._pipeline = pipeline
+        self._recycler = Recycler(_SPARE, blocks.allocate)
+        self._pipeline = served(pipeline, self._recycler, None)
         self._blocks = blocks
         self._batched = batched
         self._tell = tell
@@ -92,6 +96,8 @@ class Production:
                 self._tell(None)
         except BaseException as error:
             self._tell(error)
+        finally:
+            self._recycler.clear()
 
     def _epoch(self, epoch: int, number: int) -> None:
         missed = beginning(self._pipeline, epoch, number)

@@ -76,8 +76,10 @@ class Staging:
                 f"the staging area of {machine.format_bytes(self._bytes)} is too small: at least "
                 f"{least} of {size} each must fit (--staging)"
             )
+        if not first:
+            return None
         usable = machine.usable_memory_bytes()
-        if not first or self._items * nbytes <= usable:
+        if self._items * nbytes <= usable:
             return None
         return (
             f"a staging area of {self._items} times {size} does not fit: "

@@ -248,7 +248,8 @@ def main() -> None:
                 for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
                     row = tried(arm, folder, k, window_s)
                     made.add(round=number, arm=arm, jobs=k, **row)
-                    print(f"{number} {arm} {k}: {row['rate']:,.0f}/s", file=sys.stderr)
+                    if not arguments.quick:
+                        print(f"{number} {arm} {k}: {row['rate']:,.0f}/s", file=sys.stderr)
                     found.setdefault((arm, k), []).append(row)
         batches = 8 if arguments.quick else 25
         us = {steps_s: hand_over(batches, steps_s) for steps_s in (0.005, 0.2)}

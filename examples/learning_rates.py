@@ -29,7 +29,7 @@ def train(rate: float, jobs: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for _ in range(EPOCHS):
         loss = train_epoch(model, optimizer, batches)
-    print(f"learning rate {rate:<6g} loss {loss:.3f}", flush=True)
+    print(f"learning rate {rate:<6g} loss {loss:.3f}\n", end="", flush=True)
 
 
 def main() -> None:

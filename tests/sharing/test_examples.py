@@ -1,0 +1,20 @@
+"""The examples run, as their first lines say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_learning_rates_share_one_preparation() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "learning_rates.py"), "--jobs", "2"],
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if line)
+    assert [line.split()[2] for line in lines] == ["0.003", "0.01"]
+    assert all(float(line.split()[-1]) < 2 for line in lines)

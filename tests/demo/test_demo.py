@@ -273,7 +273,8 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
         return telling
 
     if {when!r} == "listing":
-        import stoker.stages.remote  # or Ctrl-C may come within the import
+        # Or Ctrl-C may come within the import.
+        import stoker.stages.remote, fsspec.asyn, fsspec.implementations.http
         stoker.from_folder = told(stoker.from_folder)
         seconds = 5.0
     else:

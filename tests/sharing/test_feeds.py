@@ -432,7 +432,7 @@ def test_waiting_uses_no_processor(name: str) -> None:
         waits.kill()
         waits.join()
         waits.close()
-    assert [b - a for a, b in zip(before, after, strict=True)] <= [1, 1]
+    assert max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
 
 
 def _ticks(path: Path) -> int:

@@ -70,8 +70,8 @@ def _shown(feeder: Feeder) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def refresh() -> None:
-            view.refresh()
-            live.update(view.renderable(), refresh=True)
+            if view.refresh():  # an idle feeder draws nothing
+                live.update(view.renderable(), refresh=True)
 
         feeder.serve(refresh, _REFRESH_S)
 

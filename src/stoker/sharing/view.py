@@ -35,16 +35,20 @@ class View:
         self._made = 0
         self._rates: dict[Job, float] = {}
         self._rate = 0.0
+        self._moved = True
 
-    def refresh(self) -> None:
-        """Take note of how fast everything went since the last time."""
+    def refresh(self) -> bool:
+        """Take note of how fast everything went since the last time; tell whether anything did."""
         now = time.monotonic()
         spent = max(1e-9, now - self._at_s)
         feeder = self._feeder
         self._rates = {job: (job.rows - self._rows.get(job, 0)) / spent for job in feeder.jobs}
         self._rate = (feeder.rows_made - self._made) / spent
+        before = self._rows, self._made
         self._rows = {job: job.rows for job in feeder.jobs}
         self._made, self._at_s = feeder.rows_made, now
+        moved, self._moved = self._moved, before != (self._rows, self._made)
+        return moved or self._moved  # once more behind the last move: the rates are 0 then
 
     def line(self) -> str:
         """Return what matters most, in one line."""

@@ -94,7 +94,8 @@ def pipeline(arm: str) -> stoker.Pipeline:
         train = prepared()
     else:
         target = f"{__file__}:prepared"
-        train = stoker.share(target, name="bench-combined", jobs=len(RATES), seed=1)
+        count = int(os.environ["COMBINED_JOBS"])
+        train = stoker.share(target, name="bench-combined", jobs=count, seed=1)
     if arm == "echo":
         train = train.echo("auto")
     return train.random_map(augment_one, on="image").batch(BATCH)
@@ -138,7 +139,7 @@ def jobs(arm: str, test: str, epochs: int, target: float) -> None:
         subprocess.Popen(
             [*call, str(rate), test, str(epochs), str(target)], stdout=subprocess.PIPE, text=True
         )
-        for rate in RATES
+        for rate in RATES[: int(os.environ["COMBINED_JOBS"])]
     ]
     own = []
     while any(each.poll() is None for each in running):
@@ -210,7 +211,11 @@ def main() -> None:
         def run(arm: str, memory: int) -> dict[str, Any]:
             disk.forget()
             cache = store if arm != "plain" else 0
-            given = {"COMBINED_FOLDER": str(disk.folder), "COMBINED_CACHE": str(cache)}
+            given = {
+                "COMBINED_FOLDER": str(disk.folder),
+                "COMBINED_CACHE": str(cache),
+                "COMBINED_JOBS": "2" if quick else str(len(RATES)),
+            }
             call = [sys.executable, __file__, "--jobs", arm, test, str(epochs)]
             with throttled.limited(memory, disk, SPEED_MBPS * 1_000_000) as before:
                 done = subprocess.run(
@@ -227,7 +232,7 @@ def main() -> None:
         rounds = 1 if quick else arguments.rounds
         for number in range(rounds):
             for arm in ARMS[number % 4 :] + ARMS[: number % 4]:
-                for rate, found in zip(RATES, run(arm, memory)["jobs"], strict=True):
+                for rate, found in zip(RATES, run(arm, memory)["jobs"], strict=False):
                     made.add(round=number, arm=arm, rate=rate, **found)
                 if not quick:
                     print(number, arm, made.rows[-1], file=sys.stderr)

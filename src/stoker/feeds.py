@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from stoker.pipeline import Pipeline
 
@@ -73,6 +74,7 @@ def share(
     from stoker.sharing.source import pipeline_of
 
     founding.check_name(name)
+    _check_settings(jobs, staging, patience_s)
     target.check_not_in_feeder()
     wanted = target.target_of(function)
     settings = founding.Founding(wanted, list(sys.path), staging, jobs, patience_s)
@@ -83,3 +85,19 @@ def share(
         founds=True,
     )
     return pipeline_of(job, seed)
+
+
+def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
+    """Refuse what would only be noticed in the feeder. Raises TypeError, ValueError."""
+    if isinstance(jobs, bool) or not isinstance(jobs, int):
+        raise TypeError(f"jobs= is a number of jobs to wait for, not {jobs!r}")
+    if jobs < 1:
+        raise ValueError(f"jobs= is at least 1, not {jobs}")
+    if isinstance(staging, bool) or not isinstance(staging, (int, str, type(None))):
+        raise TypeError(
+            f"staging= is a number of batches or a size such as '2GiB', not {staging!r}"
+        )
+    if isinstance(patience_s, bool) or not isinstance(patience_s, (int, float)):
+        raise TypeError(f"patience_s= is a number of seconds, not {patience_s!r}")
+    if not patience_s > 0:
+        raise ValueError(f"patience_s= is more than 0, not {patience_s}")

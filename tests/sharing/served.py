@@ -52,6 +52,20 @@ def examples() -> stoker.Pipeline:
     return stoker.from_dataset(Grids(), seed=15).shuffle().random_map(noisy, on=0)
 
 
+class Many:
+    """So many batches that they would never fit."""
+
+    def __len__(self) -> int:
+        return 2_000
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(10_000, float(index))
+
+
+def many() -> stoker.Pipeline:
+    return stoker.from_dataset(Many(), seed=16).batch(4)
+
+
 KINDS = ("batches", "rows", "echoed", "filtered", "examples")
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.errors import FeedError
-from stoker.pipeline import Pipeline, described, served
+from stoker.pipeline import Pipeline
 from stoker.sharing import messages, only_here
 from stoker.sharing.blocks import Blocks
 from stoker.sharing.lane import At, Broken, EpochEnd, Member, Standing
@@ -39,6 +39,7 @@ from stoker.sharing.messages import (
     Welcome,
 )
 from stoker.sharing.production import Made
+from stoker.sharing.served import described, served
 from stoker.sharing.staging import Staging
 
 _JOIN_S = 5.0

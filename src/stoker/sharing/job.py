@@ -144,13 +144,17 @@ class Job:
         """Ask for what comes next, and wait until it begins; return its epoch."""
         self.passing = False
         message: Any = None
-        while not isinstance(message, Begin):
-            if message is None or isinstance(message, Gone):
-                self._turn += 1
-                self._say(Ask(self._turn, *(self.at or (None, 0))))
-            elif isinstance(message, Failed):
-                raise FeedError(message.reason)
-            message = self.next_message(interrupt)
+        try:
+            while not isinstance(message, Begin):
+                if message is None or isinstance(message, Gone):
+                    self._turn += 1
+                    self._say(Ask(self._turn, *(self.at or (None, 0))))
+                elif isinstance(message, Failed):
+                    raise FeedError(message.reason)
+                message = self.next_message(interrupt)
+        except BaseException:  # nobody shall wait for who does not wait any more
+            self._say(Leave())
+            raise
         self.at = message.epoch, message.number
         self.passing = True
         return int(message.epoch)
@@ -163,7 +167,7 @@ class Job:
             self._say(Leave())
 
     def next_message(self, interrupt: int | None) -> Any:
-        """Return what the feeder says next, an ``Item`` with its value instead of descriptors.
+        """Return what the feeder says next; None from another feeder, which must be asked anew.
 
         Raises FeedError when the feeder is gone and nobody starts another one.
         """

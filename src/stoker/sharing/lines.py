@@ -11,10 +11,11 @@ import time
 from collections import deque
 from typing import Any
 
-from stoker.pipeline import Pipeline, Served
+from stoker.pipeline import Pipeline
 from stoker.sharing.blocks import Blocks
 from stoker.sharing.lane import At, Lane, Member
 from stoker.sharing.production import PARCEL_EXAMPLES, Production
+from stoker.sharing.served import Served
 from stoker.sharing.staging import BATCHES, PARCELS, Staging
 
 _JOIN_S = 5.0

@@ -12,9 +12,10 @@ from typing import Any
 from stoker import structure
 from stoker.buffers import Recycler
 from stoker.engine.outside import batch_rows
-from stoker.pipeline import Pipeline, beginning, served
+from stoker.pipeline import Pipeline
 from stoker.sharing.blocks import Blocks
 from stoker.sharing.parcels import Parcel, packed
+from stoker.sharing.served import beginning, served
 
 _PARCEL_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
 PARCEL_EXAMPLES = 64

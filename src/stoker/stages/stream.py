@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
@@ -62,7 +63,6 @@ class IterableSource:
     """A stream of examples."""
 
     fields = None
-    stateful = False  # whether it can go on in the middle of a pass: see Resumable
 
     def __init__(self, examples: Any) -> None:
         self._passes = Passes(examples, "from_iterable", "examples")
@@ -74,22 +74,20 @@ class IterableSource:
         return None
 
 
-class Resumable(IterableSource):
+class Resumable(IterableSource, ABC):
     """A stream that can begin in the middle of a pass."""
 
-    stateful = True
-
+    @abstractmethod
     def state(self, number: int) -> Any:
         """Return the state in which ``number`` examples of the present pass have been read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def between(self) -> Any:
         """Return the state between passes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, state: Any) -> None:
         """Have the next pass begin in a state."""
-        raise NotImplementedError
 
 
 class LoaderSource:

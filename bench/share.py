@@ -76,6 +76,8 @@ from gil import jpegs
 from harness import Ratio, parser, report
 from peers import environment
 
+from stoker.sharing.staging import BATCHES
+
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
 CROP = 224
@@ -86,12 +88,14 @@ WINDOW_S = 4.0
 WARM_BATCHES = 4
 LIMIT_S = 60.0  # a run that takes longer hangs, and is tried again
 ATTEMPTS = 3
-ARMS = ("torch", "stoker", "dali", "shared", "tensorsocket")
+EPOCHS = 3
+ARMS = ("torch", "stoker", "dali", "shared", "processes", "tensorsocket")
 NAMES = {
     "torch": "DataLoader each",
     "stoker": "stoker each",
     "dali": "DALI each",
     "shared": "stoker.share",
+    "processes": "stoker.share, processes",
     "tensorsocket": "TensorSocket",
 }
 
@@ -99,14 +103,17 @@ NAMES = {
 def command(arm: str, folder: str, jobs: int) -> list[str]:
     """Return how a job of an arm is started."""
     numbers = [str(n) for n in (BATCH, CROP, WARM_BATCHES, WORKERS)]
-    if arm in ("stoker", "shared"):
-        role = "own" if arm == "stoker" else "share"
-        return [sys.executable, str(PEERS / "stoker_share.py"), role, str(jobs), str(WARM_BATCHES)]
+    if arm in ("stoker", "shared", "processes"):
+        return stokers("own" if arm == "stoker" else "share", jobs, WARM_BATCHES)
     if arm == "torch":
         return [sys.executable, str(PEERS / "torch_share.py"), folder, *numbers]
     if arm == "dali":
         return [str(environment.python("dali")), str(PEERS / "dali_share.py"), folder, *numbers]
     return [*tensorsocket("consumer", folder)]
+
+
+def stokers(role: str, jobs: int, number: int) -> list[str]:
+    return [sys.executable, str(PEERS / "stoker_share.py"), role, str(jobs), str(number)]
 
 
 def tensorsocket(role: str, folder: str) -> list[str]:
@@ -115,11 +122,17 @@ def tensorsocket(role: str, folder: str) -> list[str]:
     return [str(environment.python("tensorsocket")), script, role, folder, *numbers]
 
 
-def started(call: list[str], folder: str) -> subprocess.Popen[str]:
-    variables = {"SHARE_FOLDER": folder, "SHARE_BATCH": str(BATCH), "SHARE_CROP": str(CROP)}
+def started(call: list[str], folder: str, **more: str) -> subprocess.Popen[str]:
+    variables = {
+        "SHARE_FOLDER": folder,
+        "SHARE_BATCH": str(BATCH),
+        "SHARE_CROP": str(CROP),
+        "SHARE_WORKERS": str(WORKERS),
+        "SHARE_KIND": "thread",
+    }
     return subprocess.Popen(
         call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, env={**os.environ, **variables},
+        text=True, env={**os.environ, **variables, **more},
     )  # fmt: skip
 
 
@@ -168,13 +181,15 @@ def run(arm: str, folder: str, jobs: int, window_s: float) -> dict[str, Any]:
     """Run the jobs of an arm; return rates, CPU time and memory."""
     processes: list[subprocess.Popen[str]] = []
     producers: list[subprocess.Popen[str]] = []
+    kind = "process" if arm == "processes" else "thread"
     watchdog = threading.Timer(LIMIT_S, lambda: [p.kill() for p in (*processes, *producers)])
     watchdog.start()
     try:
         if arm == "tensorsocket":
             producers.append(started(tensorsocket("producer", folder), folder))
             until(producers[0], "ready")
-        processes += [started(command(arm, folder, jobs), folder) for _ in range(jobs)]
+        call = command(arm, folder, jobs)
+        processes += [started(call, folder, SHARE_KIND=kind) for _ in range(jobs)]
         for process in processes:
             until(process, "ready")
         everybody = members([*processes, *producers])
@@ -215,6 +230,34 @@ def tried(arm: str, folder: str, jobs: int, window_s: float) -> dict[str, Any]:
         except RuntimeError as error:
             print(f"{arm} {jobs}: {error}", file=sys.stderr)
     raise RuntimeError(f"{arm} with {jobs} jobs hung {ATTEMPTS} times")
+
+
+def bare_bytes(folder: str, jobs: int) -> int:
+    """Return the resident memory of so many processes that have imported what a job does."""
+    processes = [started(stokers("bare", jobs, 0), folder) for _ in range(jobs)]
+    for process in processes:
+        until(process, "ready")
+    pss = pss_bytes(members(processes))
+    for process in processes:
+        process.communicate("\n")
+    return pss
+
+
+def prepared(folder: str, jobs: int, epochs: int) -> dict[str, int]:
+    """Let jobs take some epochs; return what each took, what was prepared, and what of it twice."""
+    with tempfile.NamedTemporaryFile() as log:
+        call = stokers("count", jobs, epochs)
+        processes = [started(call, folder, SHARE_LOG=log.name) for _ in range(jobs)]
+        taken = [int(process.communicate()[0]) * BATCH for process in processes]
+        while any(member.is_running() for member in members([])):
+            time.sleep(0.01)
+        lines = log.read().split()
+    return {
+        "least_taken": min(taken),
+        "most_taken": max(taken),
+        "prepared": len(lines),
+        "twice": len(lines) - len(set(lines)),
+    }
 
 
 HAND_OVER = """
@@ -286,18 +329,26 @@ def main() -> None:
         batches = 8 if arguments.quick else 25
         us = {steps_s: hand_over(batches, steps_s) for steps_s in (0.005, 0.2)}
         made.add(hand_over_us={str(steps_s): each for steps_s, each in us.items()})
+        made.add(bare_bytes=bare_bytes(folder, max(ks)))
+        counts = prepared(folder, max(ks), EPOCHS)
+        made.add(**counts)
         show(made, found, arms, ks, us)
+        show_counts(made, counts, count_of(arguments), max(ks))
+        show_memory(made, found, max(ks))
 
 
 def there(arm: str) -> bool:
     return arm not in ("dali", "tensorsocket") or environment.python(arm).exists()
 
 
+def count_of(arguments: argparse.Namespace) -> int:
+    return 2 * BATCH if arguments.quick else 32 * BATCH
+
+
 def write(folder: Path, arguments: argparse.Namespace) -> None:
     """Write the photographs in class folders."""
     images = jpegs(str(arguments.jpegs) if arguments.jpegs else None, 64)
-    count = 2 * BATCH if arguments.quick else 8 * BATCH
-    for number in range(count):
+    for number in range(count_of(arguments)):
         file = folder / f"{number % 10}" / f"{number:05}.jpg"
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(images[number % len(images)])
@@ -319,25 +370,22 @@ def show(made: Any, found: Any, arms: list[str], ks: tuple[int, ...], us: Any) -
     if "shared" not in arms:
         return
     ratios = []
-    for arm in arms:
-        if arm == "shared":
-            continue
-        cells = []
-        for k in ks:
-            ratio = Ratio.of(of("shared", k, "rate"), of(arm, k, "rate"))
-            cells.append(str(ratio))
-            if arm != "tensorsocket":
-                least = 0.95 if (k == 1 and arm == "stoker") else 0.9 * k
-                if k > 1 or arm == "stoker":
-                    made.expect(f"shared over {NAMES[arm]}, {k} jobs", ratio.median, least)
-            else:
-                made.expect(f"shared over TensorSocket, {k} jobs", ratio.high if k == 1 else
-                            ratio.median, 1.0)  # fmt: skip
-                cpu = Ratio.of(of("shared", k, "cpu_ms"), of(arm, k, "cpu_ms"))
-                made.expect(
-                    f"CPU an example, of TensorSocket's, {k} jobs", cpu.median, 1.0, at_least=False
-                )
-        ratios.append((f"stoker.share over {NAMES[arm]}", *cells))
+    for ours in ("shared", "processes"):
+        for arm in arms:
+            if arm in ("shared", "processes"):
+                continue
+            cells = []
+            for k in ks:
+                ratio = Ratio.of(of(ours, k, "rate"), of(arm, k, "rate"))
+                cells.append(str(ratio))
+                what = f"{NAMES[ours]} over {NAMES[arm]}, jobs: {k}"
+                if arm == "tensorsocket":
+                    made.expect(what, ratio.high if k == 1 else ratio.median, 1.0)
+                    cpu = Ratio.of(of(ours, k, "cpu_ms"), of(arm, k, "cpu_ms"))
+                    made.expect(f"{what}: CPU an example", cpu.median, 1.0, at_least=False)
+                elif k > 1 or arm == "stoker":
+                    made.expect(what, ratio.median, 0.9 * k if k > 1 else 0.95)
+            ratios.append((f"{NAMES[ours]} over {NAMES[arm]}", *cells))
     made.show(("rates", *heads), ratios)
     for arm in arms:
         hangs = sum(row["hung"] for k in ks for row in found[arm, k])
@@ -351,16 +399,43 @@ def show(made: Any, found: Any, arms: list[str], ks: tuple[int, ...], us: Any) -
         ],
     )
     made.expect("hand-over, us", statistics.median(us[0.005]), 200, at_least=False)
-    most = max(ks)
-    each = statistics.median(of("stoker", 1, "pss_bytes")) if ("stoker", 1) in found else 0
-    shared = statistics.median(of("shared", most, "pss_bytes"))
+
+
+def show_counts(made: Any, counts: dict[str, int], count: int, jobs: int) -> None:
+    """Say what was prepared, beside what was taken."""
+    wanted = EPOCHS * count
     made.show(
-        ("resident memory, MiB", ""),
+        (f"{jobs} jobs, {EPOCHS} epochs of {count:,} examples", ""),
         [
-            ("one job, a pipeline of its own", f"{each / 2**20:,.0f}"),
-            (f"feeder and {most} jobs", f"{shared / 2**20:,.0f}"),
+            ("each job took", f"{counts['least_taken']:,} .. {counts['most_taken']:,}"),
+            ("prepared", f"{counts['prepared']:,}"),
+            ("prepared again in the same epoch", f"{counts['twice']:,}"),
         ],
     )
+    made.expect("examples that each job took", counts["least_taken"], wanted)
+    made.expect("prepared twice", counts["twice"], 0, at_least=False)
+    ahead = BATCHES * BATCH  # of an epoch that nobody asked for
+    made.expect("prepared", counts["prepared"], wanted + ahead, at_least=False)
+
+
+def show_memory(made: Any, found: Any, jobs: int) -> None:
+    """Hold the memory of a feeder and its jobs against what it may be."""
+    if ("stoker", 1) not in found:
+        return
+    own, shared = (
+        statistics.median(row["pss_bytes"] for row in found[case])
+        for case in (("stoker", 1), ("shared", jobs))
+    )
+    staging = BATCHES * BATCH * CROP * CROP * 3
+    bare = made.rows[-2]["bare_bytes"]
+    rows = [
+        ("one job, a pipeline of its own", own),
+        ("the staging area", staging),
+        (f"{jobs} bare processes", bare),
+        (f"a feeder and {jobs} jobs", shared),
+    ]
+    made.show(("resident memory, MiB", ""), [(what, f"{size / 2**20:,.0f}") for what, size in rows])
+    made.expect("resident, of the bound", shared / (own + staging + bare), 1.0, at_least=False)
 
 
 def quantiles(us: list[float]) -> tuple[float, float, float]:

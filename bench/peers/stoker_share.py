@@ -24,22 +24,38 @@ def cropped(image: Any, rng: np.random.Generator) -> Any:
     return image[top : top + crop, left : left + crop]
 
 
+def counted(image: Any, rng: np.random.Generator) -> Any:
+    """Note what is drawn: an example that is prepared twice in an epoch draws the same again."""
+    with open(os.environ["SHARE_LOG"], "a") as log:
+        log.write(f"{rng.integers(1 << 62)}\n")
+    return cropped(image, rng)
+
+
 def make() -> stoker.Pipeline:
     """Return the pipeline, from what the environment says."""
+    crop = counted if "SHARE_LOG" in os.environ else cropped
     source = stoker.from_folder(os.environ["SHARE_FOLDER"], seed=0).shuffle()
-    decoded = source.map(stoker.images.decode, on="image").random_map(cropped, on="image")
-    return decoded.batch(int(os.environ["SHARE_BATCH"]), drop_last=True)
+    decoded = source.map(stoker.images.decode, on="image").random_map(crop, on="image")
+    workers = decoded.workers(int(os.environ["SHARE_WORKERS"]), kind=os.environ["SHARE_KIND"])
+    return workers.batch(int(os.environ["SHARE_BATCH"]), drop_last=True)
 
 
 def main() -> None:
-    role, jobs, warm = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    role, jobs, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if role == "bare":
+        print("ready", flush=True)
+        sys.stdin.readline()
+        return
     pipeline = make() if role == "own" else stoker.share(make, name="bench-share", jobs=jobs)
+    if role == "count":
+        print(sum(1 for _ in range(number) for _ in pipeline))
+        return
 
     def batches() -> Iterator[Any]:
         while True:
             yield from pipeline
 
-    consume(batches, warm)
+    consume(batches, number)
     os._exit(0)
 
 

@@ -53,7 +53,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import throttled
 from harness import Ratio, parser, report
 from PIL import Image
@@ -70,7 +69,7 @@ WIDTHS = (16, 32, 64)
 SIDE = 512
 SMALL = 32
 EVALUATED_EVERY = 5  # batches
-SPEED_MBPS = 40
+SPEED_MBPS = 20
 
 
 def reduced(content: bytes) -> Any:
@@ -81,7 +80,8 @@ def reduced(content: bytes) -> Any:
 
 def prepared() -> stoker.Pipeline:
     """Return what is read and decoded, from what the environment says."""
-    source = stoker.from_folder(os.environ["COMBINED_FOLDER"], seed=0).shuffle()
+    seed = int(os.environ["COMBINED_SEED"])
+    source = stoker.from_folder(os.environ["COMBINED_FOLDER"], seed=seed).shuffle()
     limit = int(os.environ["COMBINED_CACHE"])
     if limit:
         source = source.cache(limit)
@@ -135,25 +135,16 @@ def timed(batches: Any) -> Iterator[tuple[float, Any]]:
 def jobs(arm: str, test: str, epochs: int, target: float) -> None:
     """Run the four jobs of an arm; print what each printed."""
     call = [sys.executable, __file__, "--job", arm]
-    running = [
-        subprocess.Popen(
-            [*call, str(rate), test, str(epochs), str(target)], stdout=subprocess.PIPE, text=True
-        )
-        for rate in RATES[: int(os.environ["COMBINED_JOBS"])]
-    ]
-    own = []
-    while any(each.poll() is None for each in running):
-        own.append(sum(_own_bytes(each.pid) for each in running))
-        time.sleep(0.25)
-    found = [json.loads(each.communicate()[0].splitlines()[-1]) for each in running]
-    print(json.dumps({"jobs": found, "own_bytes": max(own)}))
-
-
-def _own_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except psutil.Error:
-        return 0
+    running = []
+    for number, rate in enumerate(RATES[: int(os.environ["COMBINED_JOBS"])]):
+        seed = number if arm in ("plain", "cache") else 0  # a search's jobs shuffle each for itself
+        running.append(
+            subprocess.Popen(
+                [*call, str(rate), test, str(epochs), str(target)], stdout=subprocess.PIPE,
+                text=True, env={**os.environ, "COMBINED_SEED": str(seed)},
+            )
+        )  # fmt: skip
+    print(json.dumps([json.loads(each.communicate()[0].splitlines()[-1]) for each in running]))
 
 
 def write(folder: Path, test: Path, count: int) -> int:
@@ -182,7 +173,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--job", nargs=5)
     options.add_argument("--jobs", nargs=4)
-    options.add_argument("--examples", type=int, default=1280)
+    options.add_argument("--examples", type=int, default=1920)
     options.add_argument("--epochs", type=int, default=4)
     options.add_argument("--accuracy", type=float, default=0.6)
     arguments = options.parse_args()
@@ -205,10 +196,10 @@ def main() -> None:
         throttled.disk(count * 200_000 + (64 << 20)) as disk,
     ):
         total = write(disk.folder, Path(test), count)
-        store = int(total * 0.5 * 1.03)
-        own = 0
+        store = int(total * 0.5)
+        most = []
 
-        def run(arm: str, memory: int) -> dict[str, Any]:
+        def run(arm: str) -> Any:
             disk.forget()
             cache = store if arm != "plain" else 0
             given = {
@@ -217,31 +208,33 @@ def main() -> None:
                 "COMBINED_JOBS": "2" if quick else str(len(RATES)),
             }
             call = [sys.executable, __file__, "--jobs", arm, test, str(epochs)]
-            with throttled.limited(memory, disk, SPEED_MBPS * 1_000_000) as before:
+            with throttled.roomy(store, cache, disk, SPEED_MBPS * 1_000_000) as room:
                 done = subprocess.run(
-                    [*before, *call, str(arguments.accuracy)],
+                    [*room.before, *call, str(arguments.accuracy)],
                     env={**os.environ, **given}, capture_output=True, text=True, check=False,
                 )  # fmt: skip
             if done.returncode:
                 raise RuntimeError(f"{arm} ended with {done.returncode}: {done.stderr[-2000:]}")
-            answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-            return answer
+            most.append(room.most_bytes)
+            return json.loads(done.stdout.splitlines()[-1])
 
-        own = 4 << 30 if quick else run("plain", 16 << 30)["own_bytes"]
-        memory = int(own * 1.1) + store + (64 << 20)
         rounds = 1 if quick else arguments.rounds
         for number in range(rounds):
             for arm in ARMS[number % 4 :] + ARMS[: number % 4]:
-                for rate, found in zip(RATES, run(arm, memory)["jobs"], strict=False):
+                for rate, found in zip(RATES, run(arm), strict=False):
                     made.add(round=number, arm=arm, rate=rate, **found)
                 if not quick:
                     print(number, arm, made.rows[-1], file=sys.stderr)
         if not quick:
-            show(made, rounds, memory, total)
+            show(made, rounds)
+            print(
+                f"{total / 2**20:,.0f} MiB of files, memory for half of them; "
+                f"at most {max(most) / 2**20:,.0f} MiB for the processes themselves"
+            )
     return None
 
 
-def show(made: Any, rounds: int, memory: int, total: int) -> None:
+def show(made: Any, rounds: int) -> None:
     """Print the table, and hold the targets against it."""
 
     def of(arm: str, number: int, what: str) -> float:
@@ -266,7 +259,6 @@ def show(made: Any, rounds: int, memory: int, total: int) -> None:
                 cells.append("")
         rows.append((arm, *cells))
     made.show(("", "epoch, s", "faster", "to target, s", "faster"), rows)
-    print(f"{total / 2**20:,.0f} MiB of files; {memory / 2**20:,.0f} MiB for all processes")
 
 
 if __name__ == "__main__":

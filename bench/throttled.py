@@ -6,11 +6,13 @@ those of version 2 are written by their documentation, and untested.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +20,10 @@ from pathlib import Path
 
 _V1 = Path("/sys/fs/cgroup")
 _V2_MARK = Path("/sys/fs/cgroup/cgroup.controllers")
+_LIMIT = ("memory.limit_in_bytes", "memory.high")  # in version 1, in version 2
+_USAGE = ("memory.usage_in_bytes", "memory.current")
+_SLACK_BYTES = 16 << 20
+_FOLLOW_S = 0.05
 
 
 def why_not() -> str:
@@ -94,8 +100,65 @@ def disk(size_bytes: int) -> Iterator[Disk]:
 def limited(memory_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Sequence[str]]:
     """Limit memory and reading speed; what is yielded goes in front of a command line."""
     with _group(memory_bytes, on.device, bytes_per_s) as folders:
-        joins = " && ".join(f"echo $$ > {folder}/cgroup.procs" for folder in folders)
-        yield ["sh", "-c", f'{joins} && exec "$@"', "limited"]
+        yield _joining(folders)
+
+
+@contextmanager
+def roomy(files_bytes: int, store_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Room]:
+    """Limit reading speed, and the memory that is left for files, whatever processes take.
+
+    The limit follows what the processes have for themselves; ``store_bytes`` of shared memory are
+    counted as files, not as theirs.
+    """
+    with _group(1 << 40, on.device, bytes_per_s) as folders:
+        memory, done = folders[0], threading.Event()
+        if not _V2_MARK.exists():
+            (memory / "memory.oom_control").write_text(
+                "1"
+            )  # who needs more waits, and is not killed
+        room = Room(_joining(folders))
+
+        def follow() -> None:
+            while not done.wait(_FOLLOW_S):
+                limit = room.note(memory, store_bytes) + files_bytes + _SLACK_BYTES
+                with contextlib.suppress(OSError):  # what cannot be given back at once
+                    (memory / _LIMIT[_V2_MARK.exists()]).write_text(str(limit))
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            yield room
+        finally:
+            done.set()
+            thread.join()
+
+
+class Room:
+    """A group of processes that have so much memory for files.
+
+    Attributes:
+        before: goes in front of a command line.
+        most_bytes: what the processes had for themselves, at most.
+    """
+
+    def __init__(self, before: Sequence[str]) -> None:
+        self.before = before
+        self.most_bytes = 0
+
+    def note(self, memory: Path, store_bytes: int) -> int:
+        """Return what the processes have for themselves now."""
+        lines = (line.split() for line in (memory / "memory.stat").read_text().splitlines())
+        stat = {line[0]: int(line[1]) for line in lines}
+        used = int((memory / _USAGE[_V2_MARK.exists()]).read_text())
+        pages = stat["file" if _V2_MARK.exists() else "cache"]
+        own = used - pages + max(0, stat["shmem"] - store_bytes)
+        self.most_bytes = max(self.most_bytes, own)
+        return own
+
+
+def _joining(folders: Sequence[Path]) -> Sequence[str]:
+    joins = " && ".join(f"echo $$ > {folder}/cgroup.procs" for folder in folders)
+    return ["sh", "-c", f'{joins} && exec "$@"', "limited"]
 
 
 @contextmanager

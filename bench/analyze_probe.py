@@ -40,7 +40,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 from harness import Ratio, parser, report
 from torch.utils.data import DataLoader, Dataset
@@ -78,19 +80,22 @@ def main_ns(batches: int, monitored: bool) -> float:
     return best
 
 
-def worker_s(examples: int, batch: int) -> float:
-    """Return the seconds of a worker's examples, start-up apart."""
+def worker_s(examples: int, batch: int) -> tuple[float, float]:
+    """Return the seconds of an example, start-up apart: as they come, and of its worker's CPU."""
     torch.set_num_threads(1)
     batches = iter(DataLoader(Busy(), batch, num_workers=1))
     for _ in range(4):
         next(batches)
-    began = time.perf_counter()
+    (worker,) = psutil.Process().children()
+    began, cpu_began = time.perf_counter(), sum(worker.cpu_times()[:2])
     for _ in range(examples // batch):
         next(batches)
-    return (time.perf_counter() - began) / (examples // batch * batch)
+    count = examples // batch * batch
+    spent = sum(worker.cpu_times()[:2]) - cpu_began
+    return (time.perf_counter() - began) / count, spent / count
 
 
-def one(what: str, count: int, probed: bool) -> float:
+def one(what: str, count: int, probed: bool) -> Any:
     """Measure in a process of its own."""
     environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +107,7 @@ def one(what: str, count: int, probed: bool) -> float:
         )  # fmt: skip
         if probed and not list(Path(folder).glob("process-*.rows")):
             raise RuntimeError("the probe was not there")
-    return float(json.loads(done.stdout))
+    return json.loads(done.stdout)
 
 
 def main() -> None:
@@ -120,16 +125,17 @@ def main() -> None:
     batches, examples = (2000, 64) if quick else (200_000, 4000)
     with report(__file__, arguments) as made:
         for number in range(1 if quick else arguments.rounds):
+            workers = {}
+            for batch in (1, 16):
+                for name in ("plain", "probed", "again"):
+                    wall_s, cpu_s = one(str(batch), examples, name == "probed")
+                    workers |= {f"{name}_{batch}_s": wall_s, f"{name}_{batch}_cpu_s": cpu_s}
             made.add(
                 round=number,
                 plain_ns=one("main", batches, False),
                 probed_ns=one("main", batches, True),
                 monitored_ns=one("monitor", batches, False),
-                **{
-                    f"{name}_{batch}_s": one(str(batch), examples, name == "probed")
-                    for batch in (1, 16)
-                    for name in ("plain", "probed")
-                },
+                **workers,
             )
         shown = []
         for name in ("probed", "monitored"):
@@ -145,20 +151,17 @@ def main() -> None:
                 f"{name}: ns added to a batch", statistics.median(added), 1000, at_least=False
             )
         for batch in (1, 16):
-            ratio = Ratio.of(
-                [row[f"probed_{batch}_s"] for row in made.rows],
-                [row[f"plain_{batch}_s"] for row in made.rows],
-            )
-            shown.append(
-                (
-                    f"1 ms examples, batches of {batch}, times as long",
-                    f"{ratio.median:.4f}",
-                    f"{ratio.low:.4f} .. {ratio.high:.4f}",
-                )
-            )
-            made.expect(
-                f"worker, batches of {batch}: times as long", ratio.median, 1.01, at_least=False
-            )
+            for what, unit in (("CPU of the worker", "cpu_s"), ("until it comes", "s")):
+                for name in ("probed", "again"):
+                    ratio = Ratio.of(
+                        [row[f"{name}_{batch}_{unit}"] for row in made.rows],
+                        [row[f"plain_{batch}_{unit}"] for row in made.rows],
+                    )
+                    title = f"1 ms examples, batches of {batch}, {name}: {what}, times as long"
+                    spread = f"{ratio.low:.4f} .. {ratio.high:.4f}"
+                    shown.append((title, f"{ratio.median:.4f}", spread))
+                    if name == "probed":
+                        made.expect(title, ratio.median, 1.01, at_least=False)
         made.show(("", "median", "range"), shown)
 
 

@@ -20,6 +20,7 @@ from stoker.errors import FeedError
 from stoker.pipeline import Pipeline
 from stoker.sharing import messages, only_here
 from stoker.sharing.blocks import Blocks
+from stoker.sharing.gathering import Gathering
 from stoker.sharing.lane import At, Broken, EpochEnd, Member, Standing
 from stoker.sharing.lines import Line, Lines
 from stoker.sharing.messages import (
@@ -118,19 +119,16 @@ class Feeder:
         self.staging = Staging(staging, self.about.batched)
         self.rows_made = 0
         self._listener = listener
-        self._jobs_expected = jobs
         self._founded = founded
         self._began_s = self._settled_s = time.monotonic()
-        self._expected: dict[int, int] = {}  # process ids of who was served before: pidfds
         self._greeted = False
-        self._gathered = False
-        self._gathering_since_s: float | None = None
         self._freed: list[Standing] = []
         self._leases = itertools.count(1)
         self._generations = itertools.count(1)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._serve_from(served(pipeline, None, None))
         self._selector = selectors.DefaultSelector()
+        self._gathering = Gathering(jobs, patience_s, self._selector)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
@@ -170,14 +168,13 @@ class Feeder:
 
     def close(self) -> None:
         """End: jobs are told by the end of their connections."""
+        self._gathering.close()
         self._selector.close()
         self._listener.close()
         for job in list(self.jobs):
             job.connection.close()
             if job.pidfd >= 0:
                 os.close(job.pidfd)
-        for pidfd in self._expected.values():
-            os.close(pidfd)
         self.lines.close(_JOIN_S)
         os.close(self._wake)
         self.blocks.clear()
@@ -318,10 +315,8 @@ class Feeder:
             return
         job.label, job.welcome = hello.label[:200], True
         self._greeted = True
-        if not self._gathered and hello.outline:  # then those who were served before count
-            self._jobs_expected = 1
-            for pid in {*hello.peers} - {*self._expected, job.pid}:
-                self._expect(pid)
+        if hello.outline:  # then those who were served before count
+            self._gathering.again({*hello.peers} - {job.pid})
         self._send(
             job,
             Welcome(
@@ -337,18 +332,6 @@ class Feeder:
                 os.getpid(),
             ),
         )
-
-    def _expect(self, pid: int) -> None:
-        """Wait for a process that was served before, as long as it lives."""
-        with contextlib.suppress(OSError):
-            self._expected[pid] = pidfd = os.pidfd_open(pid)
-            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._expect_no_more(pid))
-
-    def _expect_no_more(self, pid: int) -> None:
-        pidfd = self._expected.pop(pid, -1)
-        if pidfd >= 0:
-            self._selector.unregister(pidfd)
-            os.close(pidfd)
 
     def _mismatch(self, hello: Hello) -> str | None:
         """Return why a job cannot be served; take over the seed of the feed it had before."""
@@ -407,30 +390,11 @@ class Feeder:
 
     # -- who is served from where
 
-    def _gathering(self) -> bool:
-        """Whether to wait for more jobs before the first epoch."""
-        if self._gathered:
-            return False
-        waiting = [job for job in self.jobs if job.waits]
-        if not waiting:
-            return True
-        if self._gathering_since_s is None:
-            self._gathering_since_s = time.monotonic()
-        for job in waiting:
-            self._expect_no_more(job.pid)
-        late = time.monotonic() - self._gathering_since_s >= self.patience_s
-        if not late and (self._expected or len(waiting) < self._jobs_expected):
-            return True
-        self._gathered = True
-        for pid in list(self._expected):
-            self._expect_no_more(pid)
-        return False
-
     def _seat(self) -> None:
         """Find a lane for each job that waits for one."""
-        if self._gathering():
-            return
         waiting = [job for job in self.jobs if job.waits]
+        if self._gathering.goes_on([job.pid for job in waiting]):
+            return
         waiting.sort(key=lambda job: (job.want is None, job.want or (0, 0)))
         for job in waiting:
             found = self.lines.place_for(job.want)
@@ -519,37 +483,20 @@ class Feeder:
 
     def _patience_left_s(self) -> float | None:
         """Return when somebody will have been waited for too long; None while nobody waits."""
-        now = time.monotonic()
-        left = [
-            self._since(line) + self.patience_s - now for line in self.lines if self._stuck(line)
-        ]
-        if not self._gathered and self._gathering_since_s is not None:
-            left.append(self._gathering_since_s + self.patience_s - now)
+        ends_s = [line.silent_since_s() + self.patience_s for line in self.lines if line.stuck]
+        if (gathered_s := self._gathering.ends_s()) is not None:
+            ends_s.append(gathered_s)
         if self._founded and not self.jobs:
-            left.append(self._began_s + _NEVER_SEATED_S - now)
-        return max(0.0, min(left)) if left else None
-
-    @staticmethod
-    def _stuck(line: Line) -> bool:
-        return line.blocked_since_s is not None and bool(line.lane.items)
-
-    def _since(self, line: Line) -> float:
-        """Return since when the quietest of those that hold up a lane has said nothing."""
-        assert line.blocked_since_s is not None
-        heard: list[float] = [member.owner.heard_s for member in line.lane.slowest()]
-        return max(line.blocked_since_s, min(heard))
+            ends_s.append(self._began_s + _NEVER_SEATED_S)
+        return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
 
     def _lose_patience(self) -> None:
         """Go on without jobs that others waited for in vain; what they hold stays theirs."""
         now = time.monotonic()
         for line in self.lines:
-            if not self._stuck(line):
-                continue
-            assert line.blocked_since_s is not None
-            for member in line.lane.slowest():
-                job = member.owner
-                if now - max(line.blocked_since_s, job.heard_s) >= self.patience_s:
-                    asked = member.asked
+            for member in line.lane.slowest() if line.stuck else ():
+                if now - line.silent_since_s(member) >= self.patience_s:
+                    job, asked = member.owner, member.asked
                     self._leave(job)
                     if asked:
                         self._send(job, Gone(job.turn))

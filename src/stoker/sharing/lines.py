@@ -61,6 +61,17 @@ class Line:
         elif self.blocked_since_s is None:
             self.blocked_since_s = time.monotonic()
 
+    @property
+    def stuck(self) -> bool:
+        """Whether members wait for others that have not taken what stands here."""
+        return self.blocked_since_s is not None and bool(self.lane.items)
+
+    def silent_since_s(self, *members: Member) -> float:
+        """Return since when the quietest of those that hold up a stuck lane says nothing."""
+        assert self.blocked_since_s is not None
+        heard: list[float] = [m.owner.heard_s for m in members or self.lane.slowest()]
+        return max(self.blocked_since_s, min(heard))
+
 
 class Lines:
     """All lanes, the oldest first.

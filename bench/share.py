@@ -65,13 +65,13 @@ for the interpreter while the other packs pixels for NumPy (0.25 ms of the 2 ms;
 0.1 ms more until the processor is awake again). A third thread changes nothing, nor does an
 allocator that keeps its memory (1.5 % more, for 60 MiB). With worker processes a feed does not have
 this, and jobs that share do not pay for more of them as jobs of their own do (477 examples/s a job
-at two jobs, beside 544 with threads, in three rounds apart). DALI's decoder is faster by itself: a feed may serve its loader
-(``from_loader``), but cannot make its batches again.
+at two jobs, beside 544 with threads, in three rounds apart). DALI's decoder is faster by itself: a
+feed may serve its loader (``from_loader``), but cannot make its batches again.
 
 Caveats: in one round one job on a feed with threads came to half of its rate (something else ran).
-TensorSocket with a producer batch of one loader batch fails, so it joins two of 32. It hung in 10 of
-12 runs with eight jobs and in 5 of 9 with four, which were ended after 45 s: what is shown are the
-two rounds and the four in which one ran. After
+TensorSocket with a producer batch of one loader batch fails, so it joins two of 32. It hung in 10
+of 12 runs with eight jobs and in 5 of 9 with four, which were ended after 45 s: what is shown are
+the two rounds and the four in which one ran. After
 200 ms of other work the code of a hand-over is no longer in the processor's caches; a loop of 140
 empty calls takes 10 times as long then, too.
 """

@@ -22,8 +22,8 @@ _V1 = Path("/sys/fs/cgroup")
 _V2_MARK = Path("/sys/fs/cgroup/cgroup.controllers")
 _LIMIT = ("memory.limit_in_bytes", "memory.high")  # in version 1, in version 2
 _USAGE = ("memory.usage_in_bytes", "memory.current")
-_SLACK_BYTES = 16 << 20
-_FOLLOW_S = 0.05
+_SLACK_BYTES = 48 << 20
+_FOLLOW_S = 0.02
 
 
 def why_not() -> str:

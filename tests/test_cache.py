@@ -1075,6 +1075,25 @@ def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind:
     assert found[False] == 0
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+def test_what_a_full_cache_leaves_out_stays_in_the_page_cache(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(40)], 100_000)
+    files = sorted(folder.rglob("*.jpg"))
+    train = stoker.from_folder(folder).cache("2MiB").workers(0)
+    for _ in range(3):  # what could not be written in time has its chance in the next epoch
+        quiet(train)
+    files[0].read_bytes()
+    if not resident(files[0]):
+        pytest.skip("this file system has no page cache")
+    if forgotten(files):
+        pytest.skip("this file system keeps what it is told to forget")
+    quiet(train)
+    cache = train.stats().cache
+    assert cache is not None
+    assert 0 < cache.items < 40
+    assert sum(resident(file) > 0 for file in files) == 40 - cache.items
+
+
 @pytest.mark.parametrize("limit", ["4MiB", 0.0005])
 def test_a_damaged_cache_is_made_anew_with_the_limit_of_now(tmp_path: Path, limit: Any) -> None:
     folder = tmp_path / "cache"

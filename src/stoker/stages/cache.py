@@ -59,7 +59,7 @@ class CacheStage:
 
     Attributes:
         cache: the cache.
-        keep_pages: whether pages of local files stay in the page cache, too.
+        keep_pages: whether pages of local files that enter stay in the page cache, too.
     """
 
     cache: Cache
@@ -108,8 +108,11 @@ class CacheStage:
         return self.cache.holds([self._missing(source, index).key for index in indices])
 
     def reads(self, source: Source) -> Callable[[Sequence[int]], list[Any]]:
-        """Return how the source is asked for what is not there."""
-        if isinstance(source, LocalFiles) and not self.keep_pages and self.cache.exists:
+        """Return how the source is asked for what is not there.
+
+        What the cache has no room for may stay in the page cache, where other jobs find it.
+        """
+        if isinstance(source, LocalFiles) and not self.keep_pages and self.cache.takes:
             return source.fetch_once
         return source.fetch
 

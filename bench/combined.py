@@ -70,7 +70,7 @@ SIDE = 512
 SMALL = 32
 EVALUATED_EVERY = 5  # batches
 FILE_BYTES = 300_000
-SPEED_MBPS = 40
+SPEED_MBPS = 30
 
 
 def reduced(content: bytes) -> Any:

@@ -316,7 +316,7 @@ class Pipeline:
                 versions. Jobs with the same version share; without one a job shares with itself.
             admit: ``"first"``, or ``"worth"``: what saves most time per byte, where examples
                 differ in that.
-            keep_pages: leave local files that enter in the page cache, too, for others to find.
+            keep_pages: leave the local files of what is in the cache in the page cache, too.
             on_damage: ``"rebuild"`` a store that was damaged, or ``"refuse"`` it (CacheError).
 
         Raises ValueError where there is nothing to keep: on streams and loaders, behind random

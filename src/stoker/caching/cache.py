@@ -184,8 +184,14 @@ class Cache:
         if handle is not None:
             handle.store.counters.add(self._user, refused=1)
 
-    def offer(self, key: bytes, value: Any, cost_ns: int) -> None:
+    def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
         """Let an item in, if there is room for it; written later, by another thread.
+
+        Args:
+            key: of the item.
+            value: what it is.
+            cost_ns: what it took to make it.
+            file: a local file that the page cache may forget, once the item is written.
 
         Raises TypeError for values that cannot be stored.
         """
@@ -198,7 +204,7 @@ class Cache:
         free = store.limit_bytes - int(store.counters.head[USED_BYTES])
         left = self._examples - int(store.counters.head[ITEMS])
         if not self._admission.admits(cost_ns, size, free, max(1, left)) or not handle.writer.offer(
-            Item(key, record, size, self._user)
+            Item(key, record, size, self._user, file)
         ):
             return store.counters.add(self._user, refused=1, refused_bytes=size)
         # Counted as admitted now, and taken back if it does not fit after all.

@@ -75,6 +75,8 @@ class Item(NamedTuple):
     """Of all pieces."""
     user: tuple[int, int]
     """On whose account it is offered."""
+    file: str | None = None
+    """A local file that need not be in the page cache as well, once this is in the store."""
 
 
 class Added(NamedTuple):

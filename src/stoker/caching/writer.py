@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -118,4 +121,19 @@ class Writer:
                 self._written(Added(0, 0, batch))
                 return self._failed(error)
             else:
-                return self._written(added)
+                self._written(added)
+                return self._forget(batch)
+
+    def _forget(self, batch: list[Item]) -> None:
+        """Have the page cache drop the files of what is in the store, whoever has put it there."""
+        of_files = [item for item in batch if item.file is not None]
+        if not of_files or not hasattr(os, "posix_fadvise"):
+            return
+        there = self._store.holds([item.key for item in of_files])
+        for item in itertools.compress(of_files, there):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(str(item.file), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)

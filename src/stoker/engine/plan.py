@@ -291,12 +291,11 @@ class Work:
             return self._read(indices, self.segment.source.fetch, ns)
         found = self._found(indices, ns)
         missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
-        reads = self._cache.reads(self._source)
         step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
         for start in range(0, len(missing), step):
             some = missing[start : start + step]
             began = time.perf_counter_ns()
-            values = self._read(indices[some], reads, ns)
+            values = self._read(indices[some], self._source.fetch, ns)
             cost_ns = (time.perf_counter_ns() - began) // len(some)
             for at, value in zip(some, values, strict=True):
                 found[at].value, found[at].cost_ns = value, cost_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class CacheStage:
 
     Attributes:
         cache: the cache.
-        keep_pages: whether pages of local files that enter stay in the page cache, too.
+        keep_pages: whether the page cache keeps the local files of what is in the cache, too.
     """
 
     cache: Cache
@@ -107,15 +107,6 @@ class CacheStage:
         """Tell which examples are there."""
         return self.cache.holds([self._missing(source, index).key for index in indices])
 
-    def reads(self, source: Source) -> Callable[[Sequence[int]], list[Any]]:
-        """Return how the source is asked for what is not there.
-
-        What the cache has no room for may stay in the page cache, where other jobs find it.
-        """
-        if isinstance(source, LocalFiles) and not self.keep_pages and self.cache.takes:
-            return source.fetch_once
-        return source.fetch
-
     def offer(self, source: Source, miss: Miss, value: Any, *, left_out: bool) -> None:
         """Let an example in, if its file is still the one that was looked up."""
         if not self.cache.takes:
@@ -126,7 +117,9 @@ class CacheStage:
             from stoker.caching.values import LEFT_OUT
 
             value = LEFT_OUT
-        return self.cache.offer(miss.key, value, miss.cost_ns)
+        forgets = isinstance(source, LocalFiles) and source.local and not self.keep_pages
+        file = source.path(miss.index) if forgets else None
+        return self.cache.offer(miss.key, value, miss.cost_ns, file)
 
 
 def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:

@@ -179,13 +179,12 @@ class FilesSource:
         if self._access is not None:
             with contextlib.closing(self.reader()) as reader:
                 return reader.fetch(indices)
-        return [File(self._files[i], read_file(self._files[i], keep_pages=True)) for i in indices]
+        return [File(self._files[i], read_file(self._files[i])) for i in indices]
 
-    def fetch_once(self, indices: Sequence[int]) -> list[Any]:
-        """Fetch, and leave nothing of local files in the page cache."""
-        if self._access is not None:
-            return self.fetch(indices)
-        return [File(self._files[i], read_file(self._files[i], keep_pages=False)) for i in indices]
+    @property
+    def local(self) -> bool:
+        """Whether they are no URLs."""
+        return self._access is None
 
     def path(self, index: int) -> str | None:
         """Return the file's path or URL."""

@@ -54,10 +54,15 @@ class Source(Protocol):
 
 @runtime_checkable
 class LocalFiles(Protocol):
-    """A source that reads whole local files."""
+    """A source that reads whole files, local ones where ``local`` says so."""
 
-    def fetch_once(self, indices: Sequence[int]) -> list[Any]:
-        """Fetch, and leave nothing of it in the page cache."""
+    @property
+    def local(self) -> bool:
+        """Whether they are in a file system."""
+        ...
+
+    def path(self, index: int) -> str | None:
+        """Return the file of an example."""
         ...
 
 
@@ -106,6 +111,7 @@ class FolderSource:
     """
 
     fields = LabeledImage._fields
+    local = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
@@ -138,17 +144,10 @@ class FolderSource:
 
     def fetch(self, indices: Sequence[int]) -> list[Any]:
         """Read the files."""
-        return self._read(indices, keep_pages=True)
-
-    def fetch_once(self, indices: Sequence[int]) -> list[Any]:
-        """Read the files, and leave nothing of them in the page cache."""
-        return self._read(indices, keep_pages=False)
-
-    def _read(self, indices: Sequence[int], *, keep_pages: bool) -> list[Any]:
         examples = []
         for index in indices:
             file, label = self._files[index]
-            data = read_file(os.path.join(self.folder, file), keep_pages=keep_pages)
+            data = read_file(os.path.join(self.folder, file))
             examples.append(LabeledImage(data, label))
         return examples
 
@@ -167,13 +166,10 @@ class FolderSource:
         return os.path.join(self.folder, self._files[index][0])
 
 
-def read_file(path: str, *, keep_pages: bool) -> bytes:
-    """Read a local file; without ``keep_pages`` the page cache is told to forget it."""
+def read_file(path: str) -> bytes:
+    """Read a local file."""
     with open(path, "rb", buffering=0) as handle:
-        data = handle.read()
-        if not keep_pages and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return data
+        return handle.read()
 
 
 def _images_below(folder: str) -> Iterator[str]:

@@ -127,6 +127,7 @@ class Handles:
         self._open: dict[str, Handle] = {}
         self._pid = 0
         self._interrupts = Deferred()  # what is raised in a hook of a fork is lost
+        self._forking = 0  # the thread that holds everything still
 
     def get(self, folder: str, join: Callable[[], Place | None]) -> Handle | None:
         """Return a handle, opened by ``join`` if there is none; None if that has no place for it.
@@ -177,13 +178,17 @@ class Handles:
         """Hold still."""
         self._interrupts.begin()
         self.lock.acquire()
+        self._forking = threading.get_ident()
         for handle in self._open.values():
             handle.before_fork()
 
     def after_fork(self) -> None:
         """Go on, in the parent."""
+        if self._forking != threading.get_ident():  # Ctrl-C came first: nothing is held
+            return
         for handle in self._open.values():
             handle.after_fork()
+        self._forking = 0
         self.lock.release()
         if self._interrupts.end():
             again_soon()
@@ -194,6 +199,7 @@ class Handles:
             handle.drop()
         self._open = {}
         self.lock = threading.RLock()
+        self._forking = 0
         self._interrupts.end()
 
 

@@ -3,7 +3,8 @@
 Main process: a loop over a ``DataLoader`` without workers over a list, whose ``next()`` takes a few
 microseconds; with the probe attached, with ``stoker.monitor`` around it, or neither: each in a
 process of its own, in turns. Worker: a dataset that computes for 1 ms an example, one worker,
-batches of one (so that the cost of a batch falls on one example) and of 16.
+batches of one (so that the cost of a batch falls on one example) and of 16: how long until an
+example comes, and the worker's own CPU time, with the probe, without, and without once more.
 
 Command::
 
@@ -22,8 +23,9 @@ Results (five rounds; load average 1.2 when it began)::
     1 ms examples, batches of 1, times as long   1.0336  1.0321 .. 1.0416
     1 ms examples, batches of 16, times as long  1.0048  1.0029 .. 1.0054
 
-The rows of the workers were taken while the probe still timed every batch in them. It does not any
-more: workers are looked at in drains alone. Yet batches of one went on being slower by 2 % (six
+The rows of the workers' CPU time, and of the second run without, were not taken yet. Those shown
+are of a probe that still timed every batch in workers. It does not any more: they are looked at in
+drains alone. Yet batches of one went on being slower by 2 % (six
 rounds beside a second plain arm, which differed by 0.9 %; a batch takes 2 ms there, half of it
 torch's own hand-over), in eight other rounds by 1 %. It is the training process: what takes 1 us in
 a loop takes 27 us of its CPU time 2 ms after the batch before, when other code fills the caches

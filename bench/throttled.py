@@ -112,10 +112,8 @@ def roomy(files_bytes: int, store_bytes: int, on: Disk, bytes_per_s: int) -> Ite
     """
     with _group(1 << 40, on.device, bytes_per_s) as folders:
         memory, done = folders[0], threading.Event()
-        if not _V2_MARK.exists():
-            (memory / "memory.oom_control").write_text(
-                "1"
-            )  # who needs more waits, and is not killed
+        if not _V2_MARK.exists():  # who needs more waits, and is not killed
+            (memory / "memory.oom_control").write_text("1")
         room = Room(_joining(folders))
 
         def follow() -> None:

@@ -152,11 +152,6 @@ class Cache:
         return handle is not None and not handle.store.full
 
     @property
-    def exists(self) -> bool:
-        """Whether there is a store."""
-        return self._opened() is not None
-
-    @property
     def filled(self) -> bool:
         """Whether there is anything in the store."""
         handle = self._opened()

@@ -138,6 +138,33 @@ def test_ranks_take_equal_steps_by_equal_factors(tmp_path: Path, world: int) -> 
             assert max(uses) <= 4
 
 
+DESTROYED = """
+    train = stoker.from_dataset(Slow(480), seed=3).shard().echo().batch(8).workers(1)
+    batches(train)
+    begun = iter(train)
+    next(begun)
+    dist.barrier()
+    dist.destroy_process_group()
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    say(json.dumps([name for name in names if "gloo" in name]))
+    for unfinished in (begun, train):
+        try:
+            list(unfinished)
+        except (stoker.StokerError, ValueError) as error:
+            say(str(error))
+"""
+
+
+def test_the_group_ends_when_the_script_destroys_it(tmp_path: Path) -> None:
+    # Not as the interpreter ends: torch's threads, still running then, may take it down.
+    with ranks(tmp_path, 2, DESTROYED) as running:
+        for process in running:
+            assert json.loads(process.line()) == []
+            assert "the process group is gone" in process.line()
+            assert ".shard() after init_process_group" in process.line()
+            assert process.finish()[0] == 0
+
+
 SKIPPED = """
     rotten = range(0, 400, 9) if RANK == 1 else ()
     told = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+import weakref
 from typing import Any
 
 from stoker.echoing.following import Following
@@ -29,12 +30,14 @@ _LEAD = 4  # steps between agreeing and applying: as many may be planned ahead m
 class Ranks:
     """The ranks of torch's process group, on a gloo group of their own.
 
-    Used from the consumer's thread alone, and never on an accelerator's stream.
+    Used from the consumer's thread alone, and never on an accelerator's stream. It does not keep
+    the group alive: that ends with ``destroy_process_group()``, not as the interpreter does, when
+    the group's threads may be in the way.
     """
 
     def __init__(self, distributed: Any) -> None:
         self._distributed = distributed
-        self._group = _group_of(distributed)
+        self._group = weakref.ref(_group_of(distributed))
 
     def largest(self, values: list[int]) -> list[int]:
         """Return the largest of each value among all ranks.
@@ -43,10 +46,15 @@ class Ranks:
         """
         import torch
 
+        group = self._group()
+        if group is None:
+            raise StokerError(
+                "ranks could not agree on an echoing factor: the process group is gone"
+            )
         tensor = torch.tensor(values, dtype=torch.int64)
         try:
             maximum = self._distributed.ReduceOp.MAX
-            self._distributed.all_reduce(tensor, op=maximum, group=self._group)
+            self._distributed.all_reduce(tensor, op=maximum, group=group)
         except RuntimeError as error:
             raise StokerError(
                 "ranks could not agree on an echoing factor: one of them has ended, or takes no "
@@ -55,14 +63,17 @@ class Ranks:
         return [int(value) for value in tensor.tolist()]
 
 
-_groups: list[tuple[Any, Any]] = []  # the default group, and the one made for it
+_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The group that was made for each default group, as a weak reference: torch holds both."""
 
 
 def _group_of(distributed: Any) -> Any:
     world = distributed.group.WORLD
-    if not _groups or _groups[0][0] is not world:
-        _groups[:] = [(world, distributed.new_group(backend="gloo", timeout=_timeout(world)))]
-    return _groups[0][1]
+    group = _groups[world]() if world in _groups else None
+    if group is None:
+        group = distributed.new_group(backend="gloo", timeout=_timeout(world))
+        _groups[world] = weakref.ref(group)
+    return group
 
 
 def _timeout(world: Any) -> Any:

@@ -1,13 +1,14 @@
 """How well one analysis of a job predicts what it does with other caches, workers and storage.
 
 Three training scripts in plain PyTorch (``jobs/``: photographs, recordings, arrays), files on a
-disk whose reading speed a control group limits. Each script is analyzed once, by ``stoker
-analyze``, at one point: one worker, the slower disk, a share of 0.35 of its files in the page
-cache. From that report alone, ``model.predict`` predicts examples/s at every other point: cached
-share 0.35, 0.65, 1; 1 and 2 workers; two disks. The predictions are written to ``results/`` before
-anything is measured. Then each point is measured: the page cache is brought to that share, the
-script trains one epoch, and logs the time of each step; start-up and the batches that are
-prefetched first do not count.
+disk whose reading speed a control group limits. In each round, one script after the other:
+``stoker analyze`` analyzes it at one point: one worker, the slower disk, a share of 0.35 of its
+files in the page cache. From that report alone, ``model.predict`` predicts examples/s at every
+other point: cached share 0.35, 0.65, 1; 1 and 2 workers; two disks. The predictions are written to
+``results/`` before anything is measured. Then each point is measured: the page cache is brought to
+that share, the script trains one epoch, and logs the time of each step; start-up and the batches
+that are prefetched first do not count. So five rounds are five analyses of each script, and errors
+are over all of them: what somebody meets who runs the analysis once.
 
 Command, as root::
 
@@ -103,6 +104,7 @@ WORKERS = 1, 2
 MEMORY = 8 << 30
 KNEE = 0.15
 JOBS = Path(__file__).parent / "jobs"
+TOLD = RESULTS / "analyze_accuracy_predicted.json"
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,21 @@ def near_knee(found: Prediction) -> bool:
     return limits[1] / limits[0] - 1 < KNEE
 
 
+def named(point: Point) -> str:
+    """Return a point in words."""
+    return f"{point.job.name}, {point.share:.2f}, {point.workers}, {point.speed:g} MB/s"
+
+
+def foretold(job: Job, expected: dict[Point, Prediction], found: Any) -> dict[str, Any]:
+    """Return what one report predicts, and from what."""
+    rows = [
+        {"share": p.share, "workers": p.workers, "speed": p.speed}
+        | {"predicted": e.rate, "bound": e.bound, "near_knee": near_knee(e)}
+        for p, e in expected.items()
+    ]
+    return {"job": job.name, "predictions": rows, "report": _rates(found)}
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--data", type=Path, help="folder of datasets; noise without")
@@ -261,62 +278,51 @@ def main() -> None:
         for speed in (job.speeds if share < 1 else job.speeds[:1])
     ][: 2 if quick else None]
     with report(__file__, arguments) as made, throttled.disk(1 << 30) as disk:
-        folders = {job.name: disk.folder / job.name for job in jobs}
         for job in jobs:
-            write(job, folders[job.name], arguments.data)
-        reports = {}
-        with tempfile.TemporaryDirectory() as home:
-            for job in jobs:
-                out = Path(home) / f"{job.name}.json"
-                reports[job.name] = analyzed(job, disk, folders[job.name], 0.3 if quick else 4, out)
-        expected = {point: predicted(point, reports[point.job.name]) for point in points}
-        if not quick:
-            rows = [
-                {"job": p.job.name, "share": p.share, "workers": p.workers, "speed": p.speed}
-                | {"predicted": e.rate, "bound": e.bound, "near_knee": near_knee(e)}
-                for p, e in expected.items()
-            ]
-            rates = {name: json.loads(json.dumps(_rates(r))) for name, r in reports.items()}
-            RESULTS.mkdir(exist_ok=True)
-            text = json.dumps({"predictions": rows, "reports": rates}, indent=1)
-            (RESULTS / "analyze_accuracy_predicted.json").write_text(text + "\n")
-            print(text)
-        seen: dict[Point, list[float]] = {point: [] for point in points}
+            write(job, disk.folder / job.name, arguments.data)
+        told: list[dict[str, Any]] = []
+        seen: dict[Point, list[tuple[Prediction, float]]] = {point: [] for point in points}
         for number in range(1 if quick else arguments.rounds):
-            order = points[number % len(points) :] + points[: number % len(points)]
-            for point in order:
-                rate = measure(point, disk, folders[point.job.name])
-                seen[point].append(rate)
-                made.add(
-                    round=number, job=point.job.name, share=point.share, workers=point.workers,
-                    speed=point.speed, rate=rate,
-                )  # fmt: skip
-                print(
-                    point.job.name,
-                    point.share,
-                    point.workers,
-                    point.speed,
-                    f"{rate:.1f}",
-                    f"{expected[point].rate / rate - 1:+.1%}",
-                    flush=True,
-                )
-        rows_shown = []
+            for job in jobs:
+                folder = disk.folder / job.name
+                with tempfile.TemporaryDirectory() as home:
+                    found = analyzed(
+                        job, disk, folder, 0.3 if quick else 4, Path(home) / "report.json"
+                    )
+                own = [point for point in points if point.job is job]
+                expected = {point: predicted(point, found) for point in own}
+                told.append({"round": number} | foretold(job, expected, found))
+                if not quick:
+                    TOLD.write_text(json.dumps(told, indent=1) + "\n")
+                turn = number % len(own)
+                for point in own[turn:] + own[:turn]:
+                    rate = measure(point, disk, folder)
+                    seen[point].append((expected[point], rate))
+                    error = expected[point].rate / rate - 1
+                    made.add(
+                        round=number, job=job.name, share=point.share, workers=point.workers,
+                        speed=point.speed, predicted=expected[point].rate, rate=rate,
+                        bound=expected[point].bound, near_knee=near_knee(expected[point]),
+                    )  # fmt: skip
+                    print(f"{number} {named(point)}: {rate:.1f}, {error:+.1%}", flush=True)
+        rows = []
         errors, bounds, knees = [], [], 0
-        for point, rates_seen in seen.items():
-            found, middle = expected[point], statistics.median(rates_seen)
-            error = found.rate / middle - 1
-            errors.append(abs(error))
-            bounds.append(found.bound)
-            knees += near_knee(found)
-            where = found.bound + (", knee" if near_knee(found) else "")
-            rows_shown.append((
-                f"{point.job.name}, {point.share:.2f}, {point.workers}, {point.speed:g} MB/s",
-                f"{found.rate:.0f}", f"{middle:.0f}",
-                f"{min(rates_seen):.0f} .. {max(rates_seen):.0f}", f"{error:+.1%}", where,
+        for point, both in seen.items():
+            off = [found.rate / rate - 1 for found, rate in both]
+            errors += [abs(error) for error in off]
+            bound = statistics.mode(found.bound for found, _ in both)
+            knee = statistics.mode(near_knee(found) for found, _ in both)
+            bounds.append(bound)
+            knees += knee
+            rows.append((
+                named(point),
+                f"{statistics.median(found.rate for found, _ in both):.0f}",
+                f"{statistics.median(rate for _, rate in both):.0f}",
+                f"{statistics.median(off):+.1%}", f"{min(off):+.1%} .. {max(off):+.1%}",
+                bound + (", knee" if knee else ""),
             ))  # fmt: skip
         made.show(
-            ("job, cached, workers, disk", "predicted", "measured", "", "error", "bound"),
-            rows_shown,
+            ("job, cached, workers, disk", "predicted", "measured", "error", "", "bound"), rows
         )
         errors.sort()
         made.expect("points", len(points), 24)

@@ -113,6 +113,7 @@ def states() -> str:
 
 
 def left() -> list[int]:
+    gc.collect()  # loaders that ended with an error are in the cycles of its traceback
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:  # threads of queues take their time
         if not multiprocessing.active_children() and threading.active_count() == 1:
@@ -222,7 +223,6 @@ def main() -> None:
     for _ in DataLoader(Mapped(), 4, num_workers=2):
         break
     found["left after break"] = left()
-    gc.collect()  # loaders that ended with an error are in the cycles of its traceback
     found["descriptors"] = descriptors()
     for workers in (0, 2):
         found[f"stateful {workers}"] = [resumed(workers, taken) for taken in (0, 1, 3, 6)]

@@ -82,6 +82,7 @@ def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> N
     assert found["complete"]
     assert [s["arm"] for s in found["summaries"]] == [arm.key for arm in arms]
     assert len(found["runs"]) == len(arms) * settings.seeds
+    most_pooled = max(TINY.pool_batches, *(arm.most_uses for arm in arms)) * TINY.batch_size
     for row in found["runs"]:
         evaluations = row["evaluations"]
         seconds = [e["seconds"] for e in evaluations]
@@ -91,8 +92,10 @@ def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> N
             assert e["waited_s"] <= e["seconds"]
             assert e["grid"] is None or e["grid"] <= e["fresh"] < e["grid"] + 2 * TINY.batch_size
             assert e["uses"] == e["steps"] * TINY.batch_size
+            assert e["fresh"] - e["uses"] <= most_pooled  # read and not used yet
     for summary, arm in zip(found["summaries"], arms, strict=True):
-        assert 1 <= summary["realised_factor"] <= arm.most_uses
+        assert summary["realised_factor"] <= arm.most_uses
+        assert arm.echoes or summary["realised_factor"] == 1
     assert_scene(found["scene"])
     Image.open(tmp_path / "demo.png").verify()
     output = text.getvalue()
@@ -273,8 +276,9 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
         return telling
 
     if {when!r} == "listing":
-        # Or Ctrl-C may come within the import.
+        # Or Ctrl-C may come within the import, or as fsspec makes its event loop.
         import stoker.stages.remote, fsspec.asyn, fsspec.implementations.http
+        fsspec.asyn.get_loop()
         stoker.from_folder = told(stoker.from_folder)
         seconds = 5.0
     else:

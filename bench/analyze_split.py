@@ -14,16 +14,16 @@ Target: each of the three shares within 0.05 of an epoch's time.
 
 Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, PyTorch 2.13.0.
 
-Results (three rounds, medians; what the sleeps make, behind "for")::
+Results (five rounds, three and two in two runs; medians; what the sleeps make, behind "for")::
 
     sleeps most in          compute       prep stall      fetch stall
     -----------------------------------------------------------------
     fetch           0.383 for 0.392  0.015 for 0.000  0.602 for 0.608
-    prep            0.214 for 0.218  0.657 for 0.661  0.129 for 0.121
-    step            0.966 for 1.000  0.034 for 0.000  0.000 for 0.000
-    all             0.350 for 0.366  0.279 for 0.255  0.373 for 0.379
+    prep            0.215 for 0.218  0.656 for 0.661  0.129 for 0.121
+    step            0.968 for 1.000  0.032 for 0.000  0.000 for 0.000
+    all             0.350 for 0.366  0.281 for 0.255  0.369 for 0.379
 
-The furthest of all twelve analyses is off by 0.035: a loader that keeps up still costs the step a
+The furthest of all twenty analyses is off by 0.037: a loader that keeps up still costs the step a
 few hundred microseconds of handing over, which the split counts as prep stall.
 """
 

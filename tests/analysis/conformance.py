@@ -84,8 +84,12 @@ class Short(Mapped):
 
 
 class Fatal(Mapped):
+    def __init__(self) -> None:
+        self.first_came = multiprocessing.Event()
+
     def __getitem__(self, index: int) -> Any:
         if index == 7:
+            self.first_came.wait()  # what the worker's queue has not sent dies with it
             os.kill(os.getpid(), signal.SIGKILL)
         return index
 
@@ -153,13 +157,18 @@ def resumed(workers: int, taken: int) -> list[str]:
     return [repr(batch) for batch in second]
 
 
-def outcome(make: Any) -> list[Any]:
-    """Return what a loader with faults gives: batches, errors, and what comes after them."""
+def outcome(make: Any, first_came: Any = None) -> list[Any]:
+    """Return what a loader with faults gives: batches, errors, and what comes after them.
+
+    The event is set with the first batch.
+    """
     seen: list[Any] = []
     iterator = iter(make())
     for _ in range(12):
         try:
             seen.append(repr(next(iterator)))
+            if first_came is not None:
+                first_came.set()
         except StopIteration:
             seen.append("end")
             break
@@ -209,7 +218,9 @@ def main() -> None:
         for kind in (Broken, Short):
             make = functools.partial(DataLoader, kind(), 4, num_workers=workers)
             found[f"{kind.__name__} {workers}"] = outcome(make)
-    found["killed"] = outcome(lambda: DataLoader(Fatal(), 4, num_workers=1))
+    fatal = Fatal()
+    make = functools.partial(DataLoader, fatal, 4, num_workers=1)
+    found["killed"] = outcome(make, fatal.first_came)
     found["timeout"] = outcome(lambda: DataLoader(Slow(), 1, num_workers=1, timeout=1))
     found["left"] = left()
     with warnings.catch_warnings(record=True) as caught:

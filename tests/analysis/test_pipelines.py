@@ -53,17 +53,20 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
     names = list(report.stages)
     assert names[0].startswith("from_files")
     rates = [report.stages[name].value for name in names]
-    assert 200 < rates[1] < 500 < rates[2] < 1000 < rates[3]
+    # A sleep takes no less than it was asked for; how much more, a busy machine decides.
+    assert rates[1] < 500
+    assert rates[1] < rates[2] < 1000
+    assert rates[2] < rates[3]
     assert report.rates.G is not None
-    assert 2000 < report.rates.G.value < 4000
     assert report.rates.P is not None
-    assert 200 < report.rates.P.value < 333
+    assert report.rates.P.value < 1000 / 3
+    assert 2 * report.rates.P.value < report.rates.G.value < 4000
     assert report.rates.S is not None, report.reasons
     assert report.example_bytes == 3000
     assert report.examples == 120
     # What is paid for every use is what stands behind the place.
     assert report.after_s["batch"] == 0.0
-    assert report.after_s["after-augmentation"] < 0.001 < report.after_s["before-augmentation"]
+    assert report.after_s["before-augmentation"] > 0.001 + report.after_s["after-augmentation"]
     job = measured(report)
     echoed = predict(job, Change(echo=3, echo_at="before-augmentation"))
     assert predict(job).rate < echoed.rate < 3 * predict(job).rate

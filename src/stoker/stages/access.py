@@ -99,4 +99,4 @@ class Access:
                 await opened.close()
 
         url = opened.root if isinstance(opened, WebStorage) else self.url
-        return Root(opened.root, url), waited(run(), opened.loop)
+        return Root(opened.root, url), waited(run, opened.loop)

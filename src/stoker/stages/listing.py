@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.stages.answer import Answer
 from stoker.stages.retry import persistently
 from stoker.stages.source import IMAGE_SUFFIXES
 from stoker.stages.storage import Entries, Storage
@@ -159,11 +160,30 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-def waited(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Run a coroutine on a loop of another thread; an interruption cancels it."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+def waited(make: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> T:
+    """Run a coroutine on a loop of another thread; an interruption cancels it.
+
+    That thread makes it, too: here Ctrl-C might come before anything awaits it.
+    """
+    ended: Answer[T] = Answer()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run() -> None:
+        try:
+            ended.give(await make())
+        except BaseException as error:
+            ended.fail(error)
+
+    def start() -> None:
+        tasks.append(loop.create_task(run()))
+
+    def cancel() -> None:
+        for task in tasks:
+            task.cancel()
+
     try:
-        return future.result()
+        loop.call_soon_threadsafe(start)
+        return ended.wait()
     except BaseException:
-        future.cancel()
+        loop.call_soon_threadsafe(cancel)
         raise

@@ -9,11 +9,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from stoker.stages.answer import Answer
 from stoker.stages.retry import persistently
 from stoker.stages.storage import Storage
 
@@ -47,7 +47,7 @@ class Files(Protocol):
         ...
 
 
-class _Read(Future[bytes]):
+class _Read(Answer[bytes]):
     """One file that was asked for. Only the loop's thread completes it."""
 
     def __init__(self, index: int) -> None:
@@ -72,7 +72,7 @@ class Reader:
         self._ahead: dict[int, deque[_Read]] = {}
         self._queue: deque[_Read] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closing: Future[None] | None = None
+        self._closing: Answer[None] | None = None
         self._loop = storage.loop
 
     def expect(self, indices: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class Reader:
         if new:
             self._wake()
         try:
-            return [self._files.example(read.index, read.result()) for read in reads]
+            return [self._files.example(read.index, read.wait()) for read in reads]
         except BaseException as error:
             if len(reads) > 1 or not isinstance(error, Exception):
                 with self._lock:
@@ -128,7 +128,7 @@ class Reader:
             closing = self._closing
             first = closing is None
             if closing is None:
-                closing = self._closing = Future()
+                closing = self._closing = Answer()
                 self._ahead.clear()
         if os.getpid() != self._pid or sys.is_finalizing() or not self._loop.is_running():
             return  # the loop's thread is not there: nothing of this is under way here
@@ -136,7 +136,7 @@ class Reader:
             self._loop.call_soon_threadsafe(self._begin_to_close)
         if not self._in_loop():
             with contextlib.suppress(TimeoutError):
-                closing.result(_GRACE_S)
+                closing.wait(_GRACE_S)
 
     def _in_loop(self) -> bool:
         try:
@@ -166,11 +166,11 @@ class Reader:
         while self._queue:
             read = self._queue.popleft()
             try:
-                read.set_result(await self._read(read.index))
+                read.give(await self._read(read.index))
             except Exception as error:
-                read.set_exception(error)
+                read.fail(error)
             except BaseException:
-                read.set_exception(RuntimeError(_CLOSED))
+                read.fail(RuntimeError(_CLOSED))
                 raise
 
     async def _read(self, index: int) -> bytes:
@@ -192,14 +192,14 @@ class Reader:
         assert self._closing is not None
         try:
             while self._queue:
-                self._queue.popleft().set_exception(RuntimeError(_CLOSED))
+                self._queue.popleft().fail(RuntimeError(_CLOSED))
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=_GRACE_S)
             await self._storage.close()
         finally:
-            self._closing.set_result(None)
+            self._closing.give(None)
 
 
 def _plain(indices: Sequence[int]) -> list[int]:

@@ -40,9 +40,10 @@ class WebStorage(Storage):
                 **{"connector": aiohttp.TCPConnector(limit=requests), **settings}
             )
 
-        # A session of its own can be closed.
-        fs = kind(**{"get_client": client, **options, "skip_instance_cache": True})
-        super().__init__(fs, fs.loop, "")
+        # A session of its own can be closed, and then by us alone.
+        own = {"skip_instance_cache": True, "asynchronous": True}
+        fs = kind(**{"get_client": client, **options, **own})
+        super().__init__(fs, needed("fsspec.asyn", url).get_loop(), "")
         self.root = self.path(url).rstrip("/")
         timeout = self._aiohttp.ClientTimeout(
             total=None, connect=storage.STALL_S, sock_read=storage.STALL_S

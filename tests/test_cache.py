@@ -761,6 +761,45 @@ def test_ctrl_c_while_the_process_forks_leaves_the_store_in_order(tmp_path: Path
     assert json.loads(finished(tmp_path, PRESSED)) == [20, 20]
 
 
+READ = """
+    faulthandler.dump_traceback_later(60, exit=True)
+    import random
+
+    pipeline = stoker.from_dataset(Examples(20), seed=0).cache("2MiB").workers(0)
+    list(pipeline)
+    stopped = 0
+
+
+    def pressed(number, frame):
+        while frame is not None:
+            if os.path.join("stoker", "caching") in frame.f_code.co_filename:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+
+
+    signal.signal(signal.SIGALRM, pressed)
+    while stopped < 400:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+            while True:
+                list(pipeline)
+        except KeyboardInterrupt:
+            stopped += 1
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    count = len(list(pipeline))
+    cache = pipeline.stats().cache
+    say(json.dumps([count, cache.hits, cache.damaged]))
+"""
+
+
+def test_ctrl_c_while_a_cache_is_read_leaves_the_store_in_order(tmp_path: Path) -> None:
+    assert json.loads(finished(tmp_path, READ)) == [20, 20, 0]
+
+
 def finished(folder: Path, body: str) -> str:
     """Run a program that may complain to its end; return what it said."""
     with script(folder, body) as running:

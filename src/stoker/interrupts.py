@@ -49,6 +49,18 @@ def deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+@contextlib.contextmanager
+def postponed() -> Iterator[None]:
+    """Let a block of a finalizer come to its end: what is raised there is lost."""
+    one = Deferred()
+    one.begin()
+    try:
+        yield
+    finally:
+        if one.end():
+            again_soon()
+
+
 def again_soon() -> None:
     """Have a Ctrl-C come once more, where raising it now would lose it."""
     sender = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))

@@ -418,7 +418,8 @@ def _write_about(folder: str, about: About) -> None:
             file.write(msgspec.json.encode(about))
         os.replace(new, os.path.join(folder, _ABOUT))
     except BaseException:
-        os.unlink(new)
+        with contextlib.suppress(FileNotFoundError):  # Ctrl-C came behind the replacing
+            os.unlink(new)
         raise
 
 

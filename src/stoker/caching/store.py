@@ -166,7 +166,7 @@ class Store:
     ) -> Iterator[T | Missing]:
         """Yield the same, one by one. Until all are taken, nobody else may read, nor this fork."""
         done = 0
-        with self._gate, self._turn:
+        with self._gate.door(), self._turn:
             env = self._environment()
             try:
                 with env.begin(buffers=True) as txn:
@@ -182,7 +182,7 @@ class Store:
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell which items are there."""
-        with self._gate:
+        with self._gate.door():
             env = self._environment()
             try:
                 with env.begin(buffers=True) as txn:
@@ -195,7 +195,7 @@ class Store:
 
     def keys(self) -> list[bytes]:
         """Return the keys of all items."""
-        with self._gate, self._environment().begin() as txn:
+        with self._gate.door(), self._environment().begin() as txn:
             keys = txn.cursor().iternext(values=False)
             return [bytes(key) for key in keys if len(key) == KEY_BYTES]
 
@@ -230,7 +230,7 @@ class Store:
             Busy: another process is writing just now.
             OSError: nothing can be written any more; what is there stays.
         """
-        with self._gate:
+        with self._gate.door():
             try:
                 fcntl.flock(self._admission, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

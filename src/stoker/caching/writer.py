@@ -39,14 +39,15 @@ class Writer:
         self._failed = failed
         self._queue: deque[Item] = deque()
         self._bytes = 0  # of what waits and of what is being written
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._hurried = False
         self._closed = False
 
     def offer(self, item: Item) -> bool:
         """Take an item to be written; False when there is no room for it now."""
-        with self._changed:
+        with self._lock:
             if self._closed or self._bytes + item.size_bytes > max(QUEUE_BYTES, item.size_bytes):
                 return False
             self._queue.append(item)
@@ -60,7 +61,7 @@ class Writer:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until what was offered is written; False if that takes longer."""
-        with self._changed:
+        with self._lock:
             self._hurried = True
             self._changed.notify_all()
             written = self._changed.wait_for(lambda: not self._bytes, timeout_s)
@@ -75,7 +76,7 @@ class Writer:
     def close(self, timeout_s: float) -> None:
         """Write what there is, if that takes no longer, and end."""
         self.flush(timeout_s)
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._queue.clear()
             self._changed.notify_all()
@@ -84,15 +85,15 @@ class Writer:
 
     def before_fork(self) -> None:
         """Hold still: the child gets a copy of what waits, which is not its own."""
-        self._changed.acquire()
+        self._lock.acquire()
 
     def after_fork(self) -> None:
         """Go on."""
-        self._changed.release()
+        self._lock.release()
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 self._changed.wait_for(self._enough, _GATHER_S)
                 if self._closed:
@@ -104,8 +105,9 @@ class Writer:
             try:
                 self._write(batch)
             finally:
-                with self._changed:
-                    self._bytes -= size
+                with self._lock:
+                    # An offer that Ctrl-C broke off may have been counted wrong.
+                    self._bytes = self._bytes - size if self._queue else 0
                     self._changed.notify_all()
 
     def _enough(self) -> bool:

@@ -47,7 +47,8 @@ class Ahead:
         self.size = size
         self._planning = planning
         self._crew = crew
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Item | BaseException] = deque()
         self._ended = False
         self._closed = False
@@ -65,14 +66,14 @@ class Ahead:
     def look(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` items are there, and whether they are the last."""
         self._begin()
-        with self._changed:
+        with self._lock:
             ready = len(self._queue)
             return min(count, ready), self._ended and ready <= count
 
     def wait_for(self, count: int) -> None:
         """Return when the next ``count`` items are there, or all that are left, or an error."""
         self._begin()
-        with self._changed:
+        with self._lock:
             while not self._there(count):
                 if not self._planning.patient:
                     raise NotYet(None)
@@ -85,7 +86,7 @@ class Ahead:
 
     def stock(self) -> tuple[int, int | None]:
         """Return how many items wait, and since when there is no room for more."""
-        with self._changed:
+        with self._lock:
             ready = len(self._queue)
             return ready, self._arrived_ns if ready >= self.size else None
 
@@ -97,7 +98,7 @@ class Ahead:
         """Yield the next ``count`` items, fewer only at the end; none at all if NotYet."""
         self.wait_for(count)
         while count:
-            with self._changed:
+            with self._lock:
                 if not self._queue:
                     return
                 item = self._queue.popleft()
@@ -111,7 +112,7 @@ class Ahead:
     def peek(self) -> Item | None:
         """Return the next item without taking it; raise what reading raised there."""
         self.wait_for(1)
-        with self._changed:
+        with self._lock:
             first = self._queue[0] if self._queue else None
             if isinstance(first, BaseException):
                 self._queue.popleft()
@@ -125,7 +126,7 @@ class Ahead:
 
     def clear(self) -> None:
         """End the thread, once the item that it is at has come; let go of what is read."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._queue.clear()
             self._changed.notify_all()
@@ -156,7 +157,7 @@ class Ahead:
                     item = self._inner.pull()
                 except BaseException as error:
                     item = error
-                with self._changed:
+                with self._lock:
                     self._arrived_ns = time.perf_counter_ns()
                     if item is None:
                         self._ended = True

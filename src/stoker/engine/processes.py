@@ -52,7 +52,8 @@ class _Line:
         self.connection = connection
         self.closed = False
         self._turns: deque[object] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     @property
     def busy(self) -> bool:
@@ -62,7 +63,7 @@ class _Line:
     def ask(self, slot: int, request: Any, there: _Shared | None, back: _Shared | None) -> Any:
         """Send a request and wait for its answer."""
         me = object()
-        with self._changed:
+        with self._lock:
             self._turns.append(me)  # busy from here on: nobody else may send meanwhile
             try:
                 with deferred():  # what was sent by half would be read with the next as one
@@ -76,14 +77,14 @@ class _Line:
         try:
             return _receive(self.connection, [back] * _SLOTS)[1]
         finally:
-            with self._changed:
+            with self._lock:
                 self._turns.popleft()
                 self._changed.notify_all()
 
     def dismiss(self) -> None:
         """Have the process end: by asking if it is idle, by force if it is busy."""
         if not self.busy:
-            with self._changed:
+            with self._lock:
                 if not self.busy:
                     with contextlib.suppress(OSError):  # it may have died by itself
                         _send(self.connection, None, 0, None)
@@ -92,7 +93,7 @@ class _Line:
 
     def exit_code(self) -> int | None:
         """Return how a process that is gone has ended."""
-        with self._changed:  # the other thread learns of it, too
+        with self._lock:  # the other thread learns of it, too
             self.process.join(_GRACE_S)
             return cast(int | None, self.process.exitcode)
 

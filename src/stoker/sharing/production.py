@@ -50,7 +50,8 @@ class Production:
         self._blocks = blocks
         self._batched = batched
         self._tell = tell
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._begin: tuple[int, int] | None = None
         self._allowed = self._made = 0
         self._failure: Exception | None = None
@@ -60,20 +61,20 @@ class Production:
 
     def begin(self, epoch: int, number: int) -> None:
         """Go on with this epoch, from this output on."""
-        with self._changed:
+        with self._lock:
             self._begin = epoch, number
             self._changed.notify()
 
     def allow(self, items: int) -> None:
         """Say how many items there is room for, of all that are made."""
-        with self._changed:
+        with self._lock:
             if self._allowed != items:
                 self._allowed = items
                 self._changed.notify()
 
     def close(self) -> None:
         """Make no more; returns at once."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
 
@@ -85,7 +86,7 @@ class Production:
     def _run(self) -> None:
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(lambda: self._closed or self._begin is not None)
                     if self._closed:
                         return
@@ -106,7 +107,7 @@ class Production:
             if missed:  # they are made again to get at what follows them
                 next(itertools.islice(outputs, missed, missed), None)
             while True:
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(lambda: self._closed or self._made < self._allowed)
                     if self._closed:
                         return

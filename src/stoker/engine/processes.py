@@ -38,6 +38,7 @@ from stoker.stages.batch import Builder, collated
 from stoker.stages.source import DatasetSource
 
 _GRACE_S = 1.0
+_END_S = 8.0  # a cache in there writes what waits, for at most 5
 _SLOTS = 2  # requests that a process may have at a time
 _PAGE = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -133,7 +134,7 @@ class Remote:
         line = self._line
         if not line.closed:
             line.closed = True
-            line.process.join(_GRACE_S)
+            line.process.join(_END_S)
             if line.process.is_alive():
                 line.process.kill()
                 line.process.join()

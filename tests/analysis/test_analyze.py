@@ -65,7 +65,7 @@ def test_a_prep_bound_script_is_told_apart(prep_bound: Path) -> None:
 
 
 def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
-    write_script(tmp_path, MAIN + "train(DataLoader(Sleepy(0.0), 4, num_workers=1), step_s=0.05)")
+    write_script(tmp_path, MAIN + "train(DataLoader(Sleepy(0.0), 4, num_workers=1), step_s=0.1)")
     found = analyze(tmp_path, "train.py")
     assert found.report is not None, found.errors
     assert found.report["bound"] == "compute"

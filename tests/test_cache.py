@@ -775,17 +775,17 @@ READ = """
             if os.path.join("stoker", "caching") in frame.f_code.co_filename:
                 raise KeyboardInterrupt
             frame = frame.f_back
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
 
 
     signal.signal(signal.SIGALRM, pressed)
     while stopped < 400:
         try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3), 7e-4)
             while True:
                 list(pipeline)
         except KeyboardInterrupt:
             stopped += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
     child = os.fork()
     if not child:
         os._exit(0)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _AGAIN_S = 0.01
@@ -37,8 +37,20 @@ class Deferred:
         self._noted = True
 
 
+def at_once() -> None:
+    """Have a Ctrl-C come now."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def again_soon() -> None:
+    """Have a Ctrl-C come where raising it now would lose it: in finalizers and hooks of a fork."""
+    sender = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    sender.daemon = True
+    sender.start()
+
+
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
+def deferred(come: Callable[[], None] = at_once) -> Iterator[None]:
     """Let a block come to its end; a Ctrl-C comes behind it."""
     one = Deferred()
     one.begin()
@@ -46,23 +58,4 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         if one.end():
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextlib.contextmanager
-def postponed() -> Iterator[None]:
-    """Let a block of a finalizer come to its end: what is raised there is lost."""
-    one = Deferred()
-    one.begin()
-    try:
-        yield
-    finally:
-        if one.end():
-            again_soon()
-
-
-def again_soon() -> None:
-    """Have a Ctrl-C come once more, where raising it now would lose it."""
-    sender = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
-    sender.daemon = True
-    sender.start()
+            come()

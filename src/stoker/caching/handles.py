@@ -16,7 +16,7 @@ from stoker.caching.place import Place, memory_folder
 from stoker.caching.store import Added, Store
 from stoker.caching.writer import Writer
 from stoker.errors import CacheError, CacheWarning
-from stoker.interrupts import Deferred, again_soon, postponed
+from stoker.interrupts import Deferred, again_soon, deferred
 from stoker.machine import format_bytes
 
 _CLOSE_S = 5.0
@@ -156,7 +156,7 @@ class Handles:
         if handle.writer.is_here:  # the collector found the last cache in there
             threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
         else:
-            with postponed():
+            with deferred(again_soon):
                 handle.close()
 
     def _close_with_process(self) -> None:

@@ -777,7 +777,8 @@ READ = """
             frame = frame.f_back
 
 
-    signal.signal(signal.SIGALRM, pressed)
+    signal.signal(signal.SIGINT, pressed)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     while stopped < 400:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3), 7e-4)

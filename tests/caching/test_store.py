@@ -908,7 +908,7 @@ def test_a_temporary_store_is_there_as_long_as_its_users(
             existed = True
             assert place.is_store(inside) is (bool(holds) or not temporary)
             assert place.in_use(inside) is bool(holds)
-            assert place.sweep() == []
+            assert inside not in place.sweep()  # other tests may leave something meanwhile
             if holds:
                 with pytest.raises(stoker.CacheError, match="in use"):
                     place.remove(inside)
@@ -956,7 +956,7 @@ def test_what_killed_users_leave_is_swept(tmp_path: Path, folder: str, in_memory
     try:
         with script(here, PRELUDE + textwrap.dedent(body)) as other:
             assert other.line() == "here"
-            assert place.sweep() == []
+            assert folder not in place.sweep()
             assert folder in place.all_stores()
             with opened(folder) as store:
                 assert found(store, [1]) == {1: content(1)}
@@ -964,10 +964,8 @@ def test_what_killed_users_leave_is_swept(tmp_path: Path, folder: str, in_memory
             with Watch([other.pid]) as watch:
                 os.kill(other.pid, signal.SIGKILL)
                 assert watch.gone()
-        assert place.is_store(folder)
-        assert place.sweep() == [folder]
+        place.sweep()  # if no other test's process was faster
         assert not os.path.exists(folder)
-        assert place.sweep() == []
         assert place.is_store(kept)
         assert kept in place.all_stores()
         assert folder not in place.all_stores()

@@ -146,17 +146,17 @@ class Handles:
 
     def release(self, handle: Handle) -> None:
         """Give a handle back; the last one closes it."""
-        if not handle.alive:
-            return
-        with self.lock:
-            handle.uses -= 1
-            if handle.uses:
+        with deferred(again_soon):
+            if not handle.alive:
                 return
-            self._open.pop(handle.place.folder, None)
-        if handle.writer.is_here:  # the collector found the last cache in there
-            threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
-        else:
-            with deferred(again_soon):
+            with self.lock:
+                handle.uses -= 1
+                if handle.uses:
+                    return
+                self._open.pop(handle.place.folder, None)
+            if handle.writer.is_here:  # the collector found the last cache in there
+                threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
+            else:
                 handle.close()
 
     def _close_with_process(self) -> None:

@@ -164,7 +164,7 @@ class Store:
         read: Callable[[memoryview], T],
         damaged: Callable[[str], None],
     ) -> Iterator[T | Missing]:
-        """Yield the same, one by one. Until all are taken, nobody else may read, nor this fork."""
+        """Yield the same, one by one; until the end this thread asks for no other, nor forks."""
         done = 0
         with self._gate.door(), self._turn:
             env = self._environment()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stoker.caching.store import Added, Busy, Item, Store
+from stoker.interrupts import deferred
 
 QUEUE_BYTES = 32 << 20
 """What may wait to be written; what is offered beyond that is refused."""
@@ -53,8 +54,10 @@ class Writer:
             self._queue.append(item)
             self._bytes += item.size_bytes
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="stoker-cache", daemon=True)
-                self._thread.start()
+                with deferred():
+                    thread = threading.Thread(target=self._work, name="stoker-cache", daemon=True)
+                    thread.start()
+                    self._thread = thread
             if len(self._queue) == 1 or self._bytes >= _COMMIT_BYTES:
                 self._changed.notify_all()
         return True

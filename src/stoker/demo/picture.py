@@ -93,9 +93,7 @@ def _ratios_over_time(scene: Scene) -> tuple[list[float], list[float]]:
 def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float, budget: Budget) -> None:
     np = needed("numpy")
     for arm in dict.fromkeys(run.arm for run in runs):
-        of_arm = [run for run in runs if run.arm == arm and len(run.evaluations) > 1]
-        if not of_arm:
-            continue
+        of_arm = [run for run in runs if run.arm == arm]
         end_s = min(min(run.evaluations[-1].seconds for run in of_arm), budget.seconds)
         start_s = max(run.evaluations[0].seconds for run in of_arm)
         seconds = np.linspace(start_s, max(end_s, start_s), 200)

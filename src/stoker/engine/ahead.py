@@ -12,6 +12,7 @@ from typing import Protocol
 from stoker import machine
 from stoker.engine.crew import WORKER_NAME, Crew
 from stoker.engine.items import Item, NotYet, Planning
+from stoker.interrupts import deferred
 
 _JOIN_S = 5.0
 
@@ -144,10 +145,12 @@ class Ahead:
 
     def _begin(self) -> None:
         if self._thread is None and not self._closed:
-            self._thread = threading.Thread(
-                target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
-            )
-            self._thread.start()
+            with deferred():
+                thread = threading.Thread(
+                    target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
+                )
+                thread.start()
+                self._thread = thread
 
     def _read(self) -> None:
         try:

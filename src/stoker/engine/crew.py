@@ -153,7 +153,7 @@ class Crew:
     def __init__(
         self, threads: int, depths: int, tempo: Tempo, remotes: list[Any] | None = None
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._bench = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)

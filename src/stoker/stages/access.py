@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from stoker.interrupts import deferred
 from stoker.stages import storage
 from stoker.stages.listing import Lister, waited
 from stoker.stages.reading import Place
@@ -64,6 +65,8 @@ class Access:
         Raises ImportError when a package is missing, ValueError for an unknown protocol.
         """
         asyn = needed("fsspec.asyn", self.url)
+        with deferred():  # a loop that is made by half stays so for all
+            asyn.get_loop()
         protocol = self.url.partition("://")[0].lower()
         try:
             kind = importlib.import_module("fsspec").get_filesystem_class(protocol)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from stoker.interrupts import deferred
 from stoker.stages.answer import Answer
 from stoker.stages.retry import persistently
 from stoker.stages.storage import Storage
@@ -124,16 +125,17 @@ class Reader:
         May be called by any thread, by finalisers, and again. Waits for the end of what was under
         way, but never long: nothing in it waits for a server.
         """
-        with self._lock:
-            closing = self._closing
-            first = closing is None
-            if closing is None:
-                closing = self._closing = Answer()
-                self._ahead.clear()
-        if os.getpid() != self._pid or sys.is_finalizing() or not self._loop.is_running():
-            return  # the loop's thread is not there: nothing of this is under way here
-        if first:
-            self._loop.call_soon_threadsafe(self._begin_to_close)
+        with deferred():
+            with self._lock:
+                closing = self._closing
+                first = closing is None
+                if closing is None:
+                    closing = self._closing = Answer()
+                    self._ahead.clear()
+            if os.getpid() != self._pid or sys.is_finalizing() or not self._loop.is_running():
+                return  # the loop's thread is not there: nothing of this is under way here
+            if first:
+                self._loop.call_soon_threadsafe(self._begin_to_close)
         if not self._in_loop():
             with contextlib.suppress(TimeoutError):
                 closing.wait(_GRACE_S)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stoker.interrupts import deferred
+from stoker.interrupts import again_soon, deferred
 from stoker.stages.answer import Answer
 from stoker.stages.retry import persistently
 from stoker.stages.storage import Storage
@@ -125,7 +125,7 @@ class Reader:
         May be called by any thread, by finalisers, and again. Waits for the end of what was under
         way, but never long: nothing in it waits for a server.
         """
-        with deferred():
+        with deferred(again_soon):
             with self._lock:
                 closing = self._closing
                 first = closing is None

@@ -253,6 +253,25 @@ def test_more_is_never_slower(question: tuple[Measured, Change], more: float) ->
         assert faster(storage_mbps=change.storage_mbps * more)
 
 
+def test_with_more_readers_memory_is_no_slower_than_storage() -> None:
+    job = Measured(
+        ingestion=1e6,
+        prep=((1, 1e6),),
+        workers=1,
+        cores=1,
+        batch_size=1.0,
+        storage=1_000.0,
+        cache=4_000.0,
+        storage_most=9_000.0,
+        example_bytes=1e5,
+        examples=1_000,
+    )
+    for cores, rates in ((None, (1_000.0, 4_000.0)), (2, (9_000.0, 9_000.0))):
+        for cache_bytes, rate in zip((0, 10**8), rates, strict=True):
+            found = predict(job, Change(cores=cores, cache_bytes=cache_bytes))
+            assert found.rate == pytest.approx(rate)
+
+
 @given(questions)
 def test_sharing_is_never_slower(question: tuple[Measured, Change]) -> None:
     job, change = question

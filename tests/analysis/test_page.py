@@ -239,6 +239,7 @@ def test_the_page_predicts_what_python_predicts(page: Path) -> None:
         replace(jobs[1], efficiency=((2, 0.95), (8, 0.7))),
         replace(jobs[0], prep=((2, 900.0), (5, 700.0), (7, 2_000.0)), workers=6, cores=2),
         replace(jobs[3], prep=((0, 240.0), (4, 800.0)), storage_most=2_000.0),
+        replace(jobs[3], prep=((1, 9e3), (8, 9e4)), storage_most=10 * (jobs[3].cache or 0.0)),
     ]
     asked = [
         (job, [(change, number % 9 == 0) for number, change in enumerate(grid(job))])

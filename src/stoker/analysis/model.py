@@ -261,6 +261,16 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
     return measured.storage
 
 
+def cache_rate(measured: Measured, change: Change) -> float | None:
+    """Return C; for more workers than the job has, no less than S with a reader a core.
+
+    C was measured with the job's own workers, and memory is no slower than storage.
+    """
+    if measured.cache is None or (change.cores or 0) <= max(1, measured.workers):
+        return measured.cache
+    return max(measured.cache, measured.storage_most or 0.0)
+
+
 def miss_seconds(measured: Measured, change: Change) -> float:
     """Return what a miss makes a worker wait.
 
@@ -327,9 +337,9 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
 
     x = cached_fraction(measured, change)
     fetch_s = waiting_s = 0.0
-    if measured.storage is not None and measured.cache is not None:
-        storage = storage_rate(measured, change) or measured.storage
-        fetch_s = many * _inverse(fetch_rate(x, storage, measured.cache)) / echo
+    storage, cache = storage_rate(measured, change), cache_rate(measured, change)
+    if measured.storage is not None and storage is not None and cache is not None:
+        fetch_s = many * _inverse(fetch_rate(x, storage, cache)) / echo
         waiting_s = miss_seconds(measured, change) / max(1, workers)
         waiting_s *= divided * (1.0 - x) / echo
     loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), waiting_s)

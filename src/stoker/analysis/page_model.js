@@ -69,6 +69,12 @@ function storageRate(measured, change) {
   return measured.storage;
 }
 
+function cacheRate(measured, change) {
+  if (measured.cache === null || (change.cores || 0) <= Math.max(1, measured.workers))
+    return measured.cache;
+  return Math.max(measured.cache, measured.storage_most || 0);
+}
+
 function missSeconds(measured, change) {
   if (change.storage_mbps === null || !measured.example_bytes || !measured.storage)
     return measured.miss_s;
@@ -113,7 +119,7 @@ function predict(measured, change) {
   let [fetchS, waitingS] = [0, 0];
   if (measured.storage !== null && measured.cache !== null) {
     const storage = storageRate(measured, change);
-    fetchS = (many * inverse(fetchRate(x, storage, measured.cache))) / echo;
+    fetchS = (many * inverse(fetchRate(x, storage, cacheRate(measured, change)))) / echo;
     waitingS = missSeconds(measured, change) / Math.max(1, workers);
     waitingS *= (divided * (1 - x)) / echo;
   }
@@ -197,14 +203,15 @@ function datasetBytes(measured) {
 
 function cacheNeeded(measured, change, prediction) {
   const storage = storageRate(measured, change);
-  if (storage === null || measured.cache === null) return null;
+  const cache = cacheRate(measured, change);
+  if (storage === null || cache === null) return null;
   const uses = change.echo / (change.sharing ? 1 : change.jobs);
   const overlaps = measured.workers > 0 || change.cores !== null;
   const takes = overlaps ? Math.min(prediction.ingestion, prediction.processors) : Infinity;
   const workers = Math.max(1, change.cores !== null ? change.cores : measured.workers);
   return smallestCache(
     storage * uses,
-    measured.cache * uses,
+    cache * uses,
     prediction.prep,
     takes,
     (missSeconds(measured, change) / workers) / uses,

@@ -17,6 +17,7 @@ from stoker.analysis.model import (
     Change,
     Measured,
     Prediction,
+    cache_rate,
     cached_fraction,
     miss_seconds,
     page_cache_misses,
@@ -136,8 +137,8 @@ def dataset_bytes(job: Measured) -> float | None:
 
 def cache_needed(job: Measured, change: Change, prediction: Prediction) -> float | None:
     """Return x* after ``change``; None where fetching was not told apart."""
-    storage = storage_rate(job, change)
-    if storage is None or job.cache is None:
+    storage, cache = storage_rate(job, change), cache_rate(job, change)
+    if storage is None or cache is None:
         return None
     # Uses per fetch of an example: more of them under an echo, fewer where jobs divide it.
     uses = change.echo / (1 if change.sharing else change.jobs)
@@ -146,7 +147,7 @@ def cache_needed(job: Measured, change: Change, prediction: Prediction) -> float
     takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
     workers = max(1, job.workers if change.cores is None else change.cores)
     miss_s = miss_seconds(job, change) / workers / uses
-    return smallest_cache(storage * uses, job.cache * uses, prediction.prep, takes, miss_s)
+    return smallest_cache(storage * uses, cache * uses, prediction.prep, takes, miss_s)
 
 
 def cores_needed_by(job: Measured, change: Change, prediction: Prediction) -> int | None:

@@ -338,7 +338,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     x = cached_fraction(measured, change)
     fetch_s = waiting_s = 0.0
     storage, cache = storage_rate(measured, change), cache_rate(measured, change)
-    if measured.storage is not None and storage is not None and cache is not None:
+    if storage is not None and cache is not None:
         fetch_s = many * _inverse(fetch_rate(x, storage, cache)) / echo
         waiting_s = miss_seconds(measured, change) / max(1, workers)
         waiting_s *= divided * (1.0 - x) / echo

@@ -527,10 +527,17 @@ def test_a_pool_of_bytes_does_not_hide_a_failing_first_example(workers: int) -> 
 
 
 def test_a_pool_that_cannot_keep_uses_apart_warns_where_it_is_used() -> None:
-    pipeline = stoker.from_dataset(Examples(20), seed=0).echo(3, pool=8).batch(4).workers(0)
-    with pytest.warns(UserWarning, match="pool of 8.*at least 12") as caught:
-        list(pipeline)
-    assert len(caught) == 1
+    for workers in (0, 2):
+        pipeline = stoker.from_dataset(Examples(20), seed=0).echo(3, pool=8).batch(4)
+        pipeline = pipeline.workers(workers)
+        with pytest.warns(UserWarning, match="pool of 8.*at least 12") as caught:
+            list(pipeline)
+        assert [said.filename for said in caught] == [__file__]
+        again = iter(pipeline.workers(workers))
+        with pytest.warns(UserWarning, match="pool of 8.*at least 12") as caught:
+            next(again)
+        assert [said.filename for said in caught] == [__file__]
+        again.close()
 
 
 def test_a_pool_of_one_batch_warns() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from stoker.caution import warn
 from stoker.echoing.record import EchoRecord
 from stoker.engine.crew import is_worker
 from stoker.engine.position import Position, Resolved
@@ -48,10 +48,9 @@ class PipelineIterator(Iterator[Any]):
                         f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "
                         "that .steps() says, and the others go on: give .steps() fewer"
                     ) from None
-                warnings.warn(
+                warn(
                     f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
                     "says: there are no more fresh examples",
-                    stacklevel=2,
                 )
             raise
         except BaseException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from stoker import drawing, machine, randomness, state
 from stoker.buffers import Recycler
+from stoker.caution import warn
 from stoker.cursor import Cursor, PipelineIterator
 from stoker.echoing.factor import exact_factor
 from stoker.echoing.record import read as read_record
@@ -435,10 +435,9 @@ class Pipeline:
         cursor = self._cursor
         live = cursor.live()
         if live is not None:
-            warnings.warn(
+            warn(
                 "a second iterator over one pipeline closes the first; give each loop a pipeline "
                 "of its own (every method returns a new one)",
-                stacklevel=2,
             )
             live.close()
         epoch, position = cursor.upcoming()
@@ -725,10 +724,9 @@ class Pipeline:
         addressed = not isinstance(self._source, (LoaderSource, IterableSource))
         even = share is not None and not share.uneven
         if share is not None and even and addressed and 0 < len(self._source) < share.world:
-            warnings.warn(
+            warn(
                 f"{len(self._source)} examples are fewer than {share.world} ranks: equal parts of "
                 "them are empty (.shard(uneven=True) keeps them)",
-                stacklevel=3,
             )
 
     def _follows(self) -> Echo | None:

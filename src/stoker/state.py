@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 import zlib
 from array import array
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker import packing
+from stoker.caution import warn
 from stoker.echoing import following, pool
 from stoker.engine.position import Position, Resolved
 from stoker.engine.sieve import Record
@@ -111,10 +111,9 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
     if _minor(state["numpy"]) != _minor(np.__version__):
-        warnings.warn(
+        warn(
             f"the state was saved under NumPy {state['numpy']}, this is {np.__version__}: its "
             "random streams may differ, and then so does the rest of the epoch",
-            stacklevel=3,
         )
     return loaded
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from stoker.caching.identity import digest, item_key, private_identity
 from stoker.caching.limits import Limit
 from stoker.caching.mark import Mark
 from stoker.caching.store import MISSING, Item, Missing
+from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
 from stoker.machine import format_bytes
 from stoker.stats import CacheCounts, CacheStats
@@ -257,12 +257,11 @@ class Cache:
         if compared or not isinstance(asked, int):
             return
         if abs(asked - made_bytes) >= limits.LEAST_BYTES:
-            warnings.warn(
+            warn(
                 f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
                 f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
                 f"{self.folder})",
                 CacheWarning,
-                stacklevel=2,
             )
 
     def _joined(self) -> place.Place | None:
@@ -277,10 +276,9 @@ class Cache:
                 return found
             limit_bytes = limits.resolved(self.limit, folder, in_memory=self.in_memory)
             if not limit_bytes:
-                warnings.warn(
+                warn(
                     f"there is no room for a cache in {os.path.dirname(folder)}: going on without",
                     CacheWarning,
-                    stacklevel=2,
                 )
                 return None
             self._compared = True

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from stoker import structure
 from stoker.caching.mark import Mark
+from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import hosts_of_job
 from stoker.stats import CacheStats
@@ -70,12 +70,11 @@ def cached(
         raise TypeError(f"version= is a text, not {version!r}")
     hosts = hosts_of_job()
     if hosts > 1:
-        warnings.warn(
+        warn(
             f"this job has {hosts} hosts: if a sampler draws their parts anew every epoch "
             "(DistributedSampler does, with shuffle=True), each host finds only one in "
             f"{hosts} of what it has cached; parts that stay the same find all of it",
             CacheWarning,
-            stacklevel=2,
         )
     name = f"{type(dataset).__name__} of {len(dataset)}"
     cache = Cache(
@@ -210,12 +209,11 @@ class CachedDataset:
         if asked > epoch:
             self._asked = -sys.maxsize  # nothing can be told any more
         elif counts.hits > _REPEATED * asked and self._cache.tells_once(counts.admitted):
-            warnings.warn(
+            warn(
                 f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
                 f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
                 "end early. A cache that never evicts keeps what came first, not what comes most",
                 CacheWarning,
-                stacklevel=2,
             )
 
 

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from stoker.caching.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
 from stoker.caching.place import Place, memory_folder
 from stoker.caching.store import Added, Store
 from stoker.caching.writer import Writer
+from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
 from stoker.interrupts import Deferred, again_soon, deferred
 from stoker.machine import format_bytes
@@ -50,11 +50,10 @@ class Handle:
         if refuse:
             raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
         if not told:
-            warnings.warn(
+            warn(
                 f"{text}. It is read from the source instead, and the cache is made anew when "
                 "nobody uses it any more",
                 CacheWarning,
-                stacklevel=2,
             )
 
     def close(self) -> None:
@@ -111,11 +110,10 @@ class Handle:
         sys.stderr.flush()
 
     def _failed(self, error: OSError) -> None:
-        warnings.warn(
+        warn(
             f"the cache in {self.place.folder} admits nothing more: {error}. What is in it stays "
             "in use",
             CacheWarning,
-            stacklevel=2,
         )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 
 import numpy as np
 
 from stoker import machine
 from stoker.caching.store import PAGE_BYTES
+from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 
@@ -66,24 +66,22 @@ def resolved(limit: Limit, folder: str, *, in_memory: bool) -> int:
                 )
             else:
                 what = "memory" if in_memory else f"room on {disk}"
-                warnings.warn(
+                warn(
                     f"the cache takes {format_bytes(max(0, room))} instead of "
                     f"{format_bytes(size)}: there is no more {what}. (limit='auto' asks for less)",
                     CacheWarning,
-                    stacklevel=2,
                 )
             size = room
     return max(0, size) // PAGE_BYTES * PAGE_BYTES if size >= LEAST_BYTES else 0
 
 
 def _tell(size: str, total: int, disk: str) -> None:
-    warnings.warn(
+    warn(
         f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
         "unless told otherwise). Give the container more (docker run --shm-size=64g, or "
         "--ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm), or put the cache "
         "on a local disk: path=",
         CacheWarning,
-        stacklevel=3,
     )
 
 

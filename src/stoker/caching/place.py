@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ import xxhash
 
 from stoker.caching.counters import DAMAGED, DATA_NS, Counters
 from stoker.caching.store import DATA, Store
+from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
 
 _FORMAT = 1
@@ -151,10 +151,9 @@ def _entered(folder: str, users: int, on_damage: str) -> Place | None:
                     f"{folder}), or have it made anew: on_damage='rebuild'"
                 )
             if damage != _REBOOTED:
-                warnings.warn(
+                warn(
                     f"the cache in {folder} is damaged ({damage}) and is made anew",
                     CacheWarning,
-                    stacklevel=2,
                 )
             _remove(folder)
             return None

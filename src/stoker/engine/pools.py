@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from stoker import machine, randomness, structure
+from stoker.caution import warn
 from stoker.echoing.following import Following
 from stoker.echoing.pool import Pool
 from stoker.engine.agreeing import UNIT, Planned, Ranks
@@ -136,10 +136,9 @@ class Pools:
         if resolved.size < echo.smallest_distinct(group):
             what = "repeat a batch at once" if group == 1 else "hold an example twice"
             what = "find nothing to use again" if echo.follows else what
-            warnings.warn(
+            warn(
                 f"{echo.name}: with a pool of {resolved.size} a batch may {what}; "
                 f"at least {echo.smallest_distinct(group)} keep uses apart",
-                stacklevel=7,
             )
         if echo.factor is None:
             return Following(echo.max_factor, resolved.size, group)

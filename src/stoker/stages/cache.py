@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker import machine
 from stoker.caching.mark import Mark
+from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 from stoker.stages.shard import Shard
@@ -131,22 +131,20 @@ def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:
         sizes = [_size(source.path(i)) for i in range(0, len(source), step)]
         total = int(sum(sizes) / len(sizes) * len(source))
         if total < machine.usable_memory_bytes() // 2:
-            warnings.warn(
+            warn(
                 f"{source.name} has about {format_bytes(total)}, which fits in the page cache as "
                 "it is: a cache of its raw bytes saves no reads. (One of decoded examples may: put "
                 ".cache() behind .map())",
                 CacheWarning,
-                stacklevel=3,
             )
     shards = [i for i, s in enumerate(stages) if isinstance(s, Shard)]
     shuffles = [i for i, s in enumerate(stages) if isinstance(s, Shuffle)]
     hosts = machine.hosts_of_job()
     if shards and shuffles and shuffles[0] < shards[0] and hosts > 1:
-        warnings.warn(
+        warn(
             f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
             f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the parts",
             CacheWarning,
-            stacklevel=3,
         )
 
 

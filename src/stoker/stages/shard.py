@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from stoker.caution import warn
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ def warn_unsharded() -> None:
     if _warned or group is None or group[1] == 1:
         return
     _warned = True
-    warnings.warn(
+    warn(
         f"each of {group[1]} ranks iterates over all examples: .shard() gives each its part "
         "(.shard(rank=0, world=1) says that all are meant)",
-        stacklevel=4,
     )
 
 

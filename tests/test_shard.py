@@ -649,7 +649,8 @@ def test_asking_for_a_group_does_not_import_torch() -> None:
 
 def test_fewer_examples_than_ranks_are_warned_of() -> None:
     pipeline = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world=4).batch(2)
-    with pytest.warns(UserWarning, match=r"3 examples are fewer than 4 ranks.*uneven=True") as caught:
+    says = r"3 examples are fewer than 4 ranks.*uneven=True"
+    with pytest.warns(UserWarning, match=says) as caught:
         assert list(pipeline) == []
     assert [said.filename for said in caught] == [__file__]
     kept = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world=4, uneven=True)

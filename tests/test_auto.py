@@ -998,6 +998,9 @@ def test_saved_within_steps_the_rest_of_them_is_left() -> None:
     for yielded, state in enumerate(states, 1):
         restored = slow(60, "before", auto(replay=record)).steps(8)
         restored.load_state_dict(state)
+        if yielded == 8:
+            assert restored.epoch == 1
+            break
         iterator = iter(restored)
         assert len(iterator) == 8 - yielded
         assert [frozen(batch) for batch in iterator] == whole[yielded:]

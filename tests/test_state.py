@@ -56,11 +56,21 @@ def tails_agree(spec: Spec, save: Any, load: Any) -> None:
         for yielded, state in enumerate(states):
             restored = load(spec)
             restored.load_state_dict(state)
-            assert restored.epoch == 0
             assert restored.state_dict() == state
+            if yielded and yielded == known_length(restored):  # that was all: between epochs
+                assert restored.epoch == 1
+                continue
+            assert restored.epoch == 0
             assert stream(restored) == whole[yielded:]
             assert restored.epoch == 1
         assert stream(restored) == following
+
+
+def known_length(pipeline: stoker.Pipeline) -> int | None:
+    try:
+        return len(pipeline)
+    except TypeError:
+        return None
 
 
 @few(15)
@@ -100,18 +110,21 @@ def test_a_restored_pipeline_can_be_saved_and_restored_again(
             assert restored.epoch == epoch
             steps = data.draw(st.integers(0, spec.outputs + 2), label="batches before the save")
             iterator = iter(restored)
+            ended = False
             for _ in range(steps):
                 batch = next(iterator, None)
                 if batch is None:
-                    assert at == spec.outputs
-                    if epoch == 2:
-                        return
-                    at, epoch = 0, epoch + 1
+                    ended = True
                     break
                 assert frozen(batch) == whole[epoch][at]
                 at += 1
             state = restored.state_dict()
             iterator.close()
+            if ended or (at and at == spec.outputs):
+                assert at == spec.outputs
+                at, epoch = 0, epoch + 1
+                if epoch == 3:
+                    return
 
 
 def test_many_steps_and_snapshots_are_replayed() -> None:
@@ -145,18 +158,22 @@ def test_the_state_after_a_break_is_that_of_the_last_batch_that_was_used() -> No
     assert stream(pipeline) == whole[5:]
 
 
-def test_a_state_at_the_last_batch_gives_an_empty_rest_and_then_the_next_epoch() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_state_at_the_last_batch_is_one_between_epochs(ended: bool) -> None:
     spec = Spec(10, 4, echoes=(("before", Fraction(2), None),))
     pipeline = built(spec, 0)
     iterator = iter(pipeline)
     for _ in range(spec.outputs):
         next(iterator)
+    clock = pipeline.clock
+    if ended:
+        assert next(iterator, None) is None
     state = through_json(pipeline.state_dict())
     assert next(iterator, None) is None
     second = stream(pipeline)
     restored = built(spec, 0)
     restored.load_state_dict(state)
-    assert stream(restored) == []
+    assert (restored.epoch, restored.clock) == (1, clock)
     assert stream(restored) == second
 
 

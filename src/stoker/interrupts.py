@@ -1,12 +1,15 @@
-"""Ctrl-C at a moment that suits: what must not be left half done is not interrupted."""
+"""Ctrl-C at a moment that suits; and what signal handlers raise, which is no stage's error."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 _AGAIN_S = 0.01
@@ -59,3 +62,29 @@ def deferred(come: Callable[[], None] = at_once) -> Iterator[None]:
     finally:
         if one.end():
             come()
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise an exception again if a signal handler raised it, or what it was raised for.
+
+    To be called where an exception is taken for a stage's own: a handler's comes wherever the main
+    thread happens to be, and belongs to who installed the handler (a timeout, a request to stop).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    cause: BaseException | None = error
+    while cause is not None:
+        trace = cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            if _is_handler(trace.tb_next.tb_frame, trace.tb_frame):
+                raise error
+            trace = trace.tb_next
+        cause = cause.__cause__ or cause.__context__
+
+
+def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a frame was given a signal's number and what it interrupted, as handlers are."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    given = [values.get(name) for name in names]
+    given += values.get(rest, ()) if rest else ()
+    return any(isinstance(a, int) and b is interrupted for a, b in pairwise(given))

@@ -12,7 +12,7 @@ import numpy as np
 from stoker import drawing, machine, randomness, state
 from stoker.buffers import Recycler
 from stoker.caution import warn
-from stoker.cursor import Cursor, PipelineIterator
+from stoker.cursor import Cursor, PipelineIterator, reads_ahead
 from stoker.echoing.factor import exact_factor
 from stoker.echoing.record import read as read_record
 from stoker.echoing.record import written
@@ -435,10 +435,11 @@ class Pipeline:
         cursor = self._cursor
         live = cursor.live()
         if live is not None:
-            warn(
-                "a second iterator over one pipeline closes the first; give each loop a pipeline "
-                "of its own (every method returns a new one)",
-            )
+            if not cursor.has_handed_out_all():
+                warn(
+                    "a second iterator over one pipeline closes the first; give each loop a "
+                    "pipeline of its own (every method returns a new one)",
+                )
             live.close()
         epoch, position = cursor.upcoming()
         self._check_ranks()
@@ -463,10 +464,21 @@ class Pipeline:
             self._steps,
             ranks() if self._follows() is not None and (process_group() or (0, 1))[1] > 1 else None,
             self._recycler,
+            self._known_length(),
         )
+        run.wrapper = reads_ahead() if run.length is None else None
         iterator = PipelineIterator(run, cursor)
         cursor.started(epoch, run, iterator)
         return iterator
+
+    def _known_length(self) -> int | None:
+        """Return ``len()``, or None where nobody knows it, or may rely on it."""
+        if isinstance(self._source, LoaderSource) and not self._source.is_counted:
+            return self._steps
+        try:
+            return len(self)
+        except Exception:  # a foreign loader's may raise anything
+            return None
 
     def __len__(self) -> int:
         """Return the number of batches (or examples, without batches) of an epoch.
@@ -614,11 +626,14 @@ class Pipeline:
         it is, tensors included (save it with ``torch.save``); ``.echo("auto")`` then goes on with
         an empty pool.
 
+        Behind the last batch of an epoch, as far as ``len()`` tells, it is the state in which the
+        next epoch begins. Under a wrapper that reads ahead of training, see ``acknowledge``.
+
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
-        made again.
+        made again; and under Lightning without a length or an acknowledgement, because it has read
+        a batch ahead that would be lost.
         """
-        cursor = self._cursor
-        position = cursor.where()
+        epoch, position, before = self._cursor.where()
         if isinstance(self._source, Resumable):
             self._check_resumable(position)
             if not position.yielded:
@@ -630,11 +645,24 @@ class Pipeline:
             )
         if isinstance(self._source, LoaderSource):
             self._check_loader_state(position)
-            if not position.yielded and self._source.stateful:
-                position = replace(position, loader_state=self._source.loader.state_dict())
+            if not position.yielded:
+                position = replace(position, loader_state=self._source.state())
         return state.saved(
-            self._outline(), self._seed, cursor.epoch, position, cursor.resolved, cursor.before
+            self._outline(), self._seed, epoch, position, self._cursor.resolved, before
         )
+
+    def acknowledge(self, batches: int = 1) -> None:
+        """Say that training has finished with so many more of the batches of this iteration.
+
+        For wrappers that read ahead: from the first call on, ``state_dict()`` is the state behind
+        the last batch that was acknowledged, so that those which were handed out and not trained on
+        come again after a resume. Call it behind each training step, up to 63 batches late.
+
+        Raises ValueError for more batches than were handed out.
+        """
+        if isinstance(batches, bool) or not isinstance(batches, (int, np.integer)) or batches < 0:
+            raise ValueError(f"a number of batches is a whole number from 0, not {batches!r}")
+        self._cursor.acknowledge(int(batches))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go to a saved state; the next ``iter()`` continues there. Closes a live iterator.

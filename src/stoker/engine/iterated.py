@@ -16,6 +16,7 @@ from stoker.engine.items import Item, Tally, done_item
 from stoker.engine.outside import interrupt
 from stoker.engine.plan import ENDED, Failure
 from stoker.errors import StageError
+from stoker.interrupts import pass_on
 from stoker.orders import Share
 from stoker.randomness import Fractions
 from stoker.stages.stream import IterableSource
@@ -131,6 +132,7 @@ class IteratedStream:
             self._examples = None
             return None
         except Exception as error:
+            pass_on(error)
             self._examples = None
             failure = Failure(StageError(self._name, error, number=self._read), ENDED)
             self._failure = done_item(failure, self._read, 0, 0, 1)

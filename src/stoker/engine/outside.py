@@ -18,6 +18,7 @@ from stoker.engine.plan import Failure
 from stoker.engine.sieve import Sieve
 from stoker.engine.streams import SegmentStream
 from stoker.errors import StageError
+from stoker.interrupts import pass_on
 from stoker.stages.device import Mover
 from stoker.stages.stream import LoaderSource
 
@@ -87,7 +88,7 @@ class LoaderStream:
         self._fresh = fresh
         self._peeked: Item | None = None
         self._errors: list[BaseException] = []
-        self._loader = source.loader if source.stateful else None
+        self._source = source
         self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
 
     @property
@@ -117,8 +118,8 @@ class LoaderStream:
         self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
         self._fresh += rows
         self._pulled += 1
-        if self._loader is not None:
-            self._states.append((self._pulled, self._loader.state_dict()))
+        if self._source.stateful:
+            self._states.append((self._pulled, self._source.state()))
         return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
@@ -247,6 +248,7 @@ class DeviceStream:
             try:
                 self._begin(wait=False)
             except Exception as error:
+                pass_on(error)
                 self._raised = error
 
     def _begin(self, *, wait: bool) -> bool:
@@ -283,6 +285,7 @@ class DeviceStream:
         try:
             return move()
         except Exception as error:
+            pass_on(error)
             return Failure(StageError(self._mover.name, error, batch=item.ordinal))
 
     def clear(self) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker import randomness, structure
 from stoker.errors import StageError
+from stoker.interrupts import pass_on
 from stoker.orders import Order, Share
 from stoker.randomness import Rekeyed
 from stoker.stages.batch import Batch
@@ -312,6 +313,7 @@ class Work:
         try:
             found = self._cache.find(self._source, indices.tolist(), self._expected)
         except Exception as error:
+            pass_on(error)
             if len(indices) == 1:
                 failed = self._error(self._cache.name, error, index=int(indices[0]))
                 found = [Failure(failed, self._part)]
@@ -329,6 +331,7 @@ class Work:
         try:
             values = reads(indices)
         except Exception as error:
+            pass_on(error)
             if len(indices) == 1:
                 failed = self._error(self.segment.source.name, error, index=int(indices[0]))
                 values = [Failure(failed, self._part)]
@@ -365,6 +368,7 @@ class Work:
             try:
                 self._cache.offer(self._source, miss, value, left_out=value is REJECTED)
             except Exception as error:
+                pass_on(error)
                 # Nothing may skip it: once the cache is full, it would not even be noticed.
                 value = Failure(self._located(self._cache.name, error, ordinal))
         ns[self._first + self._cache_at] += time.perf_counter_ns() - began
@@ -398,6 +402,7 @@ class Work:
                                 values[i] = fn(value, rng or place(key, ordinals[i], word))
                         i += 1
                 except Exception as error:
+                    pass_on(error)
                     failed = self._located(stage.name, error, ordinals[i])
                     values[i] = Failure(failed, self._part, stage.account)
                     i += 1
@@ -410,6 +415,7 @@ class Work:
             try:
                 batch = fn(batch) if key is None else fn(batch, self._random.at(key, ordinal, word))
             except Exception as error:
+                pass_on(error)
                 return Failure(StageError(stage.name, error, batch=ordinal))
             ns[number] += time.perf_counter_ns() - start
         return batch

@@ -45,6 +45,19 @@ _PR_SET_PDEATHSIG = 1
 _BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
 
 
+_children: set[Any] = set()
+
+
+def _disown() -> None:
+    """In a forked child: have ``multiprocessing`` not end at exit what is the parent's."""
+    known: set[Any] = getattr(multiprocessing.process, "_children", set())
+    known -= _children
+    _children.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
 class _Line:
     """The connection to one process, which several threads share: answers come in turn."""
 
@@ -138,6 +151,7 @@ class Remote:
             if line.process.is_alive():
                 line.process.kill()
                 line.process.join()
+            _children.discard(line.process)
             line.process.close()
             line.connection.close()
         for shared in (self._there, self._back):
@@ -191,6 +205,7 @@ def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> li
             )
             with deferred():  # hooks of a fork swallow what is raised in them
                 process.start()
+                _children.add(process)
             undo.pop_all()
             theirs.close()
             ours_before.append(ours)

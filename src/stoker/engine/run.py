@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker import randomness, structure
 from stoker.buffers import Recycler
@@ -33,6 +35,20 @@ from stoker.stages.stream import IterableSource, LoaderSource, Resumable
 from stoker.stats import PoolStats, StageStats, Stats
 
 _PRUNE_BATCHES = 64
+_REMEMBERED = 64  # outputs that a wrapper may have read ahead of its trainer
+FORGOTTEN = (
+    f"more than {_REMEMBERED - 1} batches were handed out since the last that was acknowledged: "
+    "acknowledge batches when training has finished with them"
+)
+
+
+class _Handed(NamedTuple):
+    """How far an epoch was when an output had been handed out."""
+
+    yielded: int
+    uses: int
+    fresh: int
+    loaded: int
 
 
 class Run:
@@ -48,6 +64,7 @@ class Run:
         steps: how many outputs there are at most, or None.
         ranks: with whom echoes that follow the stall agree, or None.
         recycler: where the memory of batches comes from, and stays; by default the run has its own.
+        length: how many outputs the epoch has, if that is known.
     """
 
     def __init__(
@@ -62,8 +79,10 @@ class Run:
         steps: int | None,
         ranks: Ranks | None,
         recycler: Recycler | None = None,
+        length: int | None = None,
     ) -> None:
         self.plan = plan
+        self.length = length
         self.steps = steps
         self.ranks = ranks
         self._left_ns = 0
@@ -72,10 +91,17 @@ class Run:
         self.tally = Tally()
         self.recycler = recycler or Recycler()
         self._own_recycler = recycler is None
+        self.began_at = position.yielded
+        self.was_asked = False
+        self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
+        self.finished: int | None = None  # outputs that the trainer says it has finished with
+        self._owner = os.getpid()
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
+        self._handed: deque[_Handed] = deque(maxlen=_REMEMBERED)
+        self._remember()
         self.repeats = 0
         self.wait_ns = 0
         self.batch_bytes = 0
@@ -128,6 +154,29 @@ class Run:
         return min(limits, default=None)
 
     @property
+    def has_handed_out_all(self) -> bool:
+        """Whether every output was handed out, as far as the epoch's length tells."""
+        return self.yielded > self.began_at and self.yielded == self.length
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left; a loader, which may have more than its length, is asked."""
+        if not self.has_handed_out_all:
+            return False
+        if self.yielded == self.steps:
+            return True
+        return self._loader is None or self._ahead is not None or self._loader.peek() is None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a child, forked from the one that runs this.
+
+        Then nothing in here may be used: its threads are not there, its locks may be held for ever,
+        its processes are the parent's.
+        """
+        return os.getpid() != self._owner
+
+    @property
     def short(self) -> bool:
         """Whether an epoch that is over had fewer outputs than its steps say."""
         return self.steps is not None and self._stream.total is None and self.yielded < self.steps
@@ -150,6 +199,7 @@ class Run:
             StopIteration: the epoch is over.
             StageError: a stage failed on an example that this output needs.
         """
+        self.was_asked = True
         if self.yielded == self.steps:
             raise StopIteration
         began = time.perf_counter_ns()
@@ -184,6 +234,7 @@ class Run:
         self.repeats += item.repeats
         if self._loader is not None:
             self.loaded = max(self.loaded, item.ordinal + 1)
+        self._remember()
         if not self.batch_bytes:
             self.batch_bytes = structure.nbytes(value)
             for feed in self.pools.feeds:
@@ -197,7 +248,7 @@ class Run:
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            course.forget(self.segments, self.yielded)
+            course.forget(self.segments, self._handed[0].yielded)
         finally:
             self._planning.lock.release()
 
@@ -214,33 +265,66 @@ class Run:
             self._tempo.factor = planned.factor
             self.crew.plan()  # who plans ahead may have come to where nobody had agreed
 
+    def _remember(self) -> None:
+        self._handed.append(_Handed(self.yielded, self.uses, self.fresh, self.loaded))
+
+    def acknowledge(self, outputs: int) -> None:
+        """Take note that the trainer has finished with so many more outputs.
+
+        Raises ValueError when that is more than were handed out.
+        """
+        finished = (self.began_at if self.finished is None else self.finished) + outputs
+        if finished > self.yielded:
+            raise ValueError(
+                f"{finished - self.began_at} batches cannot be finished: "
+                f"{self.yielded - self.began_at} were handed out"
+            )
+        self.finished = finished
+        while len(self._handed) > 1 and self._handed[0].yielded < finished:
+            self._handed.popleft()
+
+    def unfinished(self) -> deque[Position | None]:
+        """Return, oldest first, where each output began that was handed out and not acknowledged.
+
+        None for those that are too long ago; empty if nothing was acknowledged at all.
+        """
+        if self.finished is None:
+            return deque()
+        known = [at for at in self._handed if self.finished <= at.yielded < self.yielded]
+        forgotten = self.yielded - self.finished - len(known)
+        return deque([*[None] * forgotten, *map(self._position, known)])
+
     def position(self) -> Position:
-        """Return where the last output that was handed out stands.
+        """Return where the last output stands that was handed out, or acknowledged if any was.
 
         Of a loader or a stream without what a resume needs, for there is none; and without waiting
         for who may be reading it.
         """
+        at = self._handed[-1] if self.finished is None else self._handed[0]
+        if self.finished is not None and at.yielded != self.finished:
+            raise StateError(FORGOTTEN)
+        return self._position(at)
+
+    def _position(self, at: _Handed) -> Position:
         if self._loader is not None or self._iterated is not None:
-            state, loaded = None, self.loaded
+            state, loaded = None, at.loaded
             if self._loader is not None:
                 state = self._loader.state(loaded)
             elif isinstance(self.plan.source, Resumable):
-                state, loaded = self.plan.source.state(self.fresh), self.fresh
-            return Position(
-                self.yielded, self.uses, fresh=self.fresh, loaded=loaded, loader_state=state
-            )
+                state, loaded = self.plan.source.state(at.fresh), at.fresh
+            return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records = course.needed(self.segments, self.yielded)
+            snapshots, records = course.needed(self.segments, at.yielded)
             pools = [feed.pool for feed in self.pools.feeds] if snapshots else []
             return Position(
-                self.yielded,
-                self.uses,
+                at.yielded,
+                at.uses,
                 snapshots,
                 [pool.admitted if pool.ended else None for pool in pools],
                 records,
                 dict(self._ledger.spent),
                 self._ledger.filtered,
-                self.fresh,
+                at.fresh,
             )
 
     def close(self) -> None:

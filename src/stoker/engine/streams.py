@@ -21,6 +21,7 @@ from stoker.engine.crew import (
 )
 from stoker.engine.items import Feed, Item, NotYet, Planning, Ready, Tally, Use, done_item, like
 from stoker.engine.plan import ENDED, REJECTED, Failure, Work
+from stoker.interrupts import pass_on
 from stoker.orders import Order
 from stoker.stages.batch import Builder, Columns
 
@@ -438,6 +439,7 @@ class SegmentStream:
                 else:
                     values = [job.builder.finish()]
             except Exception as error:
+                pass_on(error)
                 values = [self.work.batch_failure(error, job.number)]
             if self.segment.batch_maps:
                 ns = [0] * len(self._names)
@@ -478,6 +480,7 @@ class SegmentStream:
         try:
             put()
         except Exception as error:
+            pass_on(error)
             self._fail(job, start, self.work.batch_failure(error, job.number))
         ns[self.work.batch_at] += time.perf_counter_ns() - began
 
@@ -536,6 +539,7 @@ class SegmentStream:
                 try:
                     value = self._recycler.copied(value)
                 except Exception as error:
+                    pass_on(error)
                     value = self.work.copy_failure(error, item.ordinal)
             values.append(value)
         with lock:

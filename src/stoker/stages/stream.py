@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -91,7 +92,11 @@ class Resumable(IterableSource, ABC):
 
 
 class LoaderSource:
-    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time."""
+    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time.
+
+    Attributes:
+        stateful: whether it has a state of its own, as far as is known before it is asked.
+    """
 
     fields = None
 
@@ -100,6 +105,30 @@ class LoaderSource:
         self.loader = loader
         self.name = self._passes.name
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+    def state(self) -> Any:
+        """Return the loader's own state; None if it has none, whatever methods it has.
+
+        (accelerate's wrapper has them around a plain ``DataLoader`` too, and they raise
+        AttributeError there.)
+        """
+        if self.stateful:
+            try:
+                return self.loader.state_dict()
+            except AttributeError:
+                self.stateful = False
+        return None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its length can be relied on: an ``IterableDataset`` may tell another one.
+
+        (And torch warns of that later, if it was asked for the length.)
+        """
+        torch_data: Any = sys.modules.get("torch.utils.data")
+        streams = () if torch_data is None else torch_data.IterableDataset
+        counted = hasattr(self.loader, "__len__")
+        return counted and not isinstance(getattr(self.loader, "dataset", None), streams)
 
     def __len__(self) -> int:
         return len(self.loader)

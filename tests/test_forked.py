@@ -1,0 +1,91 @@
+"""A forked child owns nothing of what its parent iterates: neither workers nor iterators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import run
+
+KINDS = {
+    "inline": "stoker.from_dataset(Examples(64, 0.001), seed=0).batch(4).workers(0)",
+    "threads": "stoker.from_dataset(Examples(64, 0.003), seed=0).echo(2).batch(8).workers(2)",
+    "processes": 'stoker.from_dataset(Examples(64, 0.003)).batch(4).workers(2, kind="process")',
+    "auto": "stoker.echo([np.arange(4)] * 16, max_factor=2).steps(16)",
+    "stream": "stoker.from_iterable(lambda: iter(range(64))).batch(4)",
+}
+DOES = {
+    "exits": "pass",
+    "closes": "iterator.close()",
+    "drops": "del iterator",
+    "iterates": "assert sum(1 for _ in pipeline) == 16",
+    "looks": """
+            str(pipeline), pipeline.epoch, pipeline.clock
+            assert pipeline.stats().batches == 0
+            try:
+                pipeline.state_dict()
+            except stoker.StateError as error:
+                assert "forked from" in str(error) or "stream" in str(error), error
+            else:
+                raise AssertionError
+    """,
+    "asks": """
+            for _ in range(2):
+                try:
+                    next(iterator)
+                except RuntimeError as error:
+                    assert "call iter(pipeline) in the child" in str(error)
+                else:
+                    raise AssertionError
+    """,
+    "multiplies": """
+            import multiprocessing
+            process = multiprocessing.get_context("fork").Process(target=iterator.close)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("does", DOES)
+def test_whatever_a_forked_child_does_its_parent_goes_on(
+    tmp_path: Path, kind: str, does: str
+) -> None:
+    body = f"""
+    if __name__ == "__main__":
+        pipeline = {KINDS[kind]}
+        iterator = iter(pipeline)
+        next(iterator)
+        faulthandler.cancel_dump_traceback_later()  # its thread is not there in a child
+        child = os.fork()
+        if not child:
+            {DOES[does]}
+            sys.exit(0)  # runs what is registered for the interpreter's end
+        _, status = os.waitpid(child, 0)
+        say(json.dumps([os.waitstatus_to_exitcode(status), sum(1 for _ in iterator)]))
+        say(json.dumps(pipeline.epoch))
+    """
+    assert run(tmp_path, body) == [[0, 15], 1]
+
+
+def test_a_child_that_was_forked_while_locks_were_held_ends(tmp_path: Path) -> None:
+    body = """
+    if __name__ == "__main__":
+        pipeline = stoker.from_dataset(Examples(400), seed=0).echo().batch(4).workers(2)
+        iterator = iter(pipeline)
+        codes = []
+        faulthandler.cancel_dump_traceback_later()
+        for _ in range(40):  # the workers plan and work meanwhile
+            next(iterator)
+            child = os.fork()
+            if not child:
+                pipeline.stats(), str(pipeline), pipeline.record()
+                sys.exit(0)
+            codes.append(os.waitpid(child, 0)[1])
+        say(json.dumps(codes))
+        iterator.close()
+    """
+    assert run(tmp_path, body) == [[0] * 40]

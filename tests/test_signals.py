@@ -1,0 +1,201 @@
+"""What a signal handler raises is the program's: no stage's failure, no skip, not delayed."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+
+
+class TooLate(Exception):
+    pass
+
+
+def plain(number: int, frame: Any) -> None:
+    raise TooLate
+
+
+def wrapped(*given: Any) -> None:
+    plain(*given)
+
+
+def nested(extra: str, number: int, frame: Any) -> None:
+    raise TooLate(extra)
+
+
+class Handler:
+    def __call__(self, number: int, frame: Any) -> None:
+        raise TooLate
+
+    def method(self, number: int, frame: Any) -> None:
+        raise TooLate
+
+
+def by_name(signum: int, frame: Any) -> None:
+    by_keyword(frame=frame, signum=signum)
+
+
+def by_keyword(*, frame: Any, signum: int) -> None:
+    raise TooLate
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "function": plain,
+    "stars": wrapped,
+    "partial": functools.partial(nested, "late"),
+    "object": Handler(),
+    "method": Handler().method,
+    "inner": by_name,
+}
+
+
+@pytest.fixture
+def handled(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, getattr(request, "param", plain))
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def come(value: Any = None) -> Any:
+    """A signal comes in the middle of a stage's work."""
+    signal.raise_signal(signal.SIGUSR1)
+    return value
+
+
+class Once:
+    """Its fifth example is interrupted the first time it is read."""
+
+    def __init__(self, interrupt: Callable[[], Any] = come) -> None:
+        self.interrupt = interrupt
+        self.done = False
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5 and not self.done:
+            self.done = True
+            self.interrupt()
+        return np.array(index)
+
+
+def swallowing() -> None:
+    try:
+        come()
+    except Exception as error:
+        raise ValueError("cannot decode") from error
+
+
+def sleeping() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    time.sleep(60)
+
+
+def read(pipeline: stoker.Pipeline) -> list[int]:
+    return [int(x) for batch in pipeline for x in np.atleast_1d(batch)]
+
+
+@pytest.mark.parametrize("handled", HANDLERS.values(), ids=HANDLERS, indirect=True)
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("on_error", ["raise", 3, 1.0])
+def test_an_exception_of_a_handler_is_raised_as_it_is(on_error: Any) -> None:
+    pipeline = stoker.from_dataset(Once(), seed=0, on_error=on_error).batch(4).workers(0)
+    with pytest.raises(TooLate):
+        list(pipeline)
+    assert pipeline.stats().skipped_examples == 0
+    resumed = stoker.from_dataset(Once(int), seed=0, on_error=on_error).batch(4).workers(0)
+    resumed.load_state_dict(pipeline.state_dict())
+    assert read(resumed) == list(range(4, 12))
+
+
+@pytest.mark.usefixtures("handled")
+def test_what_is_raised_for_it_is_raised_too() -> None:
+    with pytest.raises(ValueError, match="cannot decode"):
+        list(stoker.from_dataset(Once(swallowing), on_error=1.0).workers(0))
+
+
+def test_a_timeout_within_a_sleep_is_raised() -> None:
+    before = signal.signal(signal.SIGALRM, plain)
+    try:
+        with pytest.raises(TooLate):
+            list(stoker.from_dataset(Once(sleeping), on_error=1.0).workers(0))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def once(interrupted: list[bool]) -> Callable[..., Any]:
+    """A function that is interrupted the first time it is called."""
+
+    def fn(value: Any, rng: Any = None) -> Any:
+        if not interrupted:
+            interrupted.append(True)
+            come()
+        return value
+
+    return fn
+
+
+def collated(fn: Any) -> stoker.Pipeline:
+    return numbers().batch(4, collate=lambda examples: fn(np.stack(examples)))
+
+
+def numbers() -> stoker.Pipeline:
+    return stoker.from_arrays(np.arange(12), seed=0)
+
+
+def streamed(fn: Any) -> stoker.Pipeline:
+    return stoker.from_iterable(lambda: map(fn, range(12)), on_error=1.0)
+
+
+PLACES: dict[str, Callable[[Any], stoker.Pipeline]] = {
+    "map": lambda fn: numbers().map(fn, on_error=1.0).batch(4),
+    "random_map": lambda fn: numbers().echo(2).random_map(fn, on_error=1.0).batch(4),
+    "filter": lambda fn: numbers().filter(lambda x: fn(x) is not None, on_error=1.0),
+    "collate": collated,
+    "batch map": lambda fn: numbers().batch(4).map(fn),
+    "stream": streamed,
+    "behind a device": lambda fn: numbers().batch(4).to("cpu").map(fn),
+    "loader": lambda fn: stoker.from_loader([np.arange(4)] * 3).map(fn),
+}
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_it_comes_it_is_raised_as_it_is(place: str) -> None:
+    pipeline = PLACES[place](once([]))
+    if place != "loader":
+        pipeline = pipeline.workers(0)
+    with pytest.raises(TooLate):
+        list(pipeline)
+
+
+@pytest.mark.usefixtures("handled")
+def test_in_front_of_a_cache_it_is_not_kept_as_a_failure(tmp_path: Path) -> None:
+    chain = stoker.from_dataset(Once(), seed=0, on_error=1.0)
+    pipeline = chain.cache("1MiB", path=tmp_path / "store", version="1").batch(4).workers(0)
+    with pytest.raises(TooLate):
+        list(pipeline)
+    assert sorted(read(pipeline)) == list(range(12))
+
+
+def test_an_error_that_only_looks_like_it_is_the_example_s() -> None:
+    def fails(number: int, frame: Any) -> None:
+        raise TooLate
+
+    def fn(value: Any) -> Any:
+        import inspect
+
+        if int(value) == 5:
+            fails("not a signal", inspect.currentframe())  # type: ignore[arg-type]
+        return value
+
+    assert len(read(numbers().map(fn, on_error=1).workers(0))) == 11

@@ -617,7 +617,8 @@ def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
         assert max(Counter(each["fixed"]).values()) == 2
         assert each["printed"]
         assert each["resumed"]
-        ((message, filename),) = each["warned"]
+        (message, filename), (of_loader, _) = each["warned"]
+        assert f"each of {world} ranks iterates over all batches of the list" in of_loader
         assert f"each of {world} ranks iterates over all examples" in message
         assert ".shard()" in message
         assert filename == "script.py"

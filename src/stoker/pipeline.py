@@ -29,13 +29,14 @@ from stoker.stages.device import To, torch_device
 from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
-from stoker.stages.shard import Shard, process_group, shard_of, warn_unsharded
+from stoker.stages.shard import Shard, process_group, shard_of
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.source import (
     check_fields,
 )
 from stoker.stages.stream import DEFAULT_BUFFER, IterableSource, LoaderSource, Resumable
+from stoker.stages.unsharded import warn_unsharded
 from stoker.stats import Clock, Stats
 
 _KINDS = ("thread", "process")
@@ -725,10 +726,7 @@ class Pipeline:
         )
 
     def _check_ranks(self) -> None:
-        """Refuse what would have ranks take unequal numbers of steps; warn of what nobody shards.
-
-        Nobody can tell what a loader's sampler does.
-        """
+        """Refuse what has ranks take unequal numbers of steps; warn of what nobody shards."""
         share = share_of(self._stages)
         follows = self._follows() is not None
         group = process_group()
@@ -747,7 +745,9 @@ class Pipeline:
                     "a list of the good ones), end epochs with .steps(n), or take "
                     ".shard(uneven=True) and torch's Join"
                 )
-        if share is None and not isinstance(self._source, LoaderSource):
+        if isinstance(self._source, LoaderSource):
+            self._source.warn_unsharded()
+        elif share is None:
             warn_unsharded()
         addressed = not isinstance(self._source, (LoaderSource, IterableSource))
         even = share is not None and not share.uneven

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from stoker.pipeline import Pipeline
+from stoker.stages.unsharded import warn_unsharded_loader
+
 T = TypeVar("T")
 
 _FED = 0.05  # waiting less than this share of the time is not worth anybody's
@@ -91,6 +94,8 @@ class Monitored(Generic[T]):
         _watch_exit(self)
 
     def __iter__(self) -> Iterator[T]:
+        if not isinstance(self.loader, Pipeline):  # that warns by itself
+            warn_unsharded_loader(self.loader)
         began = time.perf_counter()
         return _passing(self, iter(self.loader), began)  # the loader starts now, not later
 

@@ -7,6 +7,7 @@ from typing import Any
 from stoker.pipeline import Pipeline
 from stoker.sharing.job import Job, Pass
 from stoker.stages.stream import LoaderSource, Resumable
+from stoker.stages.unsharded import warn_unsharded_feed
 
 
 def pipeline_of(job: Job, seed: int | None) -> Pipeline:
@@ -21,6 +22,10 @@ class FeedBatches(LoaderSource):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.name = f"from_feed({job.name!r})"
+
+    def warn_unsharded(self) -> None:
+        """Warn where several ranks are there: each is handed all batches."""
+        warn_unsharded_feed()
 
 
 class FeedExamples(Resumable):

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker.caution import warn
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -34,22 +32,6 @@ def process_group() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
-
-
-_warned = False
-
-
-def warn_unsharded() -> None:
-    """Warn, once a process, where several ranks iterate over all examples each."""
-    global _warned
-    group = process_group()
-    if _warned or group is None or group[1] == 1:
-        return
-    _warned = True
-    warn(
-        f"each of {group[1]} ranks iterates over all examples: .shard() gives each its part "
-        "(.shard(rank=0, world=1) says that all are meant)",
-    )
 
 
 def shard_of(rank: Any, world: Any, uneven: Any) -> Shard:

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
+from stoker.stages.unsharded import warn_unsharded_loader
+
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise."""
 
@@ -118,6 +120,10 @@ class LoaderSource:
             except AttributeError:
                 self.stateful = False
         return None
+
+    def warn_unsharded(self) -> None:
+        """Warn where several ranks are there and nothing in the loader knows of them."""
+        warn_unsharded_loader(self.loader)
 
     @property
     def is_counted(self) -> bool:

@@ -135,6 +135,7 @@ class Cursor:
         self._iterator: weakref.ref[PipelineIterator] | None = None
         self._found: _Found | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
+        self._acknowledged = False  # whether the trainer says what it has finished with
 
     def live(self) -> PipelineIterator | None:
         """Return the iterator that has not ended, if it is this process's."""
@@ -169,10 +170,16 @@ class Cursor:
         self.epoch, self.position, self._fresh_start = epoch, None, False
         self._unfinished.clear()
         self._run = run
+        if self._acknowledged:
+            run.acknowledge(0)
         self._iterator = weakref.ref(iterator)
 
     def acknowledge(self, outputs: int) -> None:
-        """Take note that the trainer has finished with so many more outputs of the last run."""
+        """Take note that the trainer has finished with so many more outputs of the last run.
+
+        From then on trainers of all runs are expected to say so.
+        """
+        self._acknowledged = True
         run = self._live_run()
         if run is not None:
             run.acknowledge(outputs)

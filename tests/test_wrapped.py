@@ -412,3 +412,36 @@ def test_lightning_without_a_length_is_refused_a_state_that_would_lose_a_batch(
     told = fitted(tmp_path, "auto", 3, acknowledges=False)
     assert "Lightning reads a batch ahead" in told
     assert "pipeline.acknowledge()" in told
+
+
+def test_states_of_a_loader_that_nobody_will_ask_for_are_not_kept() -> None:
+    class Counting:
+        """Remembers which of its states are alive."""
+
+        def __init__(self) -> None:
+            self.at = 0
+            self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        def __iter__(self) -> Any:
+            for self.at in range(1000):
+                yield np.arange(2)
+
+        def state_dict(self) -> Any:
+            state = State({"at": self.at})
+            self.alive.add(state)
+            return state
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    class State(dict[str, Any]):
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    source = Counting()
+    iterator = iter(stoker.from_loader(source))
+    most = 0
+    for _ in range(900):
+        next(iterator)
+        most = max(most, len(source.alive))
+    assert most < 150
+    iterator.close()

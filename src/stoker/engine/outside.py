@@ -139,9 +139,13 @@ class LoaderStream:
 
     def state(self, loaded: int) -> Any:
         """Return the loader's own state behind so many batches; None if it has none."""
+        self.forget_before(loaded)
+        return self._states[0][1] if self._states else None
+
+    def forget_before(self, loaded: int) -> None:
+        """Drop the states behind fewer batches."""
         while self._states and self._states[0][0] < loaded:
             self._states.popleft()
-        return self._states[0][1] if self._states else None
 
     def raised(self, error: BaseException) -> bool:
         """Tell whether an error is the loader's own; of each it is told once."""

@@ -245,6 +245,8 @@ class Run:
         return value
 
     def _forget(self) -> None:
+        if self._loader is not None:
+            self._loader.forget_before(self._handed[0].loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:

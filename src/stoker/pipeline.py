@@ -142,7 +142,8 @@ class Pipeline:
         known.
 
         Args:
-            fn: called as ``fn(x)``. It runs in worker threads.
+            fn: called as ``fn(x)``; what is not true (None, too) leaves the example out. It runs in
+                worker threads.
             on: the field it looks at, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -165,7 +166,8 @@ class Pipeline:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
-            fn: called as ``fn(x)``; what it returns replaces ``x``. It runs in worker threads.
+            fn: called as ``fn(x)``; what it returns, which must not be None, replaces ``x``. It
+                runs in worker threads.
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -186,7 +188,8 @@ class Pipeline:
         Args:
             fn: called as ``fn(x, rng)`` with a ``numpy.random.Generator``, valid during the
                 call only (behind ``.to(device)``, a ``torch.Generator`` on that device). What it
-                draws depends on seed, epoch, example and use, never on workers.
+                draws depends on seed, epoch, example and use, never on workers. What it returns
+                must not be None.
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -399,7 +402,8 @@ class Pipeline:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
 
         Examples that were not reached then are not used in that epoch. Where an epoch has fewer
-        batches a warning says so (and, where ranks must take equally many, an error).
+        batches a warning says so; an error, where other ranks may have more and would wait (under
+        ``.shard()`` or a process group, where only an epoch's end tells how many there are).
 
         Args:
             n: batches (or single examples, in a pipeline without batches), at least 1.

@@ -155,3 +155,65 @@ def test_a_map_that_returns_what_it_was_given_in_a_pool_keeps_uses_apart() -> No
     chain = stoker.from_dataset([[i] for i in range(6)], seed=0).map(list).echo(3).random_map(grow)
     assert [len(x) for x in chain.workers(0)] == [2] * 18
     assert frozen(list(chain.workers(0))) == frozen(list(chain.workers(2)))
+
+
+def forgets(x: Any, *rng: Any) -> None:
+    str(x)  # and returns nothing
+
+
+@pytest.mark.parametrize(
+    ("where", "stage"),
+    {
+        "map": "map(forgets)",
+        "on": "map(forgets, on=0)",
+        "random_map": "random_map(forgets)",
+        "random_map on": "random_map(forgets, on=0)",
+        "batch": "map(forgets)",
+        "batch on": "map(forgets, on=0)",
+        "loader": "map(forgets)",
+        "collate": "batch(4)",
+    }.items(),
+)
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_function_that_returns_nothing_is_an_error_of_its_stage(
+    where: str, stage: str, kind: str
+) -> None:
+    rows = np.arange(8.0), np.arange(8.0)
+    examples = stoker.from_arrays(*rows, seed=0)
+    chain = {
+        "map": lambda: examples.map(forgets).batch(4),
+        "on": lambda: examples.map(forgets, on=0).batch(4),
+        "random_map": lambda: examples.random_map(forgets).batch(4),
+        "random_map on": lambda: examples.random_map(forgets, on=0).batch(4),
+        "batch": lambda: examples.batch(4).map(forgets),
+        "batch on": lambda: examples.batch(4).map(forgets, on=0),
+        "loader": lambda: stoker.from_loader([rows[0]], seed=0).map(forgets),
+        "collate": lambda: examples.batch(4, collate=lambda examples: None),
+    }[where]()
+    if where != "loader":
+        workers = 0 if kind == "inline" else 2
+        chain = chain.workers(workers, kind="process" if kind == "process" else "thread")
+    with pytest.raises(stoker.StageError, match="returned None: return the") as caught:
+        list(chain)
+    assert caught.value.stage == stage
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert (".filter" in str(caught.value)) == (where in ("map", "random_map"))
+
+
+def test_none_inside_of_what_a_function_returns_is_a_value() -> None:
+    def hidden(example: dict[str, Any]) -> dict[str, Any]:
+        return example | {"caption": None}
+
+    chain = stoker.from_dataset([{"caption": "a", "n": 1}] * 4, seed=0).map(hidden).batch(4)
+    assert next(iter(chain))["caption"] == [None] * 4
+    source = stoker.from_dataset([(None, 1), (None, 2)], seed=0).map(lambda x: x + 1, on=1)
+    assert list(source) == [(None, 2), (None, 3)]
+    bare = stoker.from_dataset([None, 3], seed=0).filter(lambda x: x is None)
+    assert list(bare) == [None]
+
+
+def test_a_function_that_returns_nothing_counts_against_a_skip_budget() -> None:
+    chain = stoker.from_dataset(list(range(6)), seed=0, on_error=2)
+    chain = chain.map(lambda x: None if x in (1, 4) else x)
+    assert list(chain) == [0, 2, 3, 5]
+    assert ["returned None" in skip.cause for skip in chain.stats().skips] == [True, True]

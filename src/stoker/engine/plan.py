@@ -19,7 +19,7 @@ from stoker.stages.cache import CacheStage, Hit, Miss
 from stoker.stages.device import To
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
-from stoker.stages.map import Map
+from stoker.stages.map import Map, returned_nothing
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget
@@ -380,6 +380,7 @@ class Work:
     ) -> None:
         place = self._random.at
         on_device = device_generator if self.segment.on_device else None
+        in_batches = self.segment.batches_in
         for number, (stage, fn, key) in enumerate(
             self._maps[which], self._first + (which.start or 0)
         ):
@@ -391,11 +392,14 @@ class Work:
                         value = values[i]
                         if type(value) is not Failure:
                             if key is None:
-                                values[i] = fn(value)
+                                made = fn(value)
                             else:
                                 word = words[i] if words is not None else 0
                                 rng = on_device and on_device(key, ordinals[i], word, value)
-                                values[i] = fn(value, rng or place(key, ordinals[i], word))
+                                made = fn(value, rng or place(key, ordinals[i], word))
+                            if made is None and type(stage) is Map:
+                                raise returned_nothing("batch" if in_batches else "example")
+                            values[i] = made
                         i += 1
                 except Exception as error:
                     failed = self._located(stage.name, error, ordinals[i])
@@ -409,6 +413,8 @@ class Work:
             start = time.perf_counter_ns()
             try:
                 batch = fn(batch) if key is None else fn(batch, self._random.at(key, ordinal, word))
+                if batch is None:
+                    raise returned_nothing("batch")
             except Exception as error:
                 return Failure(StageError(stage.name, error, batch=ordinal))
             ns[number] += time.perf_counter_ns() - start

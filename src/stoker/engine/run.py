@@ -130,13 +130,17 @@ class Run:
     @property
     def short(self) -> bool:
         """Whether an epoch that is over had fewer outputs than its steps say."""
-        return self.steps is not None and self._stream.total is None and self.yielded < self.steps
+        return self.steps is not None and self.yielded < self.steps
 
     @property
     def together(self) -> bool:
-        """Whether other ranks take the same steps, and would wait for this one."""
+        """Whether other ranks may take more steps, and would wait for this one.
+
+        Not where the length is known beforehand: parts of equal length end alike.
+        """
         share = self.plan.share
-        return self.ranks is not None or (share is not None and share.world > 1)
+        sharded = share is not None and share.world > 1 and self._stream.total is None
+        return self.ranks is not None or sharded
 
     @property
     def crew(self) -> Crew:

@@ -54,7 +54,21 @@ class _OnField:
 
     def __call__(self, example: Any, *rng: Any) -> Any:
         field = self._field
-        return field.replace(example, self._fn(field.get(example), *rng))
+        made = self._fn(field.get(example), *rng)
+        if made is None:
+            raise returned_nothing("field")
+        return field.replace(example, made)
+
+
+def returned_nothing(what: str) -> TypeError:
+    """Return the error of a function that may only have changed what it was given.
+
+    ``None`` inside of what it returns is a value like any other.
+    """
+    instead = " (to leave examples out, use .filter)" if what == "example" else ""
+    if what == "field":
+        instead = " (None belongs into a field only if the function returns the whole example)"
+    return TypeError(f"the function returned None: return the {what}{instead}")
 
 
 def check_function(fn: Any, *, random: bool, stage: str) -> None:

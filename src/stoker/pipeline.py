@@ -29,7 +29,7 @@ from stoker.stages.device import To, torch_device
 from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
-from stoker.stages.shard import Shard, process_group, shard_of, warn_unsharded
+from stoker.stages.shard import Shard, check_assumed, process_group, shard_of, warn_unsharded
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.source import (
@@ -111,11 +111,13 @@ class Pipeline:
         takes every ``world``-th example.
 
         Args:
-            rank, world: this process among so many; by default those of
-                ``torch.distributed``, which must be initialised.
+            rank, world: this process among so many; by default those of ``torch.distributed``,
+                if that is initialised. If not, this is the only process.
             uneven: keep all examples, so that ranks may differ by one: for evaluation.
 
-        Raises ValueError without ranks to go by, or on a loader, which is sharded by its sampler.
+        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE`` in
+        the environment tells of other processes, but there is no process group; ``iter()`` where
+        it was initialised after this.
         """
         if isinstance(self._source, LoaderSource):
             raise ValueError(
@@ -705,6 +707,7 @@ class Pipeline:
 
         Nobody can tell what a loader's sampler does.
         """
+        check_assumed(self._stages)
         share = share_of(self._stages)
         follows = self._follows() is not None
         group = process_group()

@@ -19,7 +19,7 @@ from stoker.engine.hiring import Workers, hired
 from stoker.engine.items import Planning, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
-from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work
+from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work, warn_of_misdrawn
 from stoker.engine.pools import Pools
 from stoker.engine.position import Position, Resolved
 from stoker.engine.sieve import Ledger, Sieve
@@ -154,6 +154,8 @@ class Run:
             StopIteration: the epoch is over.
             StageError: a stage failed on an example that this output needs.
         """
+        if self.tally.misdrawn:
+            warn_of_misdrawn(self.plan, self.tally.misdrawn)
         if self.yielded == self.steps:
             raise StopIteration
         began = time.perf_counter_ns()
@@ -364,7 +366,16 @@ class Run:
                 self._reader = plan.source.reader()
         device = next((i for i, part in enumerate(parts) if isinstance(part, To)), len(parts))
         works = {
-            i: Work(part, seed, epoch, None if iterable else plan.source, order, part=i, rank=rank)
+            i: Work(
+                part,
+                seed,
+                epoch,
+                None if iterable else plan.source,
+                order,
+                part=i,
+                rank=rank,
+                misdrawn=self.tally.misdrawn,
+            )
             for i, part in enumerate(parts)
             if isinstance(part, Segment)
         }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.skip import Budget
 from stoker.structure import Field
 
@@ -22,6 +23,7 @@ class Map:
         position: how many random maps stand before it in the chain: part of its address.
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
+        draws: looks at where it draws from; shared by all pipelines that this stage is in.
     """
 
     fn: Callable[..., Any]
@@ -30,6 +32,7 @@ class Map:
     position: int = 0
     budget: Budget | None = None
     account: int = 0
+    draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -257,7 +257,8 @@ class Pipeline:
                 diffusion. 1 changes nothing.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
-                (``"2GiB"``). By default the smaller of 16 batches and 10 % of usable memory.
+                (``"2GiB"``; with a warning fewer, where memory has not so much). By default the
+                smaller of 16 batches and 10 % of usable memory.
             replay: what ``record()`` returned: repeats that run exactly, for any number of
                 workers. Pool, ``max_factor`` and, if none was given, the seed are the record's.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -474,6 +475,29 @@ def test_waiting_uses_no_processor(name: str) -> None:
         waits.join()
         waits.close()
     assert max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
+
+
+@pytest.mark.parametrize("access", ["share", "from_feed"])
+def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
+    call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
+    with contextlib.ExitStack() as stack:
+        if access == "from_feed":
+            stack.enter_context(feeding(served.batches, name, jobs=2))
+            call = f"stoker.from_feed({name!r})"
+        code = f"import stoker; print(len(list({call})))"
+        command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+        jobs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)]
+        stack.callback(lambda: [job.kill() for job in jobs])
+        assert jobs[0].stderr is not None
+        said = jobs[0].stderr.readline()
+        assert said.startswith(f"stoker: the feed {name!r} waits for 2 jobs")
+        assert "jobs=" in said
+        jobs.append(
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        )
+        for job in jobs:
+            out, errors = job.communicate(timeout=60)
+            assert (job.returncode, out, errors) == (0, "19\n", "")
 
 
 def _ticks(path: Path) -> int:

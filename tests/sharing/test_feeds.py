@@ -209,6 +209,52 @@ def test_wrong_functions(function: Any, error: type[Exception], says: str, name:
         stoker.share(function, name=name)
 
 
+TYPED_IN = """
+import stoker
+
+def make():
+    return stoker.from_dataset(range(10), seed=0).batch(5)
+
+list(stoker.share(make, name="{name}"))
+"""
+
+
+@pytest.mark.parametrize("way", ["-", "-c", "-i", "-i train.py"])
+def test_a_function_that_stands_in_no_file_is_to_be_put_into_one(
+    way: str, tmp_path: Path, name: str
+) -> None:
+    text = TYPED_IN.format(name=name)
+    (tmp_path / "train.py").write_text("import os")
+    arguments = ["-c", text] if way == "-c" else way.split()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        input="" if way == "-c" else text,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = next(line for line in done.stderr.splitlines() if "errors.FeedError: " in line)
+    assert "make(), which stands in no file" in said
+    assert "prep.py:make" in said
+
+
+def test_a_module_that_is_run_shares_its_function(tmp_path: Path, name: str) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    (package / "__init__.py").write_text("LENGTH = 10")
+    guarded = TYPED_IN.replace("list(", 'if __name__ == "__main__":\n    list(')
+    (package / "train.py").write_text("from . import LENGTH\n" + guarded.format(name=name))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "project.train"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_wrong_names() -> None:
     for wrong in ("", "a b", "x" * 65, "ä"):
         with pytest.raises(ValueError, match="name of a feed"):

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tracemalloc
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -538,9 +538,7 @@ def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> Non
         said = jobs[0].stderr.readline()
         assert said.startswith(f"stoker: the feed {name!r} waits for 2 jobs")
         assert "jobs=" in said
-        jobs.append(
-            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        )
+        jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         for job in jobs:
             out, errors = job.communicate(timeout=60)
             assert (job.returncode, out, errors) == (0, "19\n", "")

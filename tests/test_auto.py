@@ -967,12 +967,40 @@ def test_where_an_epoch_has_fewer_steps_a_warning_says_so() -> None:
         assert_covered(found, set(range(12)), max_factor=2)
 
 
-def test_steps_of_what_has_a_length_shorten_it_and_never_warn() -> None:
+def test_steps_of_what_has_a_length_shorten_it_and_warn_where_it_is_shorter() -> None:
     chain = stoker.from_dataset(Examples(40), seed=0).echo(2).batch(4)
     assert (len(chain), len(chain.steps(6)), len(chain.steps(99))) == (20, 6, 20)
     whole = stream(chain)
     assert stream(chain.steps(6)) == whole[:6]
-    assert stream(chain.steps(99)) == whole
+    assert stream(chain.steps(20)) == whole
+    short = chain.steps(99)
+    for _ in range(2):
+        with pytest.warns(
+            UserWarning, match=r"after 20 of the 99 batches.*no more fresh"
+        ) as caught:
+            assert len([frozen(batch) for batch in short]) == 20
+        assert [said.filename for said in caught] == [__file__]
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("factor", [1, 2])
+def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
+    factor: int, uneven: bool
+) -> None:
+    parts = [
+        stoker.from_dataset(Examples(40), seed=0)
+        .shard(rank=rank, world=2, uneven=uneven)
+        .echo(factor)
+        .batch(4)
+        .steps(99)
+        for rank in range(2)
+    ]
+    for part in parts:
+        with pytest.warns(UserWarning, match=f"after {5 * factor} of the 99 batches"):
+            assert len(list(part)) == 5 * factor
+    filtered = stoker.from_dataset(Examples(40), seed=0).shard(rank=0, world=2, uneven=uneven)
+    with pytest.raises(stoker.StokerError, match="the others go on"):
+        list(filtered.filter(lambda e: True).echo(factor).batch(4).steps(99))
 
 
 def test_steps_give_an_endless_stream_epochs() -> None:

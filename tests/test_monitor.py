@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +30,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(waiting.time, "perf_counter", made)
+    monkeypatch.setattr(waiting, "_accounts", [])  # the tests' own end is not theirs
     return made
 
 
@@ -106,4 +110,67 @@ def test_passes_are_added_up_and_may_be_broken_off(
     assert monitored.total.worker_wait_s == pytest.approx((5.0,))
     assert len(monitored) == 3
     lines = capfd.readouterr().err.splitlines()
-    assert [line.split(":")[1] for line in lines] == [" epoch 0", " epoch 1"]
+    assert [line.split(":")[1] for line in lines] == [" epoch 1"]  # one batch tells nothing
+
+
+PROGRAM = """
+import sys
+import stoker
+
+
+class Loader:
+    def __iter__(self):
+        yield from range(5)
+
+
+def local():
+    loader = stoker.monitor(Loader())
+    for epoch in range(2):
+        for batch in loader:
+            pass
+
+
+def anew():
+    for epoch in range(3):
+        for batch in stoker.monitor(Loader()):
+            pass
+
+
+def two():
+    one, other = (stoker.monitor(Loader()) for _ in range(2))
+    for loader in (one, other):
+        for batch in loader:
+            pass
+
+
+def fails(at):
+    for batch in stoker.monitor(Loader()):
+        if batch == at:
+            raise SystemExit(3)
+
+
+eval(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "passes", "sums"),
+    [
+        ("local()", 2, ["2 epochs"]),
+        ("anew()", 3, ["3 epochs"]),
+        ("two()", 2, ["1 epoch", "1 epoch"]),
+        ("fails(0)", 0, []),
+        ("fails(3)", 1, ["1 epoch"]),
+    ],
+)
+def test_a_program_that_ends_is_told_what_its_loaders_cost(
+    call: str, passes: int, sums: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-W", "error", str(tmp_path / "train.py"), call]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (3 if "fails" in call else 0)
+    words = [line.removeprefix("stoker.monitor: ") for line in done.stderr.splitlines()]
+    assert len([line for line in words if line.startswith("epoch ")]) == passes
+    assert [line.split(":")[0] for line in words if line[0].isdigit()] == sums
+    assert len(words) == passes + 2 * len(sums)  # each with a verdict

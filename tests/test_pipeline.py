@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from strategies import (
     specs,
     spoil,
     stream,
+    through_json,
 )
 
 PLACES = {
@@ -514,6 +516,26 @@ def test_a_pool_of_bytes_smaller_than_a_batch_is_refused() -> None:
     pipeline = stoker.from_arrays(np.zeros((100, 1000))).echo(2, pool="20KB").batch(8)
     with pytest.raises(ValueError, match=r"pool of .* holds 2 items .* batch of 8"):
         list(pipeline)
+
+
+@pytest.mark.parametrize("factor", [2, "auto"])
+def test_a_pool_of_more_bytes_than_there_is_memory_takes_what_there_is(factor: Any) -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_dataset(Examples(40), seed=0).echo(factor, pool="900TiB").batch(4)
+
+    pipeline = build().workers(2)
+    with pytest.warns(UserWarning, match="instead of 921600.0 GiB: there is no more memory"):
+        first = next(iterator := iter(pipeline))
+    held = pipeline.stats().pool_bytes
+    assert first is not None
+    assert 0 < held < psutil.virtual_memory().total
+    state = through_json(pipeline.state_dict())
+    iterator.close()
+    resumed = build().workers(2)
+    resumed.load_state_dict(state)
+    with iter(resumed) as iterator:  # without a warning: the size is the state's
+        next(iterator)
+        assert resumed.stats().pool_bytes == held
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -80,7 +81,7 @@ def analyze(
     script: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT|-m MODULE|LAUNCHER ...",
+            metavar="SCRIPT|-m MODULE|LAUNCHER",
             help="The training script and its arguments, as you would give them to python; or a "
             "launcher such as torchrun with its own.",
         ),
@@ -322,6 +323,16 @@ def _ending(command: Callable[[], None]) -> None:
     except (OSError, stoker.StokerError) as error:
         typer.echo(f"stoker cache: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _flowing(command: Callable[..., object] | None) -> str:
+    """Return a command's docstring with a line a paragraph: the terminal's width breaks them."""
+    paragraphs = inspect.cleandoc((command and command.__doc__) or "").split("\n\n")
+    return "\n\n".join(text.replace("\n", " ") for text in paragraphs)
+
+
+for _command in (*app.registered_commands, *caches.registered_commands):
+    _command.help = _flowing(_command.callback)
 
 
 def main() -> None:

@@ -41,6 +41,8 @@ def chain(
             note = f"  {insertion_point(stages, number, loader)}; {pool}{_decides(stage)}"
         elif isinstance(stage, Shard):
             note = "  parts of equal length" if not stage.uneven else "  all examples"
+            if stage.assumed:
+                note = "  one process: there is no process group"
         own = getattr(stage, "budget", None)
         if own is not None:
             note += "  raises" if own == RAISE else f"  skips what fails, at most {own}"

@@ -29,7 +29,7 @@ from stoker.stages.device import To, torch_device
 from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
-from stoker.stages.shard import Shard, process_group, shard_of
+from stoker.stages.shard import Shard, check_assumed, process_group, shard_of
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.source import (
@@ -112,11 +112,13 @@ class Pipeline:
         takes every ``world``-th example.
 
         Args:
-            rank, world: this process among so many; by default those of
-                ``torch.distributed``, which must be initialised.
+            rank, world: this process among so many; by default those of ``torch.distributed``,
+                if that is initialised. If not, this is the only process.
             uneven: keep all examples, so that ranks may differ by one: for evaluation.
 
-        Raises ValueError without ranks to go by, or on a loader, which is sharded by its sampler.
+        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE`` in
+        the environment tells of other processes, but there is no process group; ``iter()`` where
+        it was initialised after this.
         """
         if isinstance(self._source, LoaderSource):
             raise ValueError(
@@ -143,7 +145,8 @@ class Pipeline:
         known.
 
         Args:
-            fn: called as ``fn(x)``. It runs in worker threads.
+            fn: called as ``fn(x)``; what is not true (None, too) leaves the example out. It runs in
+                worker threads.
             on: the field it looks at, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -166,7 +169,8 @@ class Pipeline:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
-            fn: called as ``fn(x)``; what it returns replaces ``x``. It runs in worker threads.
+            fn: called as ``fn(x)``; what it returns, which must not be None, replaces ``x``. It
+                runs in worker threads.
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -187,7 +191,8 @@ class Pipeline:
         Args:
             fn: called as ``fn(x, rng)`` with a ``numpy.random.Generator``, valid during the
                 call only (behind ``.to(device)``, a ``torch.Generator`` on that device). What it
-                draws depends on seed, epoch, example and use, never on workers.
+                draws depends on seed, epoch, example and use, never on workers. What it returns
+                must not be None.
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -253,7 +258,8 @@ class Pipeline:
                 diffusion. 1 changes nothing.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
-                (``"2GiB"``). By default the smaller of 16 batches and 10 % of usable memory.
+                (``"2GiB"``; with a warning fewer, where memory has not so much). By default the
+                smaller of 16 batches and 10 % of usable memory.
             replay: what ``record()`` returned: repeats that run exactly, for any number of
                 workers. Pool, ``max_factor`` and, if none was given, the seed are the record's.
 
@@ -400,7 +406,8 @@ class Pipeline:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
 
         Examples that were not reached then are not used in that epoch. Where an epoch has fewer
-        batches a warning says so (and, where ranks must take equally many, an error).
+        batches a warning says so; an error, where other ranks may have more and would wait (under
+        ``.shard()`` or a process group, where only an epoch's end tells how many there are).
 
         Args:
             n: batches (or single examples, in a pipeline without batches), at least 1.
@@ -728,6 +735,7 @@ class Pipeline:
 
     def _check_ranks(self) -> None:
         """Refuse what has ranks take unequal numbers of steps; warn of what nobody shards."""
+        check_assumed(self._stages)
         share = share_of(self._stages)
         follows = self._follows() is not None
         group = process_group()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+import textwrap
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from stoker.errors import Skip
 from stoker.machine import format_bytes
 
 _BAR = 24
+_SHORT_BAR = 8
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class CacheCounts:
         return self.hits / asked if asked else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CacheStats(CacheCounts):
     """What a cache did (in a pipeline: in this epoch), and what is in its store."""
 
@@ -118,6 +122,9 @@ class CacheStats(CacheCounts):
     full: bool = False
     """Whether nothing enters any more."""
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         used, limit = format_bytes(self.used_bytes), format_bytes(self.limit_bytes)
         lines = [
@@ -132,7 +139,7 @@ class CacheStats(CacheCounts):
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stats:
     """Statistics of the epoch being run, or of the last one."""
 
@@ -199,44 +206,102 @@ class Stats:
             return "consumer"
         return max(self.stages, key=lambda stage: stage.seconds).name
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of this, ready for JSON: fields and what is derived from them, nested alike.
+
+        A rate that is not known, for nothing was measured, is None.
+        """
+        found: dict[str, Any] = _plain(self)
+        return found
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
-        lines = [
+        return self.drawn()
+
+    def drawn(self, width: int | None = None) -> str:
+        """Return the drawing that ``print`` shows, in lines of at most ``width`` (60 or more)."""
+        text = (
             f"epoch {self.epoch}: {self.batches:,} batches, {self.uses:,} uses of "
             f"{self.fresh_examples:,} fresh examples (factor {self.realised_factor:.2f})"
-        ]
-        most = max((stage.seconds for stage in self.stages), default=0.0)
-        width = max((len(stage.name) for stage in self.stages), default=8)
-        width = max(width, len("consumer"))
+        )
+        lines = _wrapped(text, width, 4)
         bottleneck = self.bottleneck
-        for stage in self.stages:
-            bar = "█" * round(_BAR * stage.seconds / most) if most else ""
-            mark = "  <- bottleneck" if stage.name == bottleneck else ""
-            rate = f"{stage.rate:,.0f}/s" if stage.seconds else "-"
-            lines.append(
-                f"  {stage.name:<{width}}  {stage.seconds:8.2f} s  {rate:>14}  {bar}{mark}"
+        mark = "  <- bottleneck"
+        rates = [f"{stage.rate:,.0f}/s" if stage.seconds else "-" for stage in self.stages]
+        times = [f"{stage.seconds:8.2f} s" for stage in self.stages]
+        rate_width = max([14 if width is None else 8, *map(len, rates)])
+        names = [stage.name for stage in self.stages] + [pool.name for pool in self.pools]
+        longest = max(map(len, [*names, "consumer"]))
+        bar_width = _BAR
+        if width is not None:  # names give way, then bars; the mark never does
+            left = width - max(map(len, times), default=0) - rate_width - len(mark) - len("  " * 4)
+            longest = min(longest, max(len("consumer"), left - _SHORT_BAR))
+            bar_width = max(1, min(_BAR, left - longest))
+        most = max((stage.seconds for stage in self.stages), default=0.0)
+
+        def begun(name: str) -> str:
+            return f"  {_shortened(name, longest):<{longest}}  "
+
+        for stage, spent, rate in zip(self.stages, times, rates, strict=True):
+            bar = "█" * round(bar_width * stage.seconds / most) if most else ""
+            end = mark if stage.name == bottleneck else ""
+            line = f"{begun(stage.name)}{spent}  {rate:>{rate_width}}  {bar}{end}"
+            lines.append(line.rstrip())
+        beside = [
+            (
+                pool.name,
+                f"pool {pool.held:,} of {pool.size:,} "
+                f"({format_bytes(pool.bytes) if pool.bytes else 'size not known yet'})",
             )
-        for pool in self.pools:
-            size = format_bytes(pool.bytes) if pool.bytes else "size not known yet"
-            lines.append(f"  {pool.name:<{width}}  pool {pool.held:,} of {pool.size:,} ({size})")
+            for pool in self.pools
+        ]
         if self.cache is not None:
-            lines += [f"  {'cache':<{width}}  {line}" for line in str(self.cache).splitlines()]
-        mark = "  <- bottleneck" if bottleneck == "consumer" else ""
-        lines.append(
-            f"  {'consumer':<{width}}  waited {self.consumer_wait_s:.2f} s of "
-            f"{self.elapsed_s:.2f} s ({self.wait_fraction:.0%}){mark}"
+            beside += [("cache", line) for line in str(self.cache).splitlines()]
+        waited = (
+            f"waited {self.consumer_wait_s:.2f} s of {self.elapsed_s:.2f} s "
+            f"({self.wait_fraction:.0%})"
         )
-        lines.append(
-            f"  workers taking part: {self.workers}; window {self.window_ready} of "
+        beside.append(("consumer", waited + (mark if bottleneck == "consumer" else "")))
+        for name, text in beside:
+            lines += _wrapped(begun(name) + text, width, longest + 4)
+        texts = [
+            f"workers taking part: {self.workers}; window {self.window_ready} of "
             f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
-        )
+        ]
         if self.filtered_examples or self.skipped_examples:
-            lines.append(
-                f"  left out: {self.filtered_examples:,} by filters, {self.skipped_examples:,} "
+            texts.append(
+                f"left out: {self.filtered_examples:,} by filters, {self.skipped_examples:,} "
                 "that failed"
             )
         if self.copy_distance:
-            lines.append(
-                f"  copies {self.copy_distance:.1f} steps apart, "
+            texts.append(
+                f"copies {self.copy_distance:.1f} steps apart, "
                 f"{self.repeats_in_batches:,} repeats inside batches"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *(part for t in texts for part in _wrapped("  " + t, width, 4))])
+
+
+def _shortened(name: str, width: int) -> str:
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 3
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
+    if width is None or len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        kind = type(value)
+        names = [f.name for f in fields(value)]
+        names += [n for n in dir(kind) if isinstance(getattr(kind, n), property)]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -206,6 +207,52 @@ def test_what_cannot_be_served_says_so(function: str, says: str, name: str) -> N
 def test_wrong_functions(function: Any, error: type[Exception], says: str, name: str) -> None:
     with pytest.raises(error, match=says):
         stoker.share(function, name=name)
+
+
+TYPED_IN = """
+import stoker
+
+def make():
+    return stoker.from_dataset(range(10), seed=0).batch(5)
+
+list(stoker.share(make, name="{name}"))
+"""
+
+
+@pytest.mark.parametrize("way", ["-", "-c", "-i", "-i train.py"])
+def test_a_function_that_stands_in_no_file_is_to_be_put_into_one(
+    way: str, tmp_path: Path, name: str
+) -> None:
+    text = TYPED_IN.format(name=name)
+    (tmp_path / "train.py").write_text("import os")
+    arguments = ["-c", text] if way == "-c" else way.split()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        input="" if way == "-c" else text,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = next(line for line in done.stderr.splitlines() if "errors.FeedError: " in line)
+    assert "make(), which stands in no file" in said
+    assert "prep.py:make" in said
+
+
+def test_a_module_that_is_run_shares_its_function(tmp_path: Path, name: str) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    (package / "__init__.py").write_text("LENGTH = 10")
+    guarded = TYPED_IN.replace("list(", 'if __name__ == "__main__":\n    list(')
+    (package / "train.py").write_text("from . import LENGTH\n" + guarded.format(name=name))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "project.train"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_wrong_names() -> None:
@@ -474,6 +521,27 @@ def test_waiting_uses_no_processor(name: str) -> None:
         waits.join()
         waits.close()
     assert max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
+
+
+@pytest.mark.parametrize("access", ["share", "from_feed"])
+def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
+    call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
+    with contextlib.ExitStack() as stack:
+        if access == "from_feed":
+            stack.enter_context(feeding(served.batches, name, jobs=2))
+            call = f"stoker.from_feed({name!r})"
+        code = f"import stoker; print(len(list({call})))"
+        command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+        jobs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)]
+        stack.callback(lambda: [job.kill() for job in jobs])
+        assert jobs[0].stderr is not None
+        said = jobs[0].stderr.readline()
+        assert said.startswith(f"stoker: the feed {name!r} waits for 2 jobs")
+        assert "jobs=" in said
+        jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        for job in jobs:
+            out, errors = job.communicate(timeout=60)
+            assert (job.returncode, out, errors) == (0, "19\n", "")
 
 
 def _ticks(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,3 +157,156 @@ def test_a_map_that_returns_what_it_was_given_in_a_pool_keeps_uses_apart() -> No
     chain = stoker.from_dataset([[i] for i in range(6)], seed=0).map(list).echo(3).random_map(grow)
     assert [len(x) for x in chain.workers(0)] == [2] * 18
     assert frozen(list(chain.workers(0))) == frozen(list(chain.workers(2)))
+
+
+def worked(chain: stoker.Pipeline, kind: str) -> stoker.Pipeline:
+    if kind == "inline":
+        return chain.workers(0)
+    return chain.workers(2, kind=kind)
+
+
+def forgets(x: Any, *rng: Any) -> None:
+    str(x)  # and returns nothing
+
+
+@pytest.mark.parametrize(
+    ("where", "stage"),
+    {
+        "map": "map(forgets)",
+        "on": "map(forgets, on=0)",
+        "random_map": "random_map(forgets)",
+        "random_map on": "random_map(forgets, on=0)",
+        "batch": "map(forgets)",
+        "batch on": "map(forgets, on=0)",
+        "loader": "map(forgets)",
+        "collate": "batch(4)",
+    }.items(),
+)
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_function_that_returns_nothing_is_an_error_of_its_stage(
+    where: str, stage: str, kind: str
+) -> None:
+    rows = np.arange(8.0), np.arange(8.0)
+    examples = stoker.from_arrays(*rows, seed=0)
+    chain = {
+        "map": lambda: examples.map(forgets).batch(4),
+        "on": lambda: examples.map(forgets, on=0).batch(4),
+        "random_map": lambda: examples.random_map(forgets).batch(4),
+        "random_map on": lambda: examples.random_map(forgets, on=0).batch(4),
+        "batch": lambda: examples.batch(4).map(forgets),
+        "batch on": lambda: examples.batch(4).map(forgets, on=0),
+        "loader": lambda: stoker.from_loader([rows[0]], seed=0).map(forgets),
+        "collate": lambda: examples.batch(4, collate=lambda examples: None),
+    }[where]()
+    if where != "loader":
+        chain = worked(chain, kind)
+    with pytest.raises(stoker.StageError, match="returned None: return the") as caught:
+        list(chain)
+    assert caught.value.stage == stage
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert (".filter" in str(caught.value)) == (where in ("map", "random_map"))
+
+
+def test_none_inside_of_what_a_function_returns_is_a_value() -> None:
+    def hidden(example: dict[str, Any]) -> dict[str, Any]:
+        return example | {"caption": None}
+
+    chain = stoker.from_dataset([{"caption": "a", "n": 1}] * 4, seed=0).map(hidden).batch(4)
+    assert next(iter(chain))["caption"] == [None] * 4
+    source = stoker.from_dataset([(None, 1), (None, 2)], seed=0).map(lambda x: x + 1, on=1)
+    assert list(source) == [(None, 2), (None, 3)]
+    bare = stoker.from_dataset([None, 3], seed=0).filter(lambda x: x is None)
+    assert list(bare) == [None]
+
+
+def test_a_function_that_returns_nothing_counts_against_a_skip_budget() -> None:
+    chain = stoker.from_dataset(list(range(6)), seed=0, on_error=2)
+    chain = chain.map(lambda x: None if x in (1, 4) else x)
+    assert list(chain) == [0, 2, 3, 5]
+    assert ["returned None" in skip.cause for skip in chain.stats().skips] == [True, True]
+
+
+def draws_elsewhere(x: Any, rng: Any) -> Any:
+    return x + random.random()
+
+
+def draws_elsewhere_numpy(x: Any, rng: Any) -> Any:
+    return x + np.random.rand()
+
+
+def draws_elsewhere_torch(x: Any, rng: Any) -> Any:
+    return x + float(torch.rand(()))
+
+
+ELSEWHERE = {
+    "random": draws_elsewhere,
+    "numpy.random": draws_elsewhere_numpy,
+    "torch": draws_elsewhere_torch,
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "kind"),
+    [
+        *((names, "examples", kind) for names in ELSEWHERE for kind in ("inline", "thread")),
+        *(("random", where, "inline") for where in ("field", "batches")),
+        *(("numpy.random", where, "process") for where in ("field", "batches")),
+    ],
+)
+def test_a_random_map_that_draws_from_elsewhere_is_warned_of_once(
+    names: str, where: str, kind: str
+) -> None:
+    fn, examples = ELSEWHERE[names], stoker.from_iterable([(float(i),) for i in range(64)], seed=0)
+    if kind != "thread":
+        examples = stoker.from_dataset([(float(i),) for i in range(64)], seed=0)
+    chain = {
+        "examples": lambda: examples.map(lambda e: e[0]).random_map(fn).batch(2),
+        "field": lambda: examples.random_map(fn, on=0).batch(2),
+        "batches": lambda: examples.batch(2).random_map(fn, on=0),
+    }[where]()
+    chain = chain.workers(
+        0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for pipeline in (chain, chain, chain.workers(0)):  # the last has the same stage
+            for _ in pipeline:
+                pass
+    (said,) = caught
+    assert f"drew from {names} in each of its first calls" in str(said.message)
+    assert str(said.message).startswith(f"random_map({fn.__name__}")
+    assert said.filename == __file__
+
+
+def draws_both(x: Any, rng: Any) -> Any:
+    random.seed(int(rng.integers(1 << 32)))  # as libraries that draw from there need it
+    return x + random.random()
+
+
+def draws_at_times(x: Any, rng: Any) -> Any:
+    return x + (random.random() if x % 4 else 0)
+
+
+def draws_nothing(x: Any, rng: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize("fn", [draw, draws_both, draws_at_times, draws_nothing])
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_no_other_random_map_is_warned_of_and_no_global_generator_is_touched(
+    fn: Any, kind: str
+) -> None:
+    chain = stoker.from_dataset([float(i) for i in range(64)], seed=0).random_map(fn).batch(2)
+    chain = chain.workers(
+        0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
+    )
+
+    def states() -> Any:
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = states()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(chain)) == 32
+    if fn in (draw, draws_nothing) or kind == "process":
+        assert states() == before

@@ -6,8 +6,9 @@ import atexit
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from stoker.pipeline import Pipeline
@@ -80,8 +81,9 @@ class EpochWait:
 class Monitored(Generic[T]):
     """An iterable that tells, on stderr, what share of the time was spent waiting for it.
 
-    A line an epoch, and a sum when the program ends or ``report()`` is called. Everything
-    else is the loader's: its length, attributes, order and errors.
+    A line an epoch, and a sum when the program ends or ``report()`` is called; nothing of a pass
+    that was left after one batch. Everything else is the loader's: its length, attributes, order
+    and errors.
 
     Attributes:
         epochs: the passes that ended, in order.
@@ -90,8 +92,7 @@ class Monitored(Generic[T]):
     def __init__(self, loader: Iterable[T]) -> None:
         self.loader = loader
         self.epochs: list[EpochWait] = []
-        self._told = 0
-        _watch_exit(self)
+        _open_account(self)
 
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.loader, Pipeline):  # that warns by itself
@@ -110,44 +111,79 @@ class Monitored(Generic[T]):
     @property
     def total(self) -> EpochWait:
         """The sum of all passes."""
-        of_workers = [e.worker_wait_s for e in self.epochs]
-        return EpochWait(
-            sum(e.batches for e in self.epochs),
-            sum(e.elapsed_s for e in self.epochs),
-            sum(e.first_wait_s for e in self.epochs),
-            sum(e.wait_s for e in self.epochs),
-            tuple(sum(waits) for waits in zip(*of_workers, strict=False)),
-        )
+        return _summed(self.epochs)
 
     def report(self) -> str:
         """Return the sum of all passes in words, and what it means."""
-        total = self.total
-        lines = [f"stoker.monitor: {len(self.epochs)} epochs: {total}"]
-        if total.worker_wait_s:
-            waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(total.worker_wait_s))
-            lines.append(f"stoker.monitor: by worker, after the first batch: {waits}")
-        lines.append(f"stoker.monitor: {total.verdict}")
-        return "\n".join(lines)
+        return _report(self.epochs)
 
-    def _ended(self, epoch: EpochWait) -> None:
+    def _ended(self, epoch: EpochWait, *, whole: bool) -> None:
         self.epochs.append(epoch)
-        print(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}", file=sys.stderr)
+        if whole or epoch.batches > 1:  # else the loop failed at once: nothing is known of it
+            for account in _accounts:
+                if account.owner() is self:
+                    account.epochs.append(epoch)
+            print(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}", file=sys.stderr)
 
-    def _at_exit(self) -> None:
-        if self.epochs:
-            print(self.report(), file=sys.stderr)
+
+def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
+    of_workers = [e.worker_wait_s for e in epochs]
+    return EpochWait(
+        sum(e.batches for e in epochs),
+        sum(e.elapsed_s for e in epochs),
+        sum(e.first_wait_s for e in epochs),
+        sum(e.wait_s for e in epochs),
+        tuple(sum(waits) for waits in zip(*of_workers, strict=False)),
+    )
 
 
-def _watch_exit(monitored: Monitored[Any]) -> None:
-    reference = weakref.ref(monitored)
+def _report(epochs: Sequence[EpochWait]) -> str:
+    total = _summed(epochs)
+    lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
+    if total.worker_wait_s:
+        waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(total.worker_wait_s))
+        lines.append(f"stoker.monitor: by worker, after the first batch: {waits}")
+    lines.append(f"stoker.monitor: {total.verdict}")
+    return "\n".join(lines)
 
-    def tell() -> None:
-        alive = reference()
-        if alive is not None:
-            alive._at_exit()
 
-    atexit.register(tell)
-    weakref.finalize(monitored, atexit.unregister, tell).atexit = False
+@dataclass
+class _Account:
+    """What is told of a loader when the program ends, whether or not it lives by then.
+
+    Attributes:
+        place: where it was monitored. The next one there goes on with the account of one that is
+            gone, so that a loader for each epoch is told of once.
+        owner: the loader.
+        epochs: the passes that tell something.
+    """
+
+    place: tuple[str, int]
+    owner: weakref.ref[Monitored[Any]]
+    epochs: list[EpochWait] = field(default_factory=list)
+
+
+_accounts: list[_Account] = []
+
+
+def _open_account(monitored: Monitored[Any]) -> None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    for account in _accounts:
+        if account.place == place and account.owner() is None:
+            account.owner = weakref.ref(monitored)
+            return
+    if not _accounts:
+        atexit.register(_tell)
+    _accounts.append(_Account(place, weakref.ref(monitored)))
+
+
+def _tell() -> None:
+    for account in _accounts:
+        if account.epochs:
+            print(_report(account.epochs), file=sys.stderr)
 
 
 def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
@@ -159,6 +195,7 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
     worker, most = 0, len(waits) - 1
     first_s = None
     asked_s = began_s  # iter() may start workers
+    whole = False
     try:
         for batch in iterator:
             waited_s = clock() - asked_s
@@ -172,11 +209,12 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
                 waits[0] = 0.0
             asked_s = clock()
         wait_s += clock() - asked_s
+        whole = True
     finally:
         elapsed_s = clock() - began_s
         by_worker = tuple(waits)[:in_turn] if first_s is not None else (0.0,) * in_turn
         first_s = wait_s if first_s is None else first_s
-        owner._ended(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker))
+        owner._ended(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker), whole=whole)
 
 
 def _turns(loader: Any) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker.engine.crew import Job
+from stoker.engine.plan import Misdrawn
 
 
 class Item:
@@ -64,6 +65,7 @@ class Tally:
     stage_rows: dict[str, int] = field(default_factory=dict)
     distance_sum: int = 0
     distances: int = 0
+    misdrawn: list[Misdrawn] = field(default_factory=list)  # to be told by the consumer
 
     def add(self, names: list[str], ns: list[int], rows: int) -> None:
         """Add the time that ``rows`` took in each stage; the caller holds the crew's lock."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import randomness, structure
+from stoker.caution import warn
 from stoker.errors import StageError
 from stoker.interrupts import pass_on
 from stoker.orders import Order, Share
@@ -20,12 +21,15 @@ from stoker.stages.cache import CacheStage, Hit, Miss
 from stoker.stages.device import To
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
-from stoker.stages.map import Map
+from stoker.stages.map import Map, returned_nothing
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.source import ArraySource
 from stoker.stages.stream import IterableSource, LoaderSource
+
+Misdrawn = tuple[int, str]
+"""A random map that draws from global generators: its position, and their names."""
 
 
 @dataclass
@@ -213,6 +217,7 @@ class Work:
         order: the epoch's order, or None where there is no addressed source.
         part: the segment's place among the plan's parts.
         rank: this process among those that share an epoch: their draws differ.
+        misdrawn: where it is entered that a random map draws from global generators.
     """
 
     def __init__(
@@ -225,9 +230,11 @@ class Work:
         *,
         part: int,
         rank: int,
+        misdrawn: list[Misdrawn],
     ) -> None:
         self.segment = segment
         self._part = part
+        self.misdrawn = misdrawn
         self.reader: Any = None
         self._source = source
         self._order = order
@@ -384,10 +391,12 @@ class Work:
     ) -> None:
         place = self._random.at
         on_device = device_generator if self.segment.on_device else None
+        in_batches = self.segment.batches_in
         for number, (stage, fn, key) in enumerate(
             self._maps[which], self._first + (which.start or 0)
         ):
             start = time.perf_counter_ns()
+            fn = self._watched(stage, fn)
             i = 0
             while i < len(values):
                 try:
@@ -395,11 +404,14 @@ class Work:
                         value = values[i]
                         if type(value) is not Failure:
                             if key is None:
-                                values[i] = fn(value)
+                                made = fn(value)
                             else:
                                 word = words[i] if words is not None else 0
                                 rng = on_device and on_device(key, ordinals[i], word, value)
-                                values[i] = fn(value, rng or place(key, ordinals[i], word))
+                                made = fn(value, rng or place(key, ordinals[i], word))
+                            if made is None and type(stage) is Map:
+                                raise returned_nothing("batch" if in_batches else "example")
+                            values[i] = made
                         i += 1
                 except Exception as error:
                     pass_on(error)
@@ -412,13 +424,27 @@ class Work:
         """Run the maps behind the batching stage over a batch; may return a ``Failure``."""
         for number, (stage, fn, key) in enumerate(self._batch_maps, self._after):
             start = time.perf_counter_ns()
+            fn = self._watched(stage, fn)
             try:
                 batch = fn(batch) if key is None else fn(batch, self._random.at(key, ordinal, word))
+                if batch is None:
+                    raise returned_nothing("batch")
             except Exception as error:
                 pass_on(error)
                 return Failure(StageError(stage.name, error, batch=ordinal))
             ns[number] += time.perf_counter_ns() - start
         return batch
+
+    def _watched(self, stage: Map | Filter | CacheStage, fn: Any) -> Any:
+        """Return a stage's function; that of a random map is looked at in its first calls."""
+        if not isinstance(stage, Map) or not stage.random or not stage.draws.looks:
+            return fn
+        position = stage.position
+
+        def tell(names: str) -> None:
+            self.misdrawn.append((position, names))
+
+        return stage.draws.watched(fn, tell)
 
     def _located(self, stage: str, error: Exception, ordinal: int) -> StageError:
         if self.segment.batches_in:
@@ -429,6 +455,20 @@ class Work:
 
     def _error(self, stage: str, error: Exception, index: int) -> StageError:
         return StageError(stage, error, index=index, path=self._source.path(index))
+
+
+def warn_of_misdrawn(plan: Plan, misdrawn: list[Misdrawn]) -> None:
+    """Warn of random maps that draw from global generators, once of each."""
+    segments = [part for part in plan.parts if isinstance(part, Segment)]
+    maps = [m for s in segments for m in (*s.maps, *s.batch_maps) if isinstance(m, Map)]
+    while misdrawn:
+        position, names = misdrawn.pop()
+        stage = next(m for m in maps if m.random and m.position == position)
+        if stage.draws.settle():
+            warn(
+                f"{stage.name} drew from {names} in each of its first calls, and nothing from rng: "
+                "only what rng draws is the same for any workers. Draw from rng alone"
+            )
 
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, word: int, batch: Any) -> Any:

@@ -25,6 +25,7 @@ from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTIO
 from stoker.stages.filter import Filter
 from stoker.stages.stream import LoaderSource
 
+_KEPT_FREE_FRACTION = 0.05  # of memory, for everything else
 _log = logging.getLogger("stoker")
 
 
@@ -186,18 +187,26 @@ class Pools:
 def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
     """Return how many items of ``each`` bytes a pool holds.
 
-    Raises ValueError when that is less than a batch.
+    Fewer than were asked for in bytes, with a warning, where there is not so much memory. Raises
+    ValueError when that is less than a batch.
     """
     if echo.pool is not None:
         return echo.pool
     if echo.pool_bytes is None:
         allowed = int(usable() * DEFAULT_POOL_MEMORY_FRACTION)
         return max(group, min(DEFAULT_POOL_BATCHES * group, allowed // each))
-    size = echo.pool_bytes // each
+    room = int(usable() * (1 - _KEPT_FREE_FRACTION))
+    allowed = min(echo.pool_bytes, room)
+    size = allowed // each
     if size < group:
         raise ValueError(
-            f"{echo.name}: a pool of {machine.format_bytes(echo.pool_bytes)} holds {size} "
+            f"{echo.name}: a pool of {machine.format_bytes(allowed)} holds {size} "
             f"items of {machine.format_bytes(each)}, less than a batch of {group}; "
             "give the pool more, or make batches smaller"
+        )
+    if allowed < echo.pool_bytes:
+        warn(
+            f"{echo.name}: the pool takes {machine.format_bytes(allowed)} instead of "
+            f"{machine.format_bytes(echo.pool_bytes)}: there is no more memory",
         )
     return size

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from stoker import randomness, structure
 from stoker.buffers import Recycler
-from stoker.engine.plan import Failure, Rejected, Work
+from stoker.engine.plan import Failure, Misdrawn, Rejected, Work
 from stoker.errors import StageError, WorkerDied
 from stoker.interrupts import deferred
 from stoker.stages.batch import Builder, collated
@@ -126,7 +126,7 @@ class Remote:
         self._back = back
 
     @contextlib.contextmanager
-    def run(self, *request: Any) -> Iterator[tuple[Any, list[int]]]:
+    def run(self, *request: Any) -> Iterator[tuple[Any, list[int], list[Misdrawn]]]:
         """Have a request done; the answer's arrays are valid within the ``with`` alone.
 
         Raises WorkerDied when the process ends without an answer.
@@ -341,8 +341,9 @@ def _serve(
             return
         ns = [0] * len(works[request[0]].segment.names)
         answer = hand.do(ns, *request)
+        misdrawn = works[request[0]].misdrawn
         try:
-            _send(connection, (answer, ns), slot, outboxes[slot])
+            _send(connection, (answer, ns, misdrawn), slot, outboxes[slot])
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
@@ -350,7 +351,8 @@ def _serve(
                 sendable: Any = hand.sendable(answer, *request)
             else:
                 sendable = Failure(StageError("worker process", _plain(error)))
-            _send(connection, (sendable, ns), slot, outboxes[slot])
+            _send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
+        misdrawn.clear()
 
 
 def _die_with(parent: int, by_main_thread: bool) -> None:

@@ -21,7 +21,7 @@ from stoker.engine.hiring import Workers, hired
 from stoker.engine.items import Planning, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.outside import DeviceStream, Direct, LoaderStream
-from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work
+from stoker.engine.plan import Failure, Plan, Rejected, Segment, Sift, Work, warn_of_misdrawn
 from stoker.engine.pools import Pools
 from stoker.engine.position import Position, Resolved
 from stoker.engine.sieve import Ledger, Sieve
@@ -179,13 +179,17 @@ class Run:
     @property
     def short(self) -> bool:
         """Whether an epoch that is over had fewer outputs than its steps say."""
-        return self.steps is not None and self._stream.total is None and self.yielded < self.steps
+        return self.steps is not None and self.yielded < self.steps
 
     @property
     def together(self) -> bool:
-        """Whether other ranks take the same steps, and would wait for this one."""
+        """Whether other ranks may take more steps, and would wait for this one.
+
+        Not where the length is known beforehand: parts of equal length end alike.
+        """
         share = self.plan.share
-        return self.ranks is not None or (share is not None and share.world > 1)
+        sharded = share is not None and share.world > 1 and self._stream.total is None
+        return self.ranks is not None or sharded
 
     @property
     def crew(self) -> Crew:
@@ -200,6 +204,8 @@ class Run:
             StageError: a stage failed on an example that this output needs.
         """
         self.was_asked = True
+        if self.tally.misdrawn:
+            warn_of_misdrawn(self.plan, self.tally.misdrawn)
         if self.yielded == self.steps:
             raise StopIteration
         began = time.perf_counter_ns()
@@ -446,7 +452,16 @@ class Run:
                 self._reader = plan.source.reader()
         device = next((i for i, part in enumerate(parts) if isinstance(part, To)), len(parts))
         works = {
-            i: Work(part, seed, epoch, None if iterable else plan.source, order, part=i, rank=rank)
+            i: Work(
+                part,
+                seed,
+                epoch,
+                None if iterable else plan.source,
+                order,
+                part=i,
+                rank=rank,
+                misdrawn=self.tally.misdrawn,
+            )
             for i, part in enumerate(parts)
             if isinstance(part, Segment)
         }

@@ -500,7 +500,8 @@ class SegmentStream:
         whole = stop - start == job.rows
         with remote.run(
             self.depth, indices, values, job.ordinals[start:stop], words, job.number, whole
-        ) as (answer, spent):
+        ) as (answer, spent, misdrawn):
+            self._tally.misdrawn += misdrawn
             for i, each in enumerate(spent):
                 ns[i] += each
             if isinstance(answer, Columns):

@@ -330,6 +330,7 @@ class Feeder:
                 self._founded,
                 self.staging.lent,
                 os.getpid(),
+                self._gathering.awaits,
             ),
         )
 

@@ -29,6 +29,11 @@ class Gathering:
         self._since_s: float | None = None
         self._missing: dict[int, int] = {}  # process ids: pidfds
 
+    @property
+    def awaits(self) -> int:
+        """How many jobs must ask for the first epoch; 0 once it has begun."""
+        return 0 if self.over else self._jobs
+
     def again(self, pids: Iterable[int]) -> None:
         """Wait for the processes that were served before, as long as they live, instead."""
         if self.over:

@@ -39,6 +39,7 @@ from stoker.sharing.messages import (
 )
 
 _ATTEMPTS = 3
+_SAY_MS = 2000  # so long a job waits for others before it says so
 
 Connect = Callable[[], socket.socket | None]
 
@@ -72,6 +73,7 @@ class Job:
         self.passing = False  # whether an epoch was begun and has not ended
         self._pass: weakref.ref[Pass] | None = None
         self._welcome: Welcome | None = None
+        self._gathers = 0  # how many jobs are waited for, while that is to be said
         self.at: tuple[int, int] | None = None  # what comes next; None for any epoch
         self._connection = self._met()
         assert self._welcome is not None
@@ -155,9 +157,21 @@ class Job:
         except BaseException:  # nobody shall wait for who does not wait any more
             self._say(Leave())
             raise
+        self._gathers = 0
         self.at = message.epoch, message.number
         self.passing = True
         return int(message.epoch)
+
+    def _say_who_is_awaited(self) -> None:
+        """Say once, on stderr, why nothing comes: the feed waits for other jobs."""
+        if len(self._peers) < self._gathers:
+            print(
+                f"stoker: the feed {self.name!r} waits for {self._gathers} jobs before its first "
+                "epoch: start the others, or ask for fewer (jobs=, --jobs). It begins without "
+                "them once its patience is over",
+                file=sys.stderr,
+            )
+        self._gathers = 0
 
     def leave(self) -> None:
         """Leave an epoch early: what comes next is the one after it."""
@@ -277,7 +291,9 @@ class Job:
         if interrupt is not None:
             poll.register(interrupt, select.POLLIN)
         while True:
-            ready = [number for number, _ in poll.poll()]
+            ready = [number for number, _ in poll.poll(_SAY_MS if self._gathers > 1 else None)]
+            if not ready:
+                self._say_who_is_awaited()
             if interrupt is not None and interrupt in ready:
                 raise Interrupted
             with contextlib.suppress(BlockingIOError):
@@ -312,6 +328,7 @@ class Job:
             if isinstance(answer, Welcome):
                 connection.setblocking(False)
                 self._welcome = answer
+                self._gathers = answer.gathers
                 return connection
             connection.close()
             if isinstance(answer, Refused):

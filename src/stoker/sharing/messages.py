@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 253
 _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
@@ -93,6 +93,7 @@ class Welcome(Message):
         founded: whether it ends with its last job (``stoker.share``).
         pid: of the feeder.
         lent: how many items a job is handed before it is done with one.
+        gathers: how many jobs must ask before the first epoch begins; 0 once it has begun.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Welcome(Message):
     founded: bool
     lent: int
     pid: int
+    gathers: int
 
 
 class Refused(Message):

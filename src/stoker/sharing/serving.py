@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from stoker.adapters.display import printing_above
 from stoker.errors import FeedError, StokerError
 from stoker.sharing import founding
 from stoker.sharing.feeder import Feeder
@@ -67,7 +68,14 @@ def _shown(feeder: Feeder) -> None:
         return
     from rich.live import Live
 
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    live = Live(
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with live, printing_above(console):
 
         def refresh() -> None:
             if view.refresh():  # an idle feeder draws nothing

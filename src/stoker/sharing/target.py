@@ -43,11 +43,18 @@ def target_of(function: Callable[[], Any] | str) -> str:
     assert module is not None
     if module.__name__ != "__main__":
         return f"{module.__name__}:{name}"
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name != "__main__":  # python -m
+        return f"{spec.name}:{name}"
     file = getattr(module, "__file__", None)
-    if file is None:
+    code = getattr(function, "__code__", None)
+    if not all(os.path.isfile(path or "") for path in (file, code.co_filename if code else file)):
         raise FeedError(
-            f"another process cannot find {name}, which was typed in: put it into a file"
+            f"another process cannot find {name}(), which stands in no file (it was typed in, or "
+            "comes from a notebook or standard input): put it into a file, prep.py for example, "
+            f'and share it as "prep.py:{name}"'
         )
+    assert file is not None
     return f"{Path(file).resolve()}:{name}"
 
 

@@ -67,6 +67,7 @@ class View:
     def renderable(self) -> Any:
         """Return a table of the jobs."""
         from rich.table import Table
+        from rich.text import Text
 
         feeder = self._feeder
         held = sum(len(line.lane.items) for line in feeder.lines)
@@ -78,14 +79,16 @@ class View:
         )
         if beside > 0:
             title += f"; {beside} beside, for jobs that catch up"
-        table = Table(title=title, title_justify="left", expand=False)
-        for column in ("pid", "job"):
-            table.add_column(column)
+        # Without lines, which would take the room that a label needs in 80 columns.
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("pid", no_wrap=True)
+        table.add_column("job")  # what gives way
         for column in ("epoch", "next", "behind", "holds", "examples/s", "waits", "holds up"):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
         for job in feeder.jobs:
             if job.welcome:
-                table.add_row(*self._row(job))
+                label = Text(job.label[:_LABEL], no_wrap=True, overflow="ellipsis")
+                table.add_row(str(job.pid), label, *self._row(job))
         table.caption = None if table.row_count else "no jobs yet"
         return table
 
@@ -100,8 +103,6 @@ class View:
         elif job.waits:
             at = "", "joins next"
         return [
-            str(job.pid),
-            job.label[:_LABEL],
             *at,
             behind,
             str(len(job.lent)),

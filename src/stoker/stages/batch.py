@@ -95,7 +95,10 @@ class Builder:
         """Return the batch."""
         if self._examples is not None:
             assert self._collate is not None
-            return self._collate(self._examples)
+            batch = self._collate(self._examples)
+            if batch is None:
+                raise TypeError("collate returned None: return the batch")
+            return batch
         if self._leaves is None:
             raise AssertionError("a batch has at least one row")
         tensors = any(isinstance(leaf, _TensorLeaf) for leaf in self._leaves)

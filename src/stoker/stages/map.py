@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.skip import Budget
 from stoker.structure import Field
 
@@ -22,6 +23,7 @@ class Map:
         position: how many random maps stand before it in the chain: part of its address.
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
+        draws: looks at where it draws from; shared by all pipelines that this stage is in.
     """
 
     fn: Callable[..., Any]
@@ -30,6 +32,7 @@ class Map:
     position: int = 0
     budget: Budget | None = None
     account: int = 0
+    draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -54,7 +57,21 @@ class _OnField:
 
     def __call__(self, example: Any, *rng: Any) -> Any:
         field = self._field
-        return field.replace(example, self._fn(field.get(example), *rng))
+        made = self._fn(field.get(example), *rng)
+        if made is None:
+            raise returned_nothing("field")
+        return field.replace(example, made)
+
+
+def returned_nothing(what: str) -> TypeError:
+    """Return the error of a function that may only have changed what it was given.
+
+    ``None`` inside of what it returns is a value like any other.
+    """
+    instead = " (to leave examples out, use .filter)" if what == "example" else ""
+    if what == "field":
+        instead = " (None belongs into a field only if the function returns the whole example)"
+    return TypeError(f"the function returned None: return the {what}{instead}")
 
 
 def check_function(fn: Any, *, random: bool, stage: str) -> None:

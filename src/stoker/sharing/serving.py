@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from types import FrameType
@@ -51,21 +52,27 @@ def serve(
     except BaseException:
         listener.close()
         raise
-    try:
-        _shown(feeder)
-    finally:
-        feeder.close()
+    _shown(feeder)
 
 
 def _shown(feeder: Feeder) -> None:
+    """Serve to the end, and close the feeder."""
     from rich.console import Console
 
     console = Console()
-    console.print(headline(feeder), highlight=False, markup=False)
-    view = View(feeder)
-    if not console.is_terminal:
-        feeder.serve(lambda: _said(console, view), _LINES_S)
-        return
+    with contextlib.ExitStack() as shown:
+        if console.is_terminal:
+            shown.enter_context(printing_above(console))  # caches draw until the feeder is closed
+        shown.enter_context(contextlib.closing(feeder))
+        console.print(headline(feeder), highlight=False, markup=False)
+        view = View(feeder)
+        if console.is_terminal:
+            _drawn(console, view, feeder)
+        else:
+            feeder.serve(lambda: _said(console, view), _LINES_S)
+
+
+def _drawn(console: Any, view: View, feeder: Feeder) -> None:
     from rich.live import Live
 
     live = Live(
@@ -75,12 +82,12 @@ def _shown(feeder: Feeder) -> None:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    with live, printing_above(console):
 
-        def refresh() -> None:
-            if view.refresh():  # an idle feeder draws nothing
-                live.update(view.renderable(), refresh=True)
+    def refresh() -> None:
+        if view.refresh():  # an idle feeder draws nothing
+            live.update(view.renderable(), refresh=True)
 
+    with live:
         feeder.serve(refresh, _REFRESH_S)
 
 

@@ -67,7 +67,7 @@ def test_a_gain_is_what_the_model_says() -> None:
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_verdict_is_a_sentence_about_what_limits(name: str) -> None:
     report = REPORTS[name]
-    text = verdict(report, actions(report))
+    text = verdict(replace(report, actions=actions(report)))
     assert text[0].isupper()
     assert "\n" not in text
     if report.as_it_is is None:

@@ -344,7 +344,7 @@ def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> Non
     assert found.report is not None, found.errors
     ranks = found.report["ranks"]
     assert [rank["rank"] for rank in ranks] == [0, 1]
-    assert found.report["verdict"].startswith("Rank 1 is short of data")
+    assert "Rank 1 is short of data" in found.report["verdict"]
     for rank in ranks:  # what rank 0 loses in the collective is a stall, too, and not compute
         assert rank["split"]["compute"] < 0.6
     assert ranks[0]["others_fraction"] > 0.3 > ranks[0]["wait_fraction"]

@@ -9,7 +9,9 @@ const perSecond = () => `${report.loader.unit}/s`;
 function showHead() {
   const loader = report.loader;
   byId("job").textContent = `stoker analysis of ${report.command.join(" ")} · ${loader.name}`;
-  byId("verdict").textContent = report.verdict;
+  const [headline, ...rest] = report.verdict.split(/(?<=\.) /);
+  byId("verdict").textContent = headline;
+  byId("findings").textContent = rest.join(" ");
   byId("about").textContent =
     `${loader.describes}; ${report.cores} cores, ` +
     `${bytes(report.memory_bytes)} of memory` +
@@ -145,11 +147,12 @@ function showRates() {
     `Rates in ${perSecond()}: ${told.join(", ")}; ${limiting} limits.`,
   );
   let text = "";
-  if (measured && report.as_it_is) {
-    const predicted = predict(measured, NOTHING).rate;
+  if (measured && report.as_it_is && report.predicted) {
+    const now = predict(measured, NOTHING);
     text =
-      `From these rates the job as it is should run at ${rate(predicted)}/s; it ran at ` +
-      `${rate(report.as_it_is.rate.value)}/s.`;
+      `From these rates the job as it is should run at ${rate(report.predicted)}/s; it ran at ` +
+      `${rate(report.as_it_is.rate.value)}/s. Predictions are calibrated to that: below, ` +
+      `F is ${rate(now.fetch)}, P ${rate(now.prep)}, G ${rate(now.ingestion)}.`;
   }
   byId("rates-summary").textContent = text;
 }

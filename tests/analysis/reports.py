@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.analysis.model import Change, predict
+from stoker.analysis.model import predict
 from stoker.analysis.report import (
     Action,
     AsItIs,
@@ -80,7 +80,12 @@ def job(
         examples=IMAGES,
         example_bytes=IMAGE_BYTES,
         cached_fraction=cached_fraction,
-        rates=Rates(G=about(G), S=about(S, 0.1) if S else None, C=about(C, 0.05) if C else None),
+        rates=Rates(
+            G=about(G),
+            P=about(P[workers]),
+            S=about(S, 0.1) if S else None,
+            C=about(C, 0.05) if C else None,
+        ),
         reasons=reasons,
         split=Split(1.0, 0.0, 0.0),
         verdict="",
@@ -96,7 +101,6 @@ def job(
     split = Split(now.compute, now.prep_stall, now.fetch_stall)
     rates = msgspec.structs.replace(
         report.rates,
-        P=about(predict(measured(report), Change(cores=workers or None)).prep),
         F=about(now.fetch, 0.1) if S and C else None,
     )
     found = msgspec.structs.replace(

@@ -20,6 +20,7 @@ from stoker.analysis.model import (
     fetch_rate,
     predict,
 )
+from stoker.analysis.porting import port
 from stoker.analysis.record import AnalysisError, RankRecord, Record, raw_phases
 from stoker.analysis.report import (
     Action,
@@ -50,7 +51,7 @@ def report_of(record: Record) -> Report:
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.report(found)
     acts: list[Action] = []
-    if paces.g is not None and paces.p_known is not None:
+    if paces.g is not None and paces.p is not None:
         predicted = predict(measured_apart(shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = actions(shell)
@@ -216,7 +217,7 @@ class _Found:
         if self.steady is not None and self.g is not None:
             lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
             compute = 1.0 - min(lost, self._most_lost())
-        if self.g is None or self.p_known is None:
+        if self.g is None or self.p is None:
             lost = 1.0 - compute
             return Split(compute, lost * (not self.network), lost * self.network)
         model = predict(self._as_it_ran(compute))
@@ -246,6 +247,7 @@ class _Found:
             miss_s=self.miss_s,
             cached_fraction=self.x or 0.0,
             step_cpu_s=self.step_cpu_s,
+            prep_fetches=self.network,
             prep_cpu=tuple((point.workers, point.cpu_s) for point in self.curve),
         )
         if self.s is not None:
@@ -262,7 +264,7 @@ class _Found:
 
     def bound(self, split: Split) -> str:
         """Name what limits the job: the model's word, where there is one."""
-        if self.g is not None and self.p_known is not None:
+        if self.g is not None and self.p is not None:
             return predict(self._as_it_ran(split.compute)).bound
         if split.compute > 1.0 - FED:
             return "compute"
@@ -341,13 +343,14 @@ class _Found:
             as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
             if steady
             else None,
-            prep=self.curve if self.p_known is not None else [],
+            prep=self.curve if self.p is not None else [],
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s=self._after_s(),
+            port=port(self.about, rank.described),
             stages={
                 name: rate
                 for name, blocks in record.stages.items()

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 INFINITE = math.inf
+MOST_WAITING = 8
+"""Workers on a core, where they mostly wait; more are neither tried nor advised."""
 PLACES = ("batch", "after-augmentation", "before-augmentation")
 FED = 0.05
 """Stalls below this share of the time are not worth anybody's."""
@@ -70,6 +72,8 @@ class Measured:
     workers, ascending: processors that are shared are slower each."""
     trains_on_cpu: bool = False
     """Whether the accelerator is the host's own processor."""
+    prep_fetches: bool = False
+    """Whether P holds fetching too, over a network: what it lacks then is counted as fetching."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
     """For each place of an echo whose split was measured: worker seconds an example that are
     paid behind it, for every use."""
@@ -205,6 +209,18 @@ def cores_needed(curve: Sequence[tuple[int, float]], wanted: float) -> int:
     if rate <= 0.0:
         raise ValueError("no number of workers reaches that rate")
     return max(last, math.ceil(wanted / rate * last * (1.0 - 1e-12)))
+
+
+def most_workers(cores: int, workers: int, rate: float, cpu_s: float) -> int:
+    """Return how many workers have a use: more than ``cores`` where they mostly wait.
+
+    ``workers`` prepare ``rate`` examples/s together, each of which takes ``cpu_s`` processor
+    seconds; 0: not known, and no more than cores. At most MOST_WAITING for each core.
+    """
+    if cpu_s <= 0.0:
+        return cores
+    busy = max(1.0 / MOST_WAITING, cpu_s * rate / max(1, workers))
+    return max(cores, int(cores / busy))
 
 
 def check_change(measured: Measured, change: Change) -> None:
@@ -376,7 +392,10 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
-        bound = "processors" if processors < _inverse(prep_s) else "prep"
+        bound = "processors" if processors < min(ingestion, _inverse(prep_s)) else "prep"
+    if measured.prep_fetches:
+        lost["fetch"], lost["prep"] = lost["fetch"] + lost["prep"], 0.0
+        bound = "fetch" if bound == "prep" else bound
     return Prediction(
         rate=rate,
         fresh_rate=rate / echo,

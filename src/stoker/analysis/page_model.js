@@ -145,14 +145,18 @@ function predict(measured, change) {
   const warm = trained(Infinity, 0);
   const rate = trained(inverse(fetchS), waitingS);
   const compute = rate / ingestion;
-  const fetchStall = 1 - rate / warm;
-  const prepStall = Math.max(0, 1 - compute - fetchStall);
+  let fetchStall = 1 - rate / warm;
+  let prepStall = Math.max(0, 1 - compute - fetchStall);
 
   let bound;
   if (compute > 1 - FED) bound = "compute";
   else if (alone) bound = fetchStall > prepStall ? "fetch" : "prep";
   else if (fetchStall > 1e-9 && (fetchS >= prepS || prepStall <= 1e-9)) bound = "fetch";
-  else bound = processors < inverse(prepS) ? "processors" : "prep";
+  else bound = processors < Math.min(ingestion, inverse(prepS)) ? "processors" : "prep";
+  if (measured.prep_fetches) {
+    [fetchStall, prepStall] = [fetchStall + prepStall, 0];
+    if (bound === "prep") bound = "fetch";
+  }
   return {
     rate,
     fresh_rate: rate / echo,

@@ -13,6 +13,7 @@ import msgspec
 
 from stoker.analysis.calibration import calibrated
 from stoker.analysis.model import INFINITE, Measured, warm_rate
+from stoker.analysis.porting import Port
 
 SCHEMA = "stoker-analysis/1"
 
@@ -167,7 +168,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be measured or separated, and what a reader must know."""
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
-    """P by number of workers."""
+    """P by number of workers. Where ``rates.P`` is None, it holds fetching over a network, too."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
@@ -181,6 +182,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """For each place of an echo whose split is known: worker seconds an example paid behind it."""
+    port: Port | None = None
+    """What a pipeline in place of the loader needs; None where none would do what it does."""
     stages: dict[str, Rate] = {}
     """Of a pipeline: what each stage alone gives on one worker, examples/s."""
     ranks: list[Rank] = []
@@ -255,6 +258,7 @@ def measured_apart(report: Report) -> Measured:
         step_cpu_s=report.step_cpu_s,
         prep_cpu=tuple(sorted((point.workers, point.cpu_s) for point in report.prep)),
         trains_on_cpu=report.trains_on_cpu,
+        prep_fetches=rates.P is None,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
     )

@@ -7,7 +7,7 @@ import math
 from stoker.analysis import porting
 from stoker.analysis.gains import changed, gain, kept, of_workers, prepared
 from stoker.analysis.model import Change, Measured, most_workers, predict, smallest_cache
-from stoker.analysis.report import Action, Report, measured
+from stoker.analysis.report import Action, Report, measured, measured_apart
 from stoker.machine import format_bytes
 
 _WORTH = 1.02  # an action that brings less is not named
@@ -42,7 +42,7 @@ def _workers(report: Report) -> list[Action]:
     """The number of workers that does best; more than processors, where they mostly wait."""
     job = measured(report)
     best, rate = job.workers, predict(job).rate
-    for count in range(1, _most_workers(job) + 1):
+    for count in range(1, _most_workers(measured_apart(report)) + 1):
         found = of_workers(count)(job)
         if found > rate * _WORTH:
             best, rate = count, found
@@ -69,7 +69,7 @@ def _workers(report: Report) -> list[Action]:
 
 
 def _most_workers(job: Measured) -> int:
-    """Return how many workers come into question."""
+    """Return how many workers come into question, by what was seen of preparing alone."""
     points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
     (fewest, low), (most, high) = points[0], points[-1]
     cpu_s = dict(job.prep_cpu).get(most, dict(job.prep_cpu).get(job.workers, 0.0))

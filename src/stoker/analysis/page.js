@@ -69,7 +69,7 @@ function showActions() {
   byId("no-actions").hidden = report.actions.length > 0;
   fill(
     "actions",
-    ...report.actions.map(({ title, code, gain, why }) =>
+    ...report.actions.map(({ title, code, gain, why, condition }) =>
       el(
         "li",
         {},
@@ -79,7 +79,7 @@ function showActions() {
           `${gain.value.toFixed(2)}×`,
           el("small", {}, `${gain.low.toFixed(2)} to ${gain.high.toFixed(2)}`),
         ),
-        el("h3", {}, title),
+        el("h3", {}, condition ? `${condition}: ${title}` : title),
         el("pre", {}, el("code", {}, code)),
         el("p", { className: "muted" }, why),
       ),
@@ -149,10 +149,12 @@ function showRates() {
   let text = "";
   if (measured && report.as_it_is && report.predicted) {
     const now = predict(measured, NOTHING);
-    text =
-      `From these rates the job as it is should run at ${rate(report.predicted)}/s; it ran at ` +
-      `${rate(report.as_it_is.rate.value)}/s. Predictions are calibrated to that: below, ` +
-      `F is ${rate(now.fetch)}, P ${rate(now.prep)}, G ${rate(now.ingestion)}.`;
+    const seen = rate(report.as_it_is.rate.value);
+    text = `From these rates the job as it is should run at ${rate(report.predicted)}/s; it ran at ${seen}/s.`;
+    if (rate(report.predicted) !== seen)
+      text +=
+        " What is predicted below is calibrated to that: " +
+        `F is taken as ${rate(now.fetch)}, P as ${rate(now.prep)}, G as ${rate(now.ingestion)}.`;
   }
   byId("rates-summary").textContent = text;
 }
@@ -280,4 +282,3 @@ new ResizeObserver(() => {
   drawnPx = document.body.clientWidth;
   drawAll();
 }).observe(document.body);
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

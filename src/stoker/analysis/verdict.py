@@ -19,15 +19,12 @@ def doubts(report: Report) -> list[str]:
     if seen is not None and report.predicted is not None:
         rate = seen.rate.value
         if abs(report.predicted - rate) > TOLERANCE * rate:
-            found.append(
-                f"measured apart, its parts predict {report.predicted:,.0f} examples/s, "
-                f"and the job ran at {rate:,.0f}"
-            )
+            found.append(f"predicted {report.predicted:,.0f} examples/s, measured {rate:,.0f}")
     rates = {name: getattr(report.rates, name) for name in ("G", "P", "S", "C", "F")}
     rates["speed"] = seen.rate if seen is not None else None
     wide = [name for name, rate in rates.items() if rate is not None and rate.low <= 0.0]
     if wide:
-        found.append(f"the interval of {' and '.join(wide)} reaches 0")
+        found.append(f"the interval of {', '.join(wide)} reaches 0")
     return found
 
 
@@ -48,7 +45,7 @@ def _found(report: Report, *, sure: bool) -> str:
         return "The script ended before a steady state was seen. The rates below are all there is"
     if report.rates.G is None:
         return (
-            f"The job waits {seen.wait_fraction:.0%} of the time for its loader, start-up apart. "
+            f"The job waits {seen.wait_fraction:.0%} of the time for its loader. "
             "How much of that is lost could not be told, for G was not measured"
         )
     who = "Training" if report.trains_on_cpu else "The accelerator"

@@ -127,6 +127,7 @@ PORT = Port(
     dataset="Photographs(root)",
     example_bytes=1_000_000,
     varies=False,
+    batch_size=256,
     shuffle=True,
     sharded=False,
     drop_last=True,
@@ -140,7 +141,7 @@ def test_porting_is_named_where_it_wins() -> None:
     small = replace(PREP, examples=20_000, after_s=after_s, port=PORT)
     (port,) = (action for action in actions(small) if "port" in action.title)
     assert actions(small)[0] == port
-    assert "decoded examples (18.6 GiB)" in port.title
+    assert "decoded examples take 18.6 GiB, and it keeps them" in port.title
     assert '.cache("19.6 GiB")' in port.code
     assert verdict(replace(small, actions=actions(small))).count("First: port the loader") == 1
     half = replace(small, examples=64_000)

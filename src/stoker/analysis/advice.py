@@ -16,7 +16,8 @@ _JOBS = 4  # that sharing is predicted for
 _MEMORY = 0.5  # of the host's, that a cache may take
 _SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
 _COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
-_OVERHEAD_S = 2e-5  # a pipeline's, for an example
+_KEPT_BYTES = 512  # beside its arrays, of an example in a cache
+_OVERHEAD_S = 1e-4  # a pipeline's, for an example
 
 
 def actions(report: Report) -> list[Action]:
@@ -42,7 +43,7 @@ def _workers(report: Report) -> list[Action]:
     """The number of workers that does best; more than processors, where they mostly wait."""
     job = measured(report)
     best, rate = job.workers, predict(job).rate
-    for count in range(1, _most_workers(measured_apart(report)) + 1):
+    for count in _worker_counts(measured_apart(report)):
         found = of_workers(count)(job)
         if found > rate * _WORTH:
             best, rate = count, found
@@ -68,14 +69,16 @@ def _workers(report: Report) -> list[Action]:
     ]
 
 
-def _most_workers(job: Measured) -> int:
-    """Return how many workers come into question, by what was seen of preparing alone."""
+def _worker_counts(job: Measured) -> list[int]:
+    """Return what comes into question: more than processors where that was measured, or else
+    where preparing was seen to wait, and to be faster with more workers."""
+    upto = list(range(1, job.cores + 1))
     points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
     (fewest, low), (most, high) = points[0], points[-1]
+    if most > job.cores or high / most < _SCALES * low / fewest:
+        return upto + [count for count, _ in points if count > job.cores]
     cpu_s = dict(job.prep_cpu).get(most, dict(job.prep_cpu).get(job.workers, 0.0))
-    if high / most < _SCALES * low / fewest:
-        return max(most, job.cores)
-    return max(most, most_workers(job.cores, most, high, cpu_s))
+    return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
 
 
 def _cache(report: Report) -> list[Action]:
@@ -160,18 +163,20 @@ def _porting(report: Report) -> list[Action]:
     if port is None or port.varies or not report.examples:
         return []
     whole = report.examples * port.example_bytes
-    size = int(min(1.05 * whole, _MEMORY * report.memory_bytes))
-    held = min(1.0, size / whole)
+    kept_whole = report.examples * (1.05 * port.example_bytes + _KEPT_BYTES)
+    size = int(min(kept_whole, _MEMORY * report.memory_bytes))
+    held = size / kept_whole
     text = format_bytes(math.ceil(size / 2**20) * 2**20)
     kept_s = _COPIES * collate_s + _OVERHEAD_S
     return [
         Action(
-            f"port the loader to a pipeline that keeps decoded examples ({format_bytes(whole)}"
-            + (f", {held:.0%} of which fit)" if held < 1.0 else ")"),
-            porting.code(port, round(report.loader.batch_size), report.loader.workers, text),
+            f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
+            + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
+            porting.code(port, report.loader.workers, text),
             gain(report, kept(held, kept_s)),
-            f"in place of the loader at {report.loader.name}; from the second epoch on. An example "
-            "was the same each time that it was read: nothing about it is drawn at random",
+            f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
+            "so much. An example was the same each time that it was read: none of it is drawn at "
+            "random",
         )
     ]
 

@@ -20,6 +20,7 @@ class Port(msgspec.Struct, frozen=True):
     """Of an example's arrays, as the dataset gives it."""
     varies: bool
     """Whether an example is another one each time that it is read: augmented at random."""
+    batch_size: int
     shuffle: bool
     sharded: bool
     drop_last: bool
@@ -44,6 +45,7 @@ def port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
         dataset=dataset or "dataset",
         example_bytes=described["example_bytes"],
         varies=described["varies"],
+        batch_size=about["batch_size"],
         shuffle=described["shuffles"] if sharded else sampler == "RandomSampler",
         sharded=sharded,
         drop_last=described["drop_last"],
@@ -52,14 +54,14 @@ def port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     )
 
 
-def code(found: Port, batch_size: int, workers: int, cache: str) -> str:
+def code(found: Port, workers: int, cache: str) -> str:
     """Write the pipeline, with a cache of that size for what the dataset gives."""
     lines = [f"stoker.from_dataset({found.dataset})"]
     lines += [".shuffle()"] * found.shuffle + [".shard()"] * found.sharded
     lines.append(f'.cache("{cache}")')
     if workers:
         lines.append(f'.workers({workers}, kind="process")')
-    batch = [str(batch_size), *(["drop_last=True"] * found.drop_last)]
+    batch = [str(found.batch_size), *(["drop_last=True"] * found.drop_last)]
     batch += [f"collate={found.collate}"] if found.collate else []
     lines.append(f".batch({', '.join(batch)})")
     lines.append(f'.to("{"cuda" if found.cuda else "cpu"}")')

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from analysis.recordings import Parts, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
 from stoker.analysis.advice import actions
+from stoker.analysis.answers import show
 from stoker.analysis.findings import report_of
-from stoker.analysis.model import predict
+from stoker.analysis.model import Change, predict
 from stoker.analysis.porting import Port
+from stoker.analysis.questions import ask
 from stoker.analysis.report import Report, measured
 from stoker.analysis.verdict import verdict
 
@@ -176,3 +180,6 @@ def test_data_from_a_network_gets_advice_too() -> None:
     assert report.split.fetch_stall == pytest.approx(0.8, abs=0.01)
     assert report.split.prep_stall == 0.0
     assert "num_workers=" in report.actions[0].code
+    said = io.StringIO()
+    show(report, ask(measured(report), Change()), Console(file=said))
+    assert "P holds fetching over the network" in said.getvalue()

@@ -130,6 +130,8 @@ def _remarks(report: Report, answer: Answer) -> list[str]:
         )
     if len(report.ranks) > 1:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
+    if report.rates.P is None:
+        lines.append("P holds fetching over the network, too; what it lacks counts as fetching.")
     for name in ("S", "C"):
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")

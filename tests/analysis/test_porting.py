@@ -33,8 +33,9 @@ def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
             train(loader, 0.004, epochs=int(sys.argv[1]))
         """,
     )
-    found = analyze(tmp_path, "train.py", "10000", minutes=0.5)
+    found = analyze(tmp_path, "train.py", "10000", minutes=0.75)
     assert found.report is not None, found.errors
+    assert found.report["port"] is not None, found.report["notes"]
     (ported,) = (a for a in found.report["actions"] if "port the loader" in a["title"])
     assert "Files(0.01)" in ported["code"]
     # Preparing waits: more workers than processors were tried, and count.

@@ -59,8 +59,8 @@ def code(found: Port, workers: int, cache: str) -> str:
     lines = [f"stoker.from_dataset({found.dataset})"]
     lines += [".shuffle()"] * found.shuffle + [".shard()"] * found.sharded
     lines.append(f'.cache("{cache}")')
-    if workers:
-        lines.append(f'.workers({workers}, kind="process")')
+    # As before, no two threads of a process call the dataset at once.
+    lines.append(f'.workers({workers}, kind="process")' if workers else ".workers(1)")
     batch = [str(found.batch_size), *(["drop_last=True"] * found.drop_last)]
     batch += [f"collate={found.collate}"] if found.collate else []
     lines.append(f".batch({', '.join(batch)})")

@@ -120,7 +120,7 @@ def analyze(
 
     from stoker.analysis import launching, phases, words
     from stoker.analysis.findings import report_of
-    from stoker.analysis.page import plotly_script, write_page
+    from stoker.analysis.page import write_page
     from stoker.analysis.record import AnalysisError
     from stoker.analysis.report import write_report
 
@@ -129,8 +129,6 @@ def analyze(
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
-        if html is not None:
-            plotly_script()  # or learn now that it is missing
         command = launching.command_line(script)
         errors.print(words.what_it_will_do(command, budget * 60), markup=False)
         with errors.status("") as status:
@@ -144,7 +142,7 @@ def analyze(
     except KeyboardInterrupt:
         typer.echo("stopped; nothing of the script is left running", err=True)
         raise typer.Exit(130) from None
-    except (ImportError, OSError, ValueError, AnalysisError) as error:
+    except (OSError, ValueError, AnalysisError) as error:
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
     words.show(report, Console(highlight=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.analysis.model import Change, predict
+from stoker.analysis.model import predict
 from stoker.analysis.report import (
     Action,
     AsItIs,
@@ -18,6 +18,7 @@ from stoker.analysis.report import (
     Wait,
     measured,
 )
+from stoker.analysis.verdict import verdict
 
 IMAGES = 1_281_167
 IMAGE_BYTES = 114_000.0
@@ -79,7 +80,12 @@ def job(
         examples=IMAGES,
         example_bytes=IMAGE_BYTES,
         cached_fraction=cached_fraction,
-        rates=Rates(G=about(G), S=about(S, 0.1) if S else None, C=about(C, 0.05) if C else None),
+        rates=Rates(
+            G=about(G),
+            P=about(P[workers]),
+            S=about(S, 0.1) if S else None,
+            C=about(C, 0.05) if C else None,
+        ),
         reasons=reasons,
         split=Split(1.0, 0.0, 0.0),
         verdict="",
@@ -93,22 +99,15 @@ def job(
     )
     now = predict(measured(report))
     split = Split(now.compute, now.prep_stall, now.fetch_stall)
-    verdict = {
-        "fetch": f"Training waits for storage {now.fetch_stall:.0%} of the time.",
-        "prep": f"Training waits for preparation {now.prep_stall:.0%} of the time.",
-        "processors": "Training and preparation fill the host's processors.",
-        "compute": "The accelerator is the limit: data arrive in time.",
-    }[now.bound]
     rates = msgspec.structs.replace(
         report.rates,
-        P=about(predict(measured(report), Change(cores=workers or None)).prep),
         F=about(now.fetch, 0.1) if S and C else None,
     )
-    return msgspec.structs.replace(
+    found = msgspec.structs.replace(
         report,
         rates=rates,
+        predicted=now.rate,
         split=split,
-        verdict=verdict,
         bound=now.bound,
         actions=[
             Action(
@@ -138,6 +137,7 @@ def job(
             for rank in range(ranks if ranks > 1 else 0)
         ],
     )
+    return msgspec.structs.replace(found, verdict=verdict(found))
 
 
 FETCH = job(G=3_000, P={1: 260, 2: 515, 4: 1_020, 8: 1_900}, workers=8, miss_s=0.002)

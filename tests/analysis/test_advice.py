@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
-from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS
+from analysis.recordings import Parts, recorded
+from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
 from stoker.analysis.advice import actions
-from stoker.analysis.model import predict
+from stoker.analysis.answers import show
+from stoker.analysis.findings import report_of
+from stoker.analysis.model import Change, predict
+from stoker.analysis.porting import Port
+from stoker.analysis.questions import ask
 from stoker.analysis.report import Report, measured
 from stoker.analysis.verdict import verdict
 
@@ -41,8 +50,11 @@ def test_every_action_helps_and_the_best_comes_first(name: str) -> None:
     apart = [kind for kind in kinds if kind in ("sharing", "echo")]
     ranked = [a.gain.value for a in found[: len(found) - len(apart)]]
     assert ranked == sorted(ranked, reverse=True)
-    assert kinds[len(ranked) :] == apart  # what needs several jobs; and what is not fresh: last
-    assert apart in ([], ["sharing"], ["echo"], ["sharing", "echo"])
+    assert kinds[len(ranked) :] == apart  # what is not fresh; and what takes several jobs: last
+    assert apart in ([], ["sharing"], ["echo"], ["echo", "sharing"])
+    assert all(
+        bool(a.condition) == (kind == "sharing") for a, kind in zip(found, kinds, strict=True)
+    )
 
 
 def test_what_limits_is_what_the_advice_is_about() -> None:
@@ -59,15 +71,15 @@ def test_without_storage_nothing_is_said_about_it() -> None:
 
 def test_a_gain_is_what_the_model_says() -> None:
     (action,) = actions(COMPUTE)
-    job = measured(COMPUTE)
-    doubled = predict(type(job)(**{**job.__dict__, "ingestion": 2 * job.ingestion}))
-    assert action.gain.value == pytest.approx(doubled.rate / predict(job).rate)
+    found = measured(COMPUTE)
+    doubled = predict(dataclasses.replace(found, ingestion=2 * found.ingestion))
+    assert action.gain.value == pytest.approx(doubled.rate / predict(found).rate)
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_verdict_is_a_sentence_about_what_limits(name: str) -> None:
     report = REPORTS[name]
-    text = verdict(report, actions(report))
+    text = verdict(replace(report, actions=actions(report)))
     assert text[0].isupper()
     assert "\n" not in text
     if report.as_it_is is None:
@@ -76,3 +88,98 @@ def test_the_verdict_is_a_sentence_about_what_limits(name: str) -> None:
         assert "is fed" in text
     else:
         assert "limited by" in text
+
+
+def test_training_on_the_host_needs_no_faster_accelerator() -> None:
+    assert "accelerator" in named(COMPUTE)
+    assert named(replace(COMPUTE, trains_on_cpu=True)) == []
+
+
+def test_echoing_is_advised_up_to_four() -> None:
+    starved = job(G=9_000, P={1: 100, 4: 400}, workers=4, S=9_000, cores=4)
+    (echo,) = (action for action in actions(starved) if "echoing" in action.title)
+    assert "stoker.echo(loader, 4)" in echo.code
+    assert echo.gain.value == pytest.approx(4.0)
+
+
+def waiting(cpu_s: float, P: dict[int, float] | None = None) -> Report:
+    """Return a job on two cores whose preparing takes 10 ms, ``cpu_s`` of them computing."""
+    found = job(G=1_000, P=P or {1: 100, 2: 200}, workers=2, S=9_000, cores=2)
+    prep = [replace(point, cpu_s=cpu_s) for point in found.prep]
+    return replace(found, prep=prep, step_cpu_s=0.0)
+
+
+def test_more_workers_than_cores_are_advised_where_preparing_waits() -> None:
+    (more,) = (action for action in actions(waiting(0.001)) if "num_workers=" in action.code)
+    assert more.code == "DataLoader(..., num_workers=10)"
+    assert more.gain.value == pytest.approx(5.0)
+    assert "drawn on, in proportion" in more.why
+    assert "2 processors have time" in more.why
+    seen = actions(waiting(0.001, {1: 100, 2: 200, 10: 600}))
+    (more,) = (action for action in seen if "num_workers=" in action.code)
+    assert more.gain.value == pytest.approx(3.0)
+    assert "was measured" in more.why
+
+
+def test_more_workers_than_cores_are_not_advised_where_they_would_not_help() -> None:
+    for report in (waiting(0.01), waiting(0.001, {1: 190, 2: 200})):
+        assert "workers" not in named(report)
+
+
+PORT = Port(
+    name="loader",
+    dataset="Photographs(root)",
+    example_bytes=1_000_000,
+    varies=False,
+    batch_size=256,
+    shuffle=True,
+    sharded=False,
+    drop_last=True,
+    collate="",
+    cuda=True,
+)
+
+
+def test_porting_is_named_where_it_wins() -> None:
+    after_s = {"batch": 0.0, "after-augmentation": 0.0001}
+    small = replace(PREP, examples=20_000, after_s=after_s, port=PORT)
+    (port,) = (action for action in actions(small) if "port" in action.title)
+    assert actions(small)[0] == port
+    assert "decoded examples take 18.6 GiB, and it keeps them" in port.title
+    assert '.cache("19.6 GiB")' in port.code
+    assert verdict(replace(small, actions=actions(small))).count("First: port the loader") == 1
+    half = replace(small, examples=64_000)
+    (part,) = (action for action in actions(half) if "port" in action.title)
+    assert "of which fit" in part.title
+    assert 1.02 < part.gain.value < port.gain.value
+    random = replace(small, port=replace(PORT, varies=True))
+    assert not [action for action in actions(random) if "port" in action.title]
+    fed = replace(COMPUTE, examples=20_000, after_s=after_s, port=PORT)
+    assert not [action for action in actions(fed) if "port" in action.title]
+
+
+def test_data_from_a_network_gets_advice_too() -> None:
+    parts = Parts(
+        rate=200.0,
+        wait=0.8,
+        G=1_000.0,
+        P={1: 100.0, 2: 200.0},
+        trained={1: 100.0, 2: 200.0},
+        workers=2,
+        S=None,
+        C=1.0,
+        cached=0.0,
+        prep_cpu_s=0.001,
+        step_cpu_s=0.0,
+    )
+    record = recorded(parts)
+    record.ranks[0].opened = [{"kind": "socket", "name": "192.0.2.1"}]
+    report = report_of(record)
+    assert report.rates.P is None
+    assert report.bound == "fetch" == predict(measured(report)).bound
+    assert report.split.fetch_stall == pytest.approx(0.8, abs=0.01)
+    assert report.split.prep_stall == 0.0
+    assert "num_workers=" in report.actions[0].code
+    said = io.StringIO()
+    show(report, ask(measured(report), Change()), Console(file=said))
+    assert "P holds fetching over the network" in said.getvalue()

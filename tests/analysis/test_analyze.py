@@ -53,7 +53,9 @@ def test_a_prep_bound_script_is_told_apart(prep_bound: Path) -> None:
     assert 1000 < found.rates["G"]["value"] < 2000  # 8 / 4 ms, and some
     for rate in found.rates.values():
         assert rate["low"] <= rate["value"] <= rate["high"]
-    assert [point["workers"] for point in report["prep"]] == [1, *range(2, report["cores"] + 1)][:2]
+    counts = [point["workers"] for point in report["prep"]]
+    assert counts[:2] == [1, *range(2, report["cores"] + 1)][:2]
+    assert counts[-1] > report["cores"], "preparing sleeps: more workers than cores are tried"
     assert report["loader"]["name"].startswith("train.py:")
     assert report["examples"] == 400
     assert report["example_bytes"] == 3000
@@ -159,8 +161,8 @@ def test_without_workers_the_job_does_one_after_the_other(tmp_path: Path) -> Non
     assert found.report is not None, found.errors
     assert found.report["loader"]["workers"] == 0
     assert 0.35 < found.report["split"]["compute"] < 0.65
-    assert "num_workers=" in found.report["actions"][0]["code"]
-    assert found.report["actions"][0]["gain"]["value"] > 1.4
+    (workers,) = (a for a in found.report["actions"] if "num_workers=" in a["code"])
+    assert workers["gain"]["value"] > 1.4
 
 
 def test_the_training_loader_is_found_or_chosen(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> Non
     assert found.report is not None, found.errors
     ranks = found.report["ranks"]
     assert [rank["rank"] for rank in ranks] == [0, 1]
-    assert found.report["verdict"].startswith("Rank 1 is short of data")
+    assert "Rank 1 is short of data" in found.report["verdict"]
     for rank in ranks:  # what rank 0 loses in the collective is a stall, too, and not compute
         assert rank["split"]["compute"] < 0.6
     assert ranks[0]["others_fraction"] > 0.3 > ranks[0]["wait_fraction"]

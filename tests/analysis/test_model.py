@@ -345,7 +345,7 @@ def test_a_few_misses_do_not_make_slow_preparation_a_matter_of_storage() -> None
     assert found.bound == "prep"
     assert found.prep_stall > 9 * found.fetch_stall > 0
     # Where preparation alone would keep up, the misses are what is left to blame.
-    assert predict(replace(job, ingestion=95.0)).bound == "fetch"
+    assert predict(replace(job, ingestion=98.0)).bound == "fetch"
 
 
 def test_the_hosts_processors_may_be_the_limit() -> None:

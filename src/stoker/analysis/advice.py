@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
-from dataclasses import replace
 
-from stoker.analysis.model import Change, Measured, predict, smallest_cache
-from stoker.analysis.report import Action, Rate, Report, measured
+from stoker.analysis import porting
+from stoker.analysis.gains import changed, gain, kept, of_workers, prepared
+from stoker.analysis.model import Change, Measured, most_workers, predict, smallest_cache
+from stoker.analysis.report import Action, Report, measured, measured_apart
 from stoker.machine import format_bytes
 
 _WORTH = 1.02  # an action that brings less is not named
-_MOST_ECHO = 8
+_MOST_ECHO = 4
 _JOBS = 4  # that sharing is predicted for
 _MEMORY = 0.5  # of the host's, that a cache may take
-
-Judge = Callable[[Measured], float]
+_SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
+_COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
+_KEPT_BYTES = 512  # beside its arrays, of an example in a cache
+_OVERHEAD_S = 1e-4  # a pipeline's, for an example
 
 
 def actions(report: Report) -> list[Action]:
-    """Return what would help, most first; behind that what helps where several jobs run, and last
-    echoing, for a repeat is not a fresh example.
+    """Return what would help, most first; behind that echoing, for a repeat is not a fresh
+    example, and last what takes several jobs.
 
     Raises ValueError for a report without G or P.
     """
@@ -30,68 +31,54 @@ def actions(report: Report) -> list[Action]:
         *_cache(report),
         *_storage(report),
         *_stages(report),
+        *_porting(report),
         *_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    found += _sharing(report) + _echo(report)
+    found += _echo(report) + _sharing(report)
     return [action for action in found if action.gain.value >= _WORTH]
 
 
-def gain(report: Report, change: Change) -> Rate:
-    """Return the predicted speed after a change over the speed before, with its interval.
-
-    The interval spans the corners of the intervals of G, P, S and C.
-    """
-
-    def judge(case: Measured) -> float:
-        return predict(case, change).rate / predict(case).rate
-
-    answers = [judge(case) for case in _corners(report)]
-    return Rate(judge(measured(report)), min(answers), max(answers))
-
-
-def _corners(report: Report) -> list[Measured]:
-    rates, middle = report.rates, measured(report)
-    cases = []
-    for g, p, s, c in itertools.product((0, 1), repeat=4):
-        scale = _end(rates.P, p) / rates.P.value if rates.P else 1.0
-        cases.append(
-            replace(
-                middle,
-                ingestion=_end(rates.G, g),
-                prep=tuple((count, rate * scale) for count, rate in middle.prep),
-                storage=_end(rates.S, s) if rates.S else None,
-                cache=_end(rates.C, c) if rates.C else middle.cache,
-            )
-        )
-    return cases
-
-
-def _end(rate: Rate | None, high: int) -> float:
-    assert rate is not None
-    return rate.high if high else max(rate.low, rate.value / 100)
-
-
 def _workers(report: Report) -> list[Action]:
-    """The number of workers that does best, up to the host's processors."""
-    now = report.loader.workers
-    best, rate = now, predict(measured(report)).rate
-    for count in range(1, report.cores + 1):
-        found = predict(measured(report), Change(cores=count)).rate
+    """The number of workers that does best; more than processors, where they mostly wait."""
+    job = measured(report)
+    best, rate = job.workers, predict(job).rate
+    for count in _worker_counts(measured_apart(report)):
+        found = of_workers(count)(job)
         if found > rate * _WORTH:
             best, rate = count, found
-    if best == now:
+    if best == job.workers:
         return []
-    seen = any(point.workers == best for point in report.prep)
+    counts = [point.workers for point in report.prep]
+    why = "P at that number of workers was " + (
+        "measured"
+        if best in counts
+        else "drawn between measured points"
+        if best < max(counts)
+        else "drawn on, in proportion, from what was measured"
+    )
+    if best > job.cores:
+        why += f"; preparing mostly waits, so that {job.cores} processors have time for them"
     return [
         Action(
-            f"use {best} worker{'s' * (best > 1)} instead of {now}",
+            f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
             f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
-            gain(report, Change(cores=best)),
-            "P at that number of workers was "
-            + ("measured" if seen else "drawn between measured points"),
+            gain(report, of_workers(best)),
+            why,
         )
     ]
+
+
+def _worker_counts(job: Measured) -> list[int]:
+    """Return what comes into question: more than processors where that was measured, or else
+    where preparing was seen to wait, and to be faster with more workers."""
+    upto = list(range(1, job.cores + 1))
+    points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
+    (fewest, low), (most, high) = points[0], points[-1]
+    if most > job.cores or high / most < _SCALES * low / fewest:
+        return upto + [count for count, _ in points if count > job.cores]
+    cpu_s = dict(job.prep_cpu).get(most, dict(job.prep_cpu).get(job.workers, 0.0))
+    return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
 
 
 def _cache(report: Report) -> list[Action]:
@@ -116,7 +103,7 @@ def _cache(report: Report) -> list[Action]:
         Action(
             f"keep {format_bytes(size)} ({share}) in a cache that never evicts",
             f'.cache("{text}")' if report.stages else f'dataset = stoker.cached(dataset, "{text}")',
-            gain(report, Change(cache_bytes=size)),
+            gain(report, changed(Change(cache_bytes=size))),
             f"from the second epoch on, against the {report.cached_fraction or 0.0:.0%} that were "
             f"in the page cache{fits}",
         )
@@ -127,13 +114,13 @@ def _storage(report: Report) -> list[Action]:
     """Faster storage."""
     if report.rates.S is None or not report.example_bytes:
         return []
-    now = report.rates.S.value * report.example_bytes / 1e6
+    now = (measured(report).storage or 0.0) * report.example_bytes / 1e6
     return [
         Action(
             "move the data to storage twice as fast",
             f"stoker what-if REPORT.json --storage-mbps {2 * now:.0f}",
-            gain(report, Change(storage_mbps=2 * now)),
-            f"the loader's files were read at {now:,.0f} MB/s",
+            gain(report, changed(Change(storage_mbps=2 * now))),
+            f"storage gives the job {now:,.0f} MB/s",
         )
     ]
 
@@ -141,28 +128,28 @@ def _storage(report: Report) -> list[Action]:
 def _stages(report: Report) -> list[Action]:
     """What only a pipeline tells: a cache behind the costly part, and a faster stage."""
     costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
-    prepared = list(costs)[1:]
-    if not prepared:
+    behind_source = list(costs)[1:]
+    if not behind_source:
         return []
     found = []
     behind_s = report.after_s.get("before-augmentation", 0.0)
-    total_s = sum(costs[name] for name in prepared)
+    total_s = sum(costs[name] for name in behind_source)
     if total_s > behind_s > 0.0:
         found.append(
             Action(
                 "cache what is the same in every epoch, decoded",
                 ".cache(...) behind the last .map in front of the first .random_map",
-                _gain_of_prep(report, total_s / behind_s),
+                gain(report, prepared(total_s / behind_s)),
                 "from the second epoch on, if all of it fits; decoded examples are larger than "
                 "files",
             )
         )
-    slowest = max(prepared, key=lambda name: costs[name])
+    slowest = max(behind_source, key=lambda name: costs[name])
     found.append(
         Action(
             f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
             slowest,
-            _gain_of_prep(report, total_s / (total_s - costs[slowest] / 2)),
+            gain(report, prepared(total_s / (total_s - costs[slowest] / 2))),
             f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
             f"{1 / costs[slowest]:,.0f} examples/s",
         )
@@ -170,28 +157,39 @@ def _stages(report: Report) -> list[Action]:
     return found
 
 
-def _gain_of_prep(report: Report, faster: float) -> Rate:
-    """Return the gain of preparing ``faster`` times as fast, with its interval."""
-
-    def judge(case: Measured) -> float:
-        prep = tuple((count, rate * faster) for count, rate in case.prep)
-        cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
-        changed = replace(case, prep=prep, prep_cpu=cpu)
-        return predict(changed).rate / predict(case).rate
-
-    answers = [judge(case) for case in _corners(report)]
-    return Rate(judge(measured(report)), min(answers), max(answers))
+def _porting(report: Report) -> list[Action]:
+    """The script's loader as a pipeline that keeps what its dataset gives, decoded."""
+    port, collate_s = report.port, report.after_s.get("after-augmentation", 0.0)
+    if port is None or port.varies or not report.examples:
+        return []
+    whole = report.examples * port.example_bytes
+    kept_whole = report.examples * (1.05 * port.example_bytes + _KEPT_BYTES)
+    size = int(min(kept_whole, _MEMORY * report.memory_bytes))
+    held = size / kept_whole
+    text = format_bytes(math.ceil(size / 2**20) * 2**20)
+    kept_s = _COPIES * collate_s + _OVERHEAD_S
+    return [
+        Action(
+            f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
+            + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
+            porting.code(port, report.loader.workers, text),
+            gain(report, kept(held, kept_s)),
+            f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
+            "so much. An example was the same each time that it was read: none of it is drawn at "
+            "random",
+        )
+    ]
 
 
 def _accelerator(report: Report) -> list[Action]:
-    """A faster accelerator: only where compute is what limits."""
-    if report.bound != "compute":
+    """A faster accelerator: only where there is one, and it is what limits."""
+    if report.bound != "compute" or report.trains_on_cpu:
         return []
     return [
         Action(
             "the data path keeps up: an accelerator twice as fast",
             "stoker what-if REPORT.json --accelerator 2x",
-            gain(report, Change(accelerator=2.0)),
+            gain(report, changed(Change(accelerator=2.0))),
             "the step's time is taken to halve, which must be measured for a new accelerator",
         )
     ]
@@ -202,17 +200,13 @@ def _sharing(report: Report) -> list[Action]:
     if report.bound == "compute":
         return []
     shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
-
-    def judge(case: Measured) -> float:
-        return predict(case, shared).rate / predict(case, apart).rate
-
-    answers = [judge(case) for case in _corners(report)]
     return [
         Action(
-            f"where {_JOBS} jobs train on this data at a time: prepare it once for all of them",
+            "prepare it once for all of them",
             "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
-            Rate(judge(measured(report)), min(answers), max(answers)),
+            gain(report, changed(shared), changed(apart)),
             f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
+            "if you run several jobs on this data",
         )
     ]
 
@@ -237,7 +231,7 @@ def _echo(report: Report) -> list[Action]:
         Action(
             f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
             code,
-            gain(report, Change(echo=factor, echo_at=place)),
+            gain(report, changed(Change(echo=factor, echo_at=place))),
             "in steps; a repeat may be worth less than a fresh example, so compare time to target",
         )
     ]

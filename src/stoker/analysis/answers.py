@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.analysis.model import INFINITE, Change
+from stoker.analysis.model import INFINITE, Change, predict
 from stoker.analysis.questions import Answer, Curve, Outcome, dataset_bytes
-from stoker.analysis.report import Report, measured
+from stoker.analysis.report import Report, measured, measured_apart
 from stoker.machine import format_bytes
 
 _BAR = 30
@@ -32,6 +32,8 @@ def show(report: Report, answer: Answer, console: Console | None = None) -> None
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
     console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}", style="bold"))
     console.print(Text(_what(answer.change)))
     console.print()
     unit = report.loader.unit
@@ -107,7 +109,7 @@ def _cores_needed(outcome: Outcome) -> str:
 
 def _remarks(report: Report, answer: Answer) -> list[str]:
     """Say what the table does not."""
-    lines = []
+    lines = _calibration(report)
     caches, change, unit = answer.caches, answer.change, report.loader.unit
     if caches:
         lines += [
@@ -128,10 +130,30 @@ def _remarks(report: Report, answer: Answer) -> list[str]:
         )
     if len(report.ranks) > 1:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
+    if report.rates.P is None:
+        lines.append("P holds fetching over the network, too; what it lacks counts as fetching.")
     for name in ("S", "C"):
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
+
+
+def _calibration(report: Report) -> list[str]:
+    """Say where the job as it ran corrected what was measured apart."""
+    apart, found = predict(measured_apart(report)), predict(measured(report))
+    changed = [
+        f"{letter} is taken as {_rate(value)}, measured apart {_rate(before)}"
+        for letter, value, before in (
+            ("F", found.fetch, apart.fetch),
+            ("P", found.prep, apart.prep),
+            ("G", found.ingestion, apart.ingestion),
+            ("H", found.processors, apart.processors),
+        )
+        if _rate(value) != _rate(before)
+    ]
+    if not changed:
+        return []
+    return [f"Calibrated to the job as it ran, at {_rate(found.rate)}/s: {'; '.join(changed)}."]
 
 
 def _drawn(report: Report, curve: Curve) -> Table:

@@ -16,6 +16,7 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Work
 from stoker.analysis.record import Drain, Record
 from stoker.analysis.session import Session, Stopped
+from stoker.analysis.waiting import more_workers
 
 _EVERYTHING = 1 << 40
 _COLD = 0.05  # of the data may stay in the page cache
@@ -65,8 +66,12 @@ class Drains:
             if record.files and (reading.resident_fraction(self._touched) or 1.0) < 1.0:
                 reading.read_files(self._touched, 4, self._longest_s)
         cores = max(1, machine.usable_cores() // len(self._ranks))
+        counts = _worker_counts(self._width, cores)
         for again in range(rounds):
-            for count in _worker_counts(self._width, cores):
+            kept = session.kept(self._ranks[0])
+            if again and (more := more_workers(kept, max(counts), cores)) is not None:
+                counts.insert(0, more)
+            for count in counts:
                 if time.monotonic() > self._warm_until and (again or count != self._width):
                     record.note("the job is slow: a larger --budget tries more worker counts")
                     break
@@ -79,6 +84,11 @@ class Drains:
         with contextlib.suppress(OSError):
             if self._touched:
                 record.warm_fraction = reading.resident_fraction(self._touched)
+
+    def look(self) -> None:
+        """Have the script look at one of its examples. Raises Stopped."""
+        for rank, answer in zip(self._ranks, self._session.ask({"do": "look"}), strict=True):
+            self._session.kept(rank).described |= answer
 
     def cold(self) -> None:
         """Drain the loader, and read its files, with nothing in the page cache. Raises Stopped."""

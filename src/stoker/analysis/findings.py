@@ -12,14 +12,18 @@ import stoker
 from stoker import machine
 from stoker.analysis import measuring
 from stoker.analysis.advice import actions
+from stoker.analysis.calibration import calibrated
 from stoker.analysis.model import (
+    FED,
     INFINITE,
     Measured,
     fetch_rate,
     predict,
 )
+from stoker.analysis.porting import port
 from stoker.analysis.record import AnalysisError, RankRecord, Record, raw_phases
 from stoker.analysis.report import (
+    Action,
     AsItIs,
     Loader,
     PrepPoint,
@@ -29,8 +33,9 @@ from stoker.analysis.report import (
     Report,
     Split,
     efficiency,
+    measured_apart,
 )
-from stoker.analysis.verdict import FED, nothing_seen, verdict
+from stoker.analysis.verdict import doubts, nothing_seen, verdict
 
 _SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
 
@@ -45,8 +50,13 @@ def report_of(record: Record) -> Report:
     found = [_Found(record, rank) for rank in record.ranks]
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.report(found)
-    acts = [] if paces.g is None or paces.p_known is None else actions(shell)
-    return msgspec.structs.replace(shell, actions=acts, verdict=verdict(shell, acts))
+    acts: list[Action] = []
+    if paces.g is not None and paces.p is not None:
+        predicted = predict(measured_apart(shell)).rate
+        shell = msgspec.structs.replace(shell, predicted=predicted)
+        acts = actions(shell)
+    shell = msgspec.structs.replace(shell, actions=acts, doubts=doubts(shell))
+    return msgspec.structs.replace(shell, verdict=verdict(shell))
 
 
 class _Found:
@@ -203,19 +213,15 @@ class _Found:
 
         What is lost is measured: G against the job. The model says how much of it is fetching.
         """
-        if self.steady is None or self.g is None:
-            wait = self.wait_fraction
-            return Split(1.0 - wait, wait if not self.network else 0.0, wait * self.network)
-        rate = self.steady.rate.value
-        lost = min(max(0.0, 1.0 - rate / self.g.value), self._most_lost())
-        compute = 1.0 - lost
-        if self.p is None or self.network:
+        compute = 1.0 - self.wait_fraction
+        if self.steady is not None and self.g is not None:
+            lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
+            compute = 1.0 - min(lost, self._most_lost())
+        if self.g is None or self.p is None:
+            lost = 1.0 - compute
             return Split(compute, lost * (not self.network), lost * self.network)
-        model = predict(self._measured())
-        prep, fetch = model.prep_stall, model.fetch_stall
-        if prep + fetch < 0.01:  # fed, says the model: what is lost all the same is the slower's
-            prep, fetch = float(model.prep <= model.fetch), float(model.prep > model.fetch)
-        return Split(compute, lost * prep / (prep + fetch), lost * fetch / (prep + fetch))
+        model = predict(self._as_it_ran(compute))
+        return Split(model.compute, model.prep_stall, model.fetch_stall)
 
     def _most_lost(self) -> float:
         """Return an upper bound of what is lost to data: time inside ``next()``.
@@ -230,7 +236,7 @@ class _Found:
         model = predict(self._measured())
         return longest + max(0.0, 1.0 - model.processors / self.g.value)
 
-    def _measured(self, *, storage: bool = True) -> Measured:
+    def _measured(self) -> Measured:
         assert self.g is not None
         found = Measured(
             ingestion=self.g.value,
@@ -241,28 +247,28 @@ class _Found:
             miss_s=self.miss_s,
             cached_fraction=self.x or 0.0,
             step_cpu_s=self.step_cpu_s,
+            prep_fetches=self.network,
             prep_cpu=tuple((point.workers, point.cpu_s) for point in self.curve),
         )
-        if storage and self.s is not None:
+        if self.s is not None:
             cache = self.c.value if self.c else INFINITE
             found = replace(found, storage=self.s.value, cache=cache)
         return replace(found, efficiency=efficiency(found, self.curve))
+
+    def _as_it_ran(self, compute: float) -> Measured:
+        job = self._measured()
+        return job if self.steady is None else calibrated(job, self.steady.rate.value, compute)
 
     def _cores(self) -> int:
         return max(1, machine.usable_cores() // len(self.record.ranks))
 
     def bound(self, split: Split) -> str:
-        """Name what limits the job."""
-        lost = split.prep_stall + split.fetch_stall
-        if lost < FED:
+        """Name what limits the job: the model's word, where there is one."""
+        if self.g is not None and self.p is not None:
+            return predict(self._as_it_ran(split.compute)).bound
+        if split.compute > 1.0 - FED:
             return "compute"
-        if split.fetch_stall > split.prep_stall:
-            return "fetch"
-        if self.g is not None and self.p is not None and not self.network:
-            limit = predict(self._measured(storage=False))
-            if limit.bound == "processors":
-                return "processors"
-        return "prep"
+        return "fetch" if split.fetch_stall > split.prep_stall else "prep"
 
     def report(self, found: list[_Found]) -> Report:
         """Return the report, this rank being the one that paces the job; yet without advice."""
@@ -337,13 +343,14 @@ class _Found:
             as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
             if steady
             else None,
-            prep=self.curve if self.p_known is not None else [],
+            prep=self.curve if self.p is not None else [],
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s=self._after_s(),
+            port=port(self.about, rank.described),
             stages={
                 name: rate
                 for name, blocks in record.stages.items()

@@ -25,7 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 INFINITE = math.inf
+MOST_WAITING = 8
+"""Workers on a core, where they mostly wait; more are neither tried nor advised."""
 PLACES = ("batch", "after-augmentation", "before-augmentation")
+FED = 0.05
+"""Stalls below this share of the time are not worth anybody's."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Measured:
     workers, ascending: processors that are shared are slower each."""
     trains_on_cpu: bool = False
     """Whether the accelerator is the host's own processor."""
+    prep_fetches: bool = False
+    """Whether P holds fetching too, over a network: what it lacks then is counted as fetching."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
     """For each place of an echo whose split was measured: worker seconds an example that are
     paid behind it, for every use."""
@@ -106,7 +112,7 @@ class Prediction:
     steps_per_s: float
     """Batches a second."""
     bound: str
-    """What limits: "compute", "prep", "fetch" or "processors"."""
+    """What limits: "compute" where less than FED is lost, else "prep", "fetch" or "processors"."""
     fetch: float
     """F, uses/s; infinite where fetching is not known."""
     prep: float
@@ -205,6 +211,18 @@ def cores_needed(curve: Sequence[tuple[int, float]], wanted: float) -> int:
     return max(last, math.ceil(wanted / rate * last * (1.0 - 1e-12)))
 
 
+def most_workers(cores: int, workers: int, rate: float, cpu_s: float) -> int:
+    """Return how many workers have a use: more than ``cores`` where they mostly wait.
+
+    ``workers`` prepare ``rate`` examples/s together, each of which takes ``cpu_s`` processor
+    seconds; 0: not known, and no more than cores. At most MOST_WAITING for each core.
+    """
+    if cpu_s <= 0.0:
+        return cores
+    busy = max(1.0 / MOST_WAITING, cpu_s * rate / max(1, workers))
+    return max(cores, int(cores / busy))
+
+
 def check_change(measured: Measured, change: Change) -> None:
     """Raise ValueError for a question that the analysis cannot answer, saying why."""
     for name, value, least in (
@@ -296,10 +314,11 @@ def warm_rate(measured: Measured, workers: int) -> float:
 
 def prep_cpu_seconds(curve: Sequence[tuple[int, float]], workers: int) -> float:
     """Return the processor seconds of preparing an example, straight between measured points."""
-    return _between(curve, workers) if curve else 0.0
+    return between(curve, workers) if curve else 0.0
 
 
-def _between(points: Sequence[tuple[int, float]], at: int) -> float:
+def between(points: Sequence[tuple[int, float]], at: int) -> float:
+    """Return the value at a number of workers: straight between points, outside the nearest."""
     if at <= points[0][0]:
         return points[0][1]
     for (fewer, low), (more, high) in itertools.pairwise(points):
@@ -353,7 +372,7 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     prep_cpu_s *= share / fresh_prep_s if fresh_prep_s > 0 else 1.0
     processors = _inverse((change.jobs * step_cpu_s + many * prep_cpu_s) / cores)
 
-    reached = _between(measured.efficiency, workers) if measured.efficiency else 1.0
+    reached = between(measured.efficiency, workers) if measured.efficiency else 1.0
 
     def trained(fetch: float, waiting_s: float) -> float:
         loader = loader_rate(fetch, _inverse(prep_s), waiting_s)
@@ -365,14 +384,18 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
     warm, rate = trained(INFINITE, 0.0), trained(_inverse(fetch_s), waiting_s)
     lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
     lost["prep"] = max(0.0, 1.0 - lost["compute"] - lost["fetch"])
-    if alone:
-        bound = max(lost, key=lambda name: lost[name])
+    if lost["compute"] > 1.0 - FED:
+        bound = "compute"
+    elif alone:
+        bound = "fetch" if lost["fetch"] > lost["prep"] else "prep"
     elif lost["fetch"] > 1e-9 and (fetch_s >= prep_s or lost["prep"] <= 1e-9):
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
-        limits = {"compute": ingestion, "processors": processors, "prep": _inverse(prep_s)}
-        bound = min(limits, key=lambda name: limits[name])
+        bound = "processors" if processors < min(ingestion, _inverse(prep_s)) else "prep"
+    if measured.prep_fetches:
+        lost["fetch"], lost["prep"] = lost["fetch"] + lost["prep"], 0.0
+        bound = "fetch" if bound == "prep" else bound
     return Prediction(
         rate=rate,
         fresh_rate=rate / echo,

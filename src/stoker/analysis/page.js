@@ -9,7 +9,9 @@ const perSecond = () => `${report.loader.unit}/s`;
 function showHead() {
   const loader = report.loader;
   byId("job").textContent = `stoker analysis of ${report.command.join(" ")} · ${loader.name}`;
-  byId("verdict").textContent = report.verdict;
+  const [headline, ...rest] = report.verdict.split(/(?<=\.) /);
+  byId("verdict").textContent = headline;
+  byId("findings").textContent = rest.join(" ");
   byId("about").textContent =
     `${loader.describes}; ${report.cores} cores, ` +
     `${bytes(report.memory_bytes)} of memory` +
@@ -67,7 +69,7 @@ function showActions() {
   byId("no-actions").hidden = report.actions.length > 0;
   fill(
     "actions",
-    ...report.actions.map(({ title, code, gain, why }) =>
+    ...report.actions.map(({ title, code, gain, why, condition }) =>
       el(
         "li",
         {},
@@ -77,7 +79,7 @@ function showActions() {
           `${gain.value.toFixed(2)}×`,
           el("small", {}, `${gain.low.toFixed(2)} to ${gain.high.toFixed(2)}`),
         ),
-        el("h3", {}, title),
+        el("h3", {}, condition ? `${condition}: ${title}` : title),
         el("pre", {}, el("code", {}, code)),
         el("p", { className: "muted" }, why),
       ),
@@ -145,11 +147,14 @@ function showRates() {
     `Rates in ${perSecond()}: ${told.join(", ")}; ${limiting} limits.`,
   );
   let text = "";
-  if (measured && report.as_it_is) {
-    const predicted = predict(measured, NOTHING).rate;
-    text =
-      `From these rates the job as it is should run at ${rate(predicted)}/s; it ran at ` +
-      `${rate(report.as_it_is.rate.value)}/s.`;
+  if (measured && report.as_it_is && report.predicted) {
+    const now = predict(measured, NOTHING);
+    const seen = rate(report.as_it_is.rate.value);
+    text = `From these rates the job as it is should run at ${rate(report.predicted)}/s; it ran at ${seen}/s.`;
+    if (rate(report.predicted) !== seen)
+      text +=
+        " What is predicted below is calibrated to that: " +
+        `F is taken as ${rate(now.fetch)}, P as ${rate(now.prep)}, G as ${rate(now.ingestion)}.`;
   }
   byId("rates-summary").textContent = text;
 }
@@ -277,4 +282,3 @@ new ResizeObserver(() => {
   drawnPx = document.body.clientWidth;
   drawAll();
 }).observe(document.body);
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

@@ -16,7 +16,9 @@ from stoker.analysis.report import Report, measured
 
 _SCRIPTS = (
     "page_model.js",
+    "page_words.js",
     "page_elements.js",
+    "page_plot.js",
     "page_charts.js",
     "page_quantities.js",
     "page_what_if.js",
@@ -27,19 +29,10 @@ _SCRIPTS = (
 def write_page(report: Report, path: Path) -> None:
     """Write a report as a page for browsers, phones and paper; it works offline.
 
-    Some 5 MB, nearly all of it Plotly's script. A report without G or P is shown without
-    predictions. Raises OSError, and ImportError where Plotly is not installed.
+    Some 100 kB, and what the report holds. A report without G or P is shown without predictions.
+    Raises OSError.
     """
     path.write_text(_page(report), encoding="utf-8")
-
-
-def plotly_script() -> str:
-    """Return Plotly's script. Raises ImportError where it is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ImportError("the report page needs Plotly: pip install 'stoker[report]'") from error
-    return str(get_plotlyjs())
 
 
 def _page(report: Report) -> str:
@@ -47,7 +40,6 @@ def _page(report: Report) -> str:
     parts = {
         "css": (folder / "page.css").read_text("utf-8"),
         "data": _data(report),
-        "plotly": plotly_script().replace("</script", "<\\/script"),
         "scripts": "\n".join((folder / name).read_text("utf-8") for name in _SCRIPTS),
     }
     template = (folder / "page.html").read_text("utf-8")

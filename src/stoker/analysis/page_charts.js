@@ -1,228 +1,135 @@
-// Pictures: what is drawn by Plotly, in the page's colours, for reading rather than for zooming.
+// Pictures: the rates with their intervals, speed over a quantity, and when training waited.
 "use strict";
 
-// Widths on paper, which are not known before it is printed.
-const PAPER_PX = { full: 660, half: 320 };
-let printing = false;
-
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-}
-
-function draw(id, traces, layout, width = "half") {
-  const axis = {
-    gridcolor: colour("grid"),
-    linecolor: colour("line"),
-    zeroline: false,
-    fixedrange: true,
-    automargin: true,
-    tickfont: { size: 12 },
-  };
-  const font = {
-    family: getComputedStyle(document.body).fontFamily,
-    size: 13,
-    color: colour("muted"),
-  };
-  const whole = {
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font,
-    showlegend: false,
-    dragmode: false,
-    hovermode: "closest",
-    margin: { l: 48, r: 14, t: 8, b: 40 },
-    ...layout,
-    hoverlabel: {
-      bgcolor: colour("raised"),
-      bordercolor: colour("line"),
-      font: { color: colour("text") },
-    },
-    xaxis: { ...axis, ...layout.xaxis },
-    yaxis: { ...axis, ...layout.yaxis },
-  };
-  for (const { title } of [whole.xaxis, whole.yaxis]) if (title) title.font = { size: 12 };
-  const target = document.getElementById(id);
-  whole.width = printing ? PAPER_PX[width] : target.clientWidth;
-  Plotly.react(target, traces, whole, { displayModeBar: false });
-}
-
-// Plotly reads some HTML in its words; what comes from the report has none.
-function plain(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
-}
-
 const BOUND_RATES = { compute: "G", prep: "P", fetch: "F", processors: "H" };
-const BOUND_COLOURS = { compute: "compute", prep: "prep", fetch: "fetch", processors: "accent" };
 
 // `rows`: {letter, label, value, low, high}, value null where it is not known.
 function drawRates(rows, bound, unit) {
   const known = rows.filter((row) => row.value !== null);
-  const limits = (row) => row.letter === BOUND_RATES[bound];
-  const points = known.map((row) => {
-    const shown = colour(limits(row) ? BOUND_COLOURS[bound] : "muted");
+  const ends = known.flatMap((row) => [row.low, row.value, row.high]).filter((value) => value > 0);
+  const [low, high] = ends.length ? [Math.min(...ends) / 2, Math.max(...ends) * 2] : [1, 1000];
+  const x = scale(low, high, true);
+  const drawn = axes("rates-chart", {
+    height: 66 + 58 * rows.length,
+    x: { scale: x, title: `${unit} (logarithmic)`, ticks: x.ticks(8), format: short },
+    rows: rows.map((row) => row.label),
+    size: "full",
+  });
+  rows.forEach((row, i) => {
+    if (row.value === null) return;
+    const limits = row.letter === BOUND_RATES[bound];
+    const [at, y] = [x(row.value), drawn.place(i)];
+    const [from, to] = [x(Math.max(row.low, low)), x(row.high)];
+    const words = limits ? `${rate(row.value)}: limits` : rate(row.value);
+    const half = (CHARACTER_PX * words.length) / 2;
+    const middle = Math.min(Math.max(at, drawn.left + half), drawn.right - half);
+    drawn.plot.append(
+      svg(
+        "g",
+        { class: `interval ${limits ? `limits ${bound}` : ""}` },
+        svg("path", { d: `M${from} ${y - 6}v12m0-6H${to}m0-6v12` }),
+        svg("circle", { cx: at, cy: y, r: limits ? 6.5 : 4.5 }),
+        drawn.text(words, { x: middle, y: y - 13, "text-anchor": "middle" }),
+      ),
+    );
+  });
+  if (!known.length) return;
+  hover(drawn, (_, y) => {
+    const i = nearest([...rows.keys()], y, drawn.place);
+    const row = rows[i];
+    if (row.value === null) return null;
+    const interval = `95 %: ${rate(row.low)} to ${rate(row.high)}`;
     return {
-      type: "scatter",
-      mode: "markers",
-      x: [row.value],
-      y: [row.label],
-      marker: { color: shown, size: limits(row) ? 13 : 8 },
-      error_x: {
-        symmetric: false,
-        array: [row.high - row.value],
-        arrayminus: [row.value - row.low],
-        color: shown,
-        thickness: 2,
-        width: 6,
-      },
-      hovertemplate: `${rate(row.value)} (${rate(row.low)} to ${rate(row.high)})<extra></extra>`,
+      x: x(row.value),
+      y: drawn.place(i),
+      head: `${row.letter}, ${row.what}`,
+      lines: [["", `${rate(row.value)} ${unit}`], ["", interval]],
     };
   });
-  const annotations = known.map((row) => ({
-    x: Math.log10(row.value),
-    y: row.label,
-    yshift: 17,
-    showarrow: false,
-    text: limits(row) ? `<b>${rate(row.value)}: limits</b>` : rate(row.value),
-    font: { size: 12, color: colour(limits(row) ? "text" : "muted") },
-  }));
-  const ends = known.flatMap((row) => [row.low, row.high]).filter((value) => value > 0);
-  const span = ends.length
-    ? [Math.log10(Math.min(...ends)) - 0.35, Math.log10(Math.max(...ends)) + 0.35]
-    : [0, 3];
-  draw(
-    "rates-chart",
-    points,
-    {
-      height: 70 + 58 * rows.length,
-      annotations,
-      xaxis: {
-        type: "log",
-        range: span,
-        title: { text: `${plain(unit)} (logarithmic)` },
-        dtick: "D2",
-        tickformat: "~s",
-      },
-      yaxis: {
-        type: "category",
-        categoryorder: "array",
-        categoryarray: rows.map((row) => row.label),
-        range: [rows.length - 0.5, -0.7],
-        showgrid: true,
-      },
-    },
-    "full",
-  );
 }
 
-// `curve`: {id, log, title, unit, ticks, names, baseline, live, beside, measured, now}; points are
-// [x, rate], `names` tells what an x is called.
+// `curve`: {id, log, title, unit, ticks, format, names, baseline, live, beside, measured, now};
+// points are [x, rate], `names` tells what an x is called.
 function drawCurve(curve) {
-  const line = (points, style, name) => ({
-    type: "scatter",
-    mode: "lines",
-    x: points.map(([x]) => x),
-    y: points.map(([, y]) => y),
-    line: style,
-    customdata: points.map(([x]) => curve.names.get(x)),
-    name,
-    hovertemplate: "%{customdata}: %{y:,.0f}/s<extra>" + name + "</extra>",
-  });
-  const dot = (point, marker, name) => ({
-    type: "scatter",
-    mode: "markers",
-    x: [point[0]],
-    y: [point[1]],
-    marker,
-    name,
-    customdata: [curve.names.get(point[0])],
-    hovertemplate: "%{customdata}: %{y:,.0f}/s<extra>" + name + "</extra>",
-  });
-  const ground = colour("ground");
-  const traces = [line(curve.baseline, { color: colour("muted"), width: 1.5 }, "as it is")];
-  if (curve.beside)
-    traces.push(
-      line(curve.beside, { color: colour("accent"), width: 1.5, dash: "dot" }, "page cache"),
-    );
-  traces.push(line(curve.live, { color: colour("accent"), width: 2.5 }, "as set"));
-  traces.push(dot(curve.now, { color: colour("accent"), size: 10 }, "as set"));
-  const measured = { color: ground, size: 11, line: { color: colour("text"), width: 2.5 } };
-  traces.push(dot(curve.measured, measured, "measured"));
-  const most = Math.max(...traces.flatMap((trace) => trace.y));
-  draw(curve.id, traces, {
-    height: 270,
-    xaxis: {
-      type: curve.log ? "log" : "linear",
-      title: { text: curve.title + (curve.log ? " (logarithmic)" : ""), standoff: 8 },
-      ...curve.ticks,
+  const lines = [
+    ["as-it-is", "all else as it is", curve.baseline],
+    ...(curve.beside ? [["page-cache", "a page cache", curve.beside]] : []),
+    ["as-set", "all else as set", curve.live],
+  ];
+  const values = curve.live.map(([value]) => value);
+  const most = Math.max(...lines.flatMap(([, , points]) => points.map(([, speed]) => speed)));
+  const x = scale(values[0], values.at(-1), curve.log);
+  const y = scale(0, 1.08 * most, false);
+  const drawn = axes(curve.id, {
+    height: 280,
+    x: {
+      scale: x,
+      title: curve.title + (curve.log ? " (logarithmic)" : ""),
+      ticks: curve.ticks || x.ticks(7),
+      format: curve.format || short,
     },
-    yaxis: {
-      range: [0, 1.1 * most],
-      title: { text: plain(curve.unit), standoff: 6 },
-      tickformat: "~s",
-      nticks: 6,
-    },
+    y: { scale: y, title: curve.unit, ticks: y.ticks(5), format: short },
+  });
+  const path = (points) => "M" + points.map(([value, speed]) => `${x(value)} ${y(speed)}`).join("L");
+  const dot = (kind, [value, speed]) =>
+    svg("circle", { class: `series ${kind}`, cx: x(value), cy: y(speed), r: 5 });
+  drawn.plot.append(
+    ...lines.map(([kind, , points]) => svg("path", { class: `series ${kind}`, d: path(points) })),
+    dot("as-set", curve.now),
+    dot("measured", curve.measured),
+  );
+  hover(drawn, (px) => {
+    const value = nearest(values, px, x);
+    const seen = lines.map(([kind, name, points]) => {
+      const [, speed] = points.find(([other]) => other === value);
+      return [kind, name, speed];
+    });
+    const ys = seen.map(([, , speed]) => y(speed));
+    return {
+      x: x(value),
+      y: Math.min(...ys),
+      marks: seen.map(([kind], i) => [kind, x(value), ys[i]]),
+      head: curve.names.get(value),
+      lines: seen.map(([kind, name, speed]) => [kind, `${rate(speed)} ${curve.unit}, ${name}`]),
+    };
   });
 }
 
+// `names` are those of the workers, from the top.
 function drawWaits(waits, names) {
-  const rows = Math.max(14, Math.min(30, 900 / names.length));
-  draw(
-    "waits-chart",
-    [
-      {
-        type: "bar",
-        orientation: "h",
-        base: waits.map((wait) => wait.at_s),
-        x: waits.map((wait) => wait.wait_s),
-        y: waits.map((wait) => workerName(wait.worker)),
-        width: 0.62,
-        marker: { color: colour("accent"), line: { color: colour("accent"), width: 1 } },
-        customdata: waits.map((wait) => seconds(wait.wait_s)),
-        hovertemplate: "at %{base:.2f} s: waited %{customdata}<extra></extra>",
-      },
-    ],
-    {
-      height: 80 + rows * names.length,
-      bargap: 0.2,
-      xaxis: { title: { text: "seconds since the first request" }, rangemode: "tozero" },
-      yaxis: {
-        type: "category",
-        categoryorder: "array",
-        categoryarray: [...names].reverse(),
-        range: [-0.6, names.length - 0.4],
-      },
+  const x = scale(0, Math.max(...waits.map((wait) => wait.at_s + wait.wait_s)) || 1, false);
+  const high = names.length > 24 ? 14 : 26;
+  const drawn = axes("waits-chart", {
+    height: 66 + high * names.length,
+    x: {
+      scale: x,
+      title: "seconds since the first request",
+      ticks: x.ticks(8),
+      format: short,
     },
-    "full",
-  );
+    rows: names,
+    size: "full",
+  });
+  const row = (wait) => drawn.place(names.indexOf(workerName(wait.worker)));
+  for (const wait of waits) {
+    const from = x(wait.at_s);
+    const width = Math.max(1, x(wait.at_s + wait.wait_s) - from);
+    const top = row(wait) - 0.31 * high;
+    drawn.plot.append(svg("rect", { class: "wait", x: from, y: top, width, height: 0.62 * high }));
+  }
+  hover(drawn, (px, py) => {
+    const here = waits.filter((wait) => Math.abs(row(wait) - py) <= high / 2);
+    if (!here.length) return null;
+    const wait = nearest(here, px, ({ at_s, wait_s }) => x(at_s + wait_s / 2));
+    return {
+      x: x(wait.at_s + wait.wait_s),
+      y: row(wait),
+      head: `waited ${seconds(wait.wait_s)}`,
+      lines: [["", `${workerName(wait.worker)}, at ${seconds(wait.at_s)}`]],
+    };
+  });
 }
 
 function workerName(worker) {
   return worker < 0 ? "training" : `worker ${worker}`;
-}
-
-// Words for numbers.
-
-function rate(value) {
-  if (value === null || value === Infinity) return "no limit";
-  return value >= 100
-    ? value.toLocaleString("en-US", { maximumFractionDigits: 0 })
-    : String(Number(value.toPrecision(3)));
-}
-
-function percent(share) {
-  return `${(100 * share).toFixed(1)} %`;
-}
-
-function seconds(value) {
-  if (value >= 10) return `${value.toFixed(1)} s`;
-  return value >= 0.1 ? `${value.toFixed(2)} s` : `${(1000 * value).toPrecision(2)} ms`;
-}
-
-function bytes(count) {
-  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
-    if (count < 1024 || unit === "TiB")
-      return `${unit === "B" ? Math.round(count) : count.toFixed(1)} ${unit}`;
-    count /= 1024;
-  }
-  return "";
 }

@@ -1,6 +1,8 @@
 // The formulas of model.py, name by name; tests/analysis/test_page.py holds the two together.
 "use strict";
 
+const FED = 0.05;
+
 const inverse = (value) => (value <= 0 ? Infinity : value === Infinity ? 0 : 1 / value);
 
 function fetchRate(cachedFraction, storage, cache) {
@@ -143,28 +145,17 @@ function predict(measured, change) {
   const warm = trained(Infinity, 0);
   const rate = trained(inverse(fetchS), waitingS);
   const compute = rate / ingestion;
-  const fetchStall = 1 - rate / warm;
-  const prepStall = Math.max(0, 1 - compute - fetchStall);
+  let fetchStall = 1 - rate / warm;
+  let prepStall = Math.max(0, 1 - compute - fetchStall);
 
   let bound;
-  if (alone) {
-    bound = first(
-      [
-        ["compute", compute],
-        ["fetch", fetchStall],
-        ["prep", prepStall],
-      ],
-      (a, b) => a > b,
-    );
-  } else if (fetchStall > 1e-9 && (fetchS >= prepS || prepStall <= 1e-9)) {
-    bound = "fetch";
-  } else {
-    const limits = [
-      ["compute", ingestion],
-      ["processors", processors],
-      ["prep", inverse(prepS)],
-    ];
-    bound = first(limits, (a, b) => a < b);
+  if (compute > 1 - FED) bound = "compute";
+  else if (alone) bound = fetchStall > prepStall ? "fetch" : "prep";
+  else if (fetchStall > 1e-9 && (fetchS >= prepS || prepStall <= 1e-9)) bound = "fetch";
+  else bound = processors < Math.min(ingestion, inverse(prepS)) ? "processors" : "prep";
+  if (measured.prep_fetches) {
+    [fetchStall, prepStall] = [fetchStall + prepStall, 0];
+    if (bound === "prep") bound = "fetch";
   }
   return {
     rate,
@@ -180,11 +171,6 @@ function predict(measured, change) {
     prep_stall: prepStall,
     fetch_stall: fetchStall,
   };
-}
-
-// The name of the entry whose value is better than all before it and no worse than those behind.
-function first(entries, better) {
-  return entries.reduce((best, entry) => (better(entry[1], best[1]) ? entry : best))[0];
 }
 
 function predictWithPageCache(measured, change) {

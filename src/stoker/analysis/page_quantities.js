@@ -28,7 +28,8 @@ function quantities() {
       step: 1,
       change: (value) => ({ cores: value === 0 ? null : value }),
       none: { cores: null },
-      format: (value) => (value === 0 ? "none: training prepares" : String(value)),
+      format: (value) =>
+        value === 0 ? "none: training prepares" : `${value} core${value === 1 ? "" : "s"}`,
       title: "cores",
       points: range(workers ? 1 : 0, most, most - (workers ? 1 : 0)),
     },
@@ -48,7 +49,7 @@ function quantities() {
       format: (x) => `${(100 * x).toFixed(x > 0 && x < 0.1 ? 1 : 0)} % = ${bytes(x * size)}`,
       title: "cached share of the dataset",
       points: range(0, 1, 100),
-      ticks: { tickformat: ".0%" },
+      tick: (x) => `${Math.round(100 * x)} %`,
       page: true,
     },
     storage: {
@@ -69,7 +70,6 @@ function quantities() {
       at: (value) => found * power(value),
       title: "MB/s",
       points: range(-2, 6, 64),
-      ticks: { dtick: "D2", tickformat: "~s" },
     },
     accelerator: {
       label: "Accelerator",
@@ -84,10 +84,8 @@ function quantities() {
       at: power,
       title: "times as fast",
       points: range(-2, 4, 48),
-      ticks: {
-        tickvals: [0.25, 0.5, 1, 2, 4, 8, 16],
-        ticktext: ["¼×", "½×", "1×", "2×", "4×", "8×", "16×"],
-      },
+      ticks: [0.25, 0.5, 1, 2, 4, 8, 16],
+      tick: (value) => `${{ 0.25: "¼", 0.5: "½" }[value] || value}×`,
     },
     jobs: {
       label: "Jobs at a time on this host",

@@ -48,7 +48,7 @@ const whatIf = {
     const key = (kind, style, text) => el("span", {}, el("i", { className: kind, style }), text);
     fill(
       "key",
-      key("dot", "border-color: var(--text)", "measured"),
+      key("dot", "border-color: var(--text)", "the job as it is"),
       key("", "border-color: var(--muted)", "all else as it is"),
       key("", "border-color: var(--accent); border-top-width: 3px", "all else as set above"),
       ...(this.asked.cache.missing
@@ -241,6 +241,7 @@ const whatIf = {
         log: asked.log,
         title: asked.title,
         ticks: asked.ticks,
+        format: asked.tick,
         unit,
         names: new Map(positions.map((value) => [x(value), asked.format(value)])),
         baseline: along(NOTHING, speed),

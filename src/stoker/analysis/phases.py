@@ -215,6 +215,7 @@ class _Conductor:
         drains.warm()
         self.done.add("drains")
         drains.cold()
+        drains.look()
 
 
 _ORDINALS = {1: "first", 2: "second", 3: "third"}

@@ -100,15 +100,20 @@ class _Analysis:
         record.starts = 1
 
     def run(self) -> None:
+        from stoker.analysis.waiting import more_workers
+
         paths = self._paths()
         self._look(paths)
         self._train()
         self._drain("found", self._width, 1.0)
         self._most = len(self._rank.drains["found"][0].arrivals_ns)
         counts = list(dict.fromkeys([self._width, 1, self._cores]))
-        for _, count in itertools.product(range(2), counts):
-            self._drain(f"warm-{count}", count, 1.0)
-            self._train_again(count)
+        for again in range(2):
+            if again and (more := more_workers(self._rank, max(counts), self._cores)) is not None:
+                counts.append(more)
+            for count in counts:
+                self._drain(f"warm-{count}", count, 1.0)
+                self._train_again(count)
         if paths:
             self._fetch(paths)
         else:

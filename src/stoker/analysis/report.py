@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import msgspec
 
+from stoker.analysis.calibration import calibrated
 from stoker.analysis.model import INFINITE, Measured, warm_rate
+from stoker.analysis.porting import Port
 
 SCHEMA = "stoker-analysis/1"
 
@@ -55,6 +58,8 @@ class Action(msgspec.Struct, frozen=True):
     """Predicted speed over the speed as it is: 1.5 is half as fast again."""
     why: str
     """What it changes, and what the prediction takes for granted."""
+    condition: str = ""
+    """Under which it can be done at all; empty: none."""
 
 
 class PrepPoint(msgspec.Struct, frozen=True):
@@ -149,8 +154,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates
     reasons: dict[str, str] = {}
     """For each of G, P, S, C, F that is None: why."""
+    predicted: float | None = None
+    """Examples/s that the rates, measured apart, predict for the job as it is; None: no model."""
     split: Split
     verdict: str
+    """Sentences; where there are doubts, they come first."""
+    doubts: list[str] = []
+    """Why the verdict is uncertain: measurements that contradict each other, or are too few."""
     bound: str
     """"compute", "prep", "fetch" or "processors"."""
     actions: list[Action]
@@ -158,7 +168,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be measured or separated, and what a reader must know."""
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
-    """P by number of workers."""
+    """P by number of workers. Where ``rates.P`` is None, it holds fetching over a network, too."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
@@ -172,6 +182,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """For each place of an echo whose split is known: worker seconds an example paid behind it."""
+    port: Port | None = None
+    """What a pipeline in place of the loader needs; None where none would do what it does."""
     stages: dict[str, Rate] = {}
     """Of a pipeline: what each stage alone gives on one worker, examples/s."""
     ranks: list[Rank] = []
@@ -197,16 +209,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for stage, rate in self.stages.items():
             lines.append(f"     {stage}: {rate.value:,.0f} examples/s on one worker")
         for number, action in enumerate(self.actions, 1):
-            lines.append(f"  {number}. {action.gain.value:.2f}x  {action.title}: {action.code}")
+            when = f"{action.condition}: " if action.condition else ""
+            code = action.code if "\n" not in action.code else "\n" + indent(action.code, " " * 5)
+            lines.append(f"  {number}. {action.gain.value:.2f}x  {when}{action.title}: {code}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 def measured(report: Report) -> Measured:
-    """Return what the model needs of a report. Raises ValueError where G or P is missing.
+    """Return what the model needs of a report, calibrated to the job as it ran.
 
-    So it does for rates that are not positive and finite.
+    Raises ValueError where G or P is missing, and for rates that are not positive and finite.
     """
+    found, seen = measured_apart(report), report.as_it_is
+    if seen is None:
+        return found
+    if not (0.0 < seen.rate.value < math.inf and 0.0 < report.split.compute <= 1.0):
+        raise ValueError("the report has a rate that is not above 0: run the analysis again")
+    return calibrated(found, seen.rate.value, report.split.compute)
+
+
+def measured_apart(report: Report) -> Measured:
+    """Return the same without the calibration. Raises ValueError as it does."""
     rates = report.rates
     if rates.G is None or not report.prep:
         missing = "G" if rates.G is None else "P"
@@ -234,6 +258,7 @@ def measured(report: Report) -> Measured:
         step_cpu_s=report.step_cpu_s,
         prep_cpu=tuple(sorted((point.workers, point.cpu_s) for point in report.prep)),
         trains_on_cpu=report.trains_on_cpu,
+        prep_fetches=rates.P is None,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
     )

@@ -1,51 +1,78 @@
-"""What an analysis found, in a sentence."""
+"""What an analysis found, in a few sentences; the first is the headline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from stoker.analysis.calibration import TOLERANCE
 from stoker.analysis.record import Record
-from stoker.analysis.report import Action, Report
+from stoker.analysis.report import Report
 
-FED = 0.05  # stalls below this share of the time are not worth anybody's
 _LIMITS = {
     "fetch": "fetching data from storage",
-    "prep": "preparing data (decoding, augmenting, collating)",
-    "processors": "preparing data, on processors that training needs too",
+    "prep": "preparing data",
+    "processors": "the host's processors",
 }
 
 
-def verdict(report: Report, actions: Sequence[Action]) -> str:
-    """Return what the job is limited by, how much that costs, and what to do first."""
+def doubts(report: Report) -> list[str]:
+    """Return why what the report says is uncertain; empty where it is not."""
+    found, seen = [], report.as_it_is
+    if seen is not None and report.predicted is not None:
+        rate = seen.rate.value
+        if abs(report.predicted - rate) > TOLERANCE * rate:
+            found.append(f"predicted {report.predicted:,.0f} examples/s, measured {rate:,.0f}")
+    rates = {name: getattr(report.rates, name) for name in ("G", "P", "S", "C", "F")}
+    rates["speed"] = seen.rate if seen is not None else None
+    wide = [name for name, rate in rates.items() if rate is not None and rate.low <= 0.0]
+    if wide:
+        found.append(f"the interval of {', '.join(wide)} reaches 0")
+    return found
+
+
+def verdict(report: Report) -> str:
+    """Return what the job is limited by, how much that costs, and what to do first.
+
+    Where there are doubts, they come first, and the rest is said with care.
+    """
+    first, *more = [*report.doubts, ""]
+    text = f"Uncertain: {first}. " if first else ""
+    text += "".join(f"{doubt[0].upper()}{doubt[1:]}. " for doubt in more if doubt)
+    return text + _found(report, sure=not first)
+
+
+def _found(report: Report, *, sure: bool) -> str:
     split, seen = report.split, report.as_it_is
     if seen is None:
-        return "The script ended before a steady state was seen; the rates below are all there is"
+        return "The script ended before a steady state was seen. The rates below are all there is"
     if report.rates.G is None:
         return (
-            f"The job waits {seen.wait_fraction:.0%} of the time for its loader, start-up apart; "
-            "how much of that is lost could not be told, for G was not measured"
+            f"The job waits {seen.wait_fraction:.0%} of the time for its loader. "
+            "How much of that is lost could not be told, for G was not measured"
         )
-    who = ""
+    who = "Training" if report.trains_on_cpu else "The accelerator"
+    if report.bound == "compute":
+        return (
+            f"{who} {'is' if sure else 'seems to be'} fed: {split.compute:.0%} of the time is "
+            "compute. There is nothing to gain in the data path"
+        )
+    text = ""
     if len(report.ranks) > 1:
         short = max(report.ranks, key=lambda rank: rank.wait_fraction)
-        who = f"Rank {short.rank} is short of data, and the others wait for it. "
-    if report.bound == "compute":
-        who = "" if split.compute > 1 - FED else who
-        return (
-            f"{who}The accelerator is fed: {split.compute:.0%} of the time is compute, and there "
-            "is nothing to gain in the data path"
-        )
+        text = f"Rank {short.rank} is short of data, and the others wait for it. "
     parts = []
     if split.prep_stall > 0.01:
-        parts.append(f"{split.prep_stall:.0%} to preparing data")
+        parts.append(f"{split.prep_stall:.0%} to preparing data (decoding, augmenting, collating)")
     if split.fetch_stall > 0.01:
-        parts.append(f"{split.fetch_stall:.0%} to fetching it")
-    text = (
-        f"{who}The job is limited by {_LIMITS[report.bound]}: training computes "
-        f"{split.compute:.0%} of the time and loses {' and '.join(parts)}"
+        parts.append(f"{split.fetch_stall:.0%} to fetching it from storage")
+    text += (
+        f"The job {'is' if sure else 'seems to be'} limited by {_LIMITS[report.bound]}. Training "
+        f"computes {split.compute:.0%} of the time and loses {' and '.join(parts)}"
     )
-    if actions:
-        text += f". First: {actions[0].title} ({actions[0].gain.value:.2f} times as fast)"
+    if report.bound == "processors":
+        text += ". What prepares takes processors that training needs, too"
+    best = next((action for action in report.actions if not action.condition), None)
+    if best is not None:
+        speed = f"{best.gain.value:.2f}" if sure else f"perhaps {best.gain.value:.1f}"
+        text += f". First: {best.title} ({speed} times as fast)"
     return text
 
 

@@ -55,6 +55,8 @@ def _split(report: Report) -> Text:
             f"\nas it is: {_rate(seen.rate)} examples/s, {seen.wait_fraction:.0%} of the time "
             f"inside next(); first batch after {seen.startup_s:.2f} s"
         )
+        if report.predicted is not None:
+            text.append(f"; the rates below predict {report.predicted:,.0f}")
     if report.cached_fraction is not None:
         text.append(f"; {report.cached_fraction:.0%} of the data was in the page cache")
     text.append("\n")
@@ -124,7 +126,8 @@ def _actions(report: Report) -> Table:
     table.add_column("what, and how")
     for number, action in enumerate(report.actions, 1):
         gain = action.gain
-        how = Text(action.title)
+        how = Text(f"{action.condition}: " if action.condition else "")
+        how.append(action.title)
         how.append(f"\n{action.code}", style="cyan")
         how.append(f"\n{action.why}", style="dim")
         table.add_row(str(number), f"{gain.value:.2f}x\n({gain.low:.2f} to {gain.high:.2f})", how)

@@ -46,6 +46,7 @@ class Seen:
         self.describes = _described(loader)
         self.batch_size = loader.batch_size
         self.workers = loader.num_workers
+        self.built = loader.__dict__.get("_stoker_built")
         self.epoch = -1
         self.count = 0
         self.replay_at, self.take_at = 8 + 2 * slot, 9 + 2 * slot  # places in the header
@@ -120,6 +121,7 @@ class Process:
                     "describes": seen.describes,
                     "batch_size": seen.batch_size,
                     "workers": seen.workers,
+                    "built": seen.built,
                 }
                 for seen in self.seen
             ],
@@ -177,7 +179,8 @@ def attach(module: ModuleType, folder: str) -> None:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
             if "_stoker_site" not in self.__dict__:
-                self.__dict__["_stoker_site"] = _site()
+                self.__dict__["_stoker_built"] = built = _built()
+                self.__dict__["_stoker_site"] = f"{os.path.basename(built[0])}:{built[1]}"
 
         @functools.wraps(start)
         def __iter__(self: Any) -> Any:
@@ -288,8 +291,8 @@ def failed(folder: str, where: str, error: Exception) -> None:
         file.write(f"{where}: {type(error).__name__}: {error}")
 
 
-def _site() -> str:
-    """Return file:line of the caller that built a loader: the nearest outside of packages."""
+def _built() -> tuple[str, int]:
+    """Return file and line of the caller that built a loader: the nearest outside of packages."""
     nearest = sys._getframe(2)
     frame: FrameType | None = nearest
     while frame is not None:
@@ -298,7 +301,7 @@ def _site() -> str:
             nearest = frame
             break
         frame = frame.f_back
-    return f"{os.path.basename(nearest.f_code.co_filename)}:{nearest.f_lineno}"
+    return os.path.abspath(nearest.f_code.co_filename), nearest.f_lineno
 
 
 def _described(loader: Any) -> str:

@@ -13,11 +13,12 @@ import itertools
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from . import workers
+from . import example, workers
 from .records import read_json, write_json
 
 draining = False  # loaders made and iterated now are the probe's own
@@ -69,6 +70,8 @@ class Takeover:
                         self._answer(self._drains.describe(self._replayed))
                     elif command["do"] == "drain":
                         self._answer(self._drains.drain(command))
+                    elif command["do"] == "look":
+                        self._answer(self._drains.look())
                     else:
                         self._batches = self._drains.again(command["workers"])
                         self._times, self._steps = [], command["steps"]
@@ -155,7 +158,15 @@ class _Drains:
             "ordered": loader.in_order,
             "cuda": self._torch.cuda.is_initialized(),
             "copy_s": self._copy_s(batch),
+            "sampler": type(loader.sampler).__name__,
+            "shuffles": bool(getattr(loader.sampler, "shuffle", False)),
+            "drop_last": loader.drop_last,
+            "collates": loader.collate_fn is not self._module._utils.collate.default_collate,
         }
+
+    def look(self) -> dict[str, Any]:
+        """Look at an example. Last of all: in this process, a dataset may open what forks share."""
+        return {} if self._iterable else example.described(self._loader.dataset)
 
     def _copy_s(self, batch: Any) -> float | None:
         from .replay import _tensors
@@ -263,7 +274,9 @@ class _Drains:
                 "timeout": loader.timeout,
                 "worker_init_fn": functools.partial(_init, begin, loader.worker_init_fn),
             }
-        return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
+        with warnings.catch_warnings():  # of more workers than processors, which is meant
+            warnings.simplefilter("ignore")
+            return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
 
 
 def _begin(tag: str, hears: bool) -> None:

@@ -1,0 +1,104 @@
+"""Rates that were measured apart, brought into line with the job as it ran.
+
+The job itself is one more measurement: of what limits it. So that alone is scaled until the model
+runs the job as it is at the rate that was measured, and computes for the share of the time that
+was measured. Whatever else is predicted starts from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from stoker.analysis.model import INFINITE, Measured, between, predict
+
+TOLERANCE = 0.1
+"""So far may prediction and measurement lie apart before a report says so first."""
+_ALL = 0.99  # of the time in compute: what else takes time was too short to be measured
+
+Scale = Callable[[Measured, float], Measured]
+
+
+def calibrated(apart: Measured, rate: float, compute: float) -> Measured:
+    """Return rates with which the model runs the job as it is at ``rate`` examples/s.
+
+    ``compute`` is the share of the time that the job computed, above 0 and at most 1.
+
+    A part that, apart, gave less than the job took was measured too low and is raised. Where the
+    job is slower than all parts, the one that limits is lowered; where that would be training,
+    which the job's share of compute says that it is not, the slowest part of the data path, or, up
+    to the tolerance, how well both overlap.
+    """
+    if apart.workers == 0:
+        return _alone(apart, rate, compute)
+    job = replace(apart, ingestion=rate / compute)
+    reached = between(job.efficiency, job.workers) if job.efficiency else 1.0
+    if reached < compute:
+        job, reached = _reaching(job, compute / reached), compute
+    now = predict(job)
+    prep = predict(_storage_no_limit(job)).loader
+    parts: list[tuple[float, Scale]] = [
+        (now.fetch, _fetching),
+        (reached * prep, _preparing),
+        (reached * now.processors, _processors),
+    ]
+    short = [(given, scale) for given, scale in parts if given < rate]
+    given, scale = min(parts, key=lambda part: part[0])
+    training = reached * job.ingestion
+    if not short and rate < training:
+        if training <= given and training <= (1 + TOLERANCE) * rate:
+            return _reaching(job, compute / reached)
+        short = [(given, scale)]
+    for given, scale in short:
+        job = scale(job, rate / given)
+    return job
+
+
+def _alone(apart: Measured, rate: float, compute: float) -> Measured:
+    """The same where training prepares by itself: what one takes, the other has not."""
+    overlaps = tuple((count, 1.0 if count == 0 else share) for count, share in apart.efficiency)
+    job = replace(apart, efficiency=overlaps)
+    if compute < _ALL:
+        job = replace(job, ingestion=rate / compute)
+        faster = rate / (1.0 - compute) / predict(job).loader
+        job = _preparing(_fetching(job, faster), faster)
+        return _processors(job, max(1.0, rate / predict(job).processors))
+    faster = rate / predict(job).rate
+    job = replace(job, ingestion=faster * job.ingestion)
+    return _processors(_preparing(_fetching(job, faster), faster), faster)
+
+
+def _storage_no_limit(job: Measured) -> Measured:
+    if job.storage is None or job.cache is None:
+        return job
+    return replace(job, storage=INFINITE, cache=INFINITE)
+
+
+def _fetching(job: Measured, faster: float) -> Measured:
+    if job.storage is None or job.cache is None:
+        return job
+    most = None if job.storage_most is None else faster * job.storage_most
+    storage, cache = faster * job.storage, faster * job.cache
+    return replace(job, storage=storage, cache=cache, storage_most=most)
+
+
+def _preparing(job: Measured, faster: float) -> Measured:
+    return replace(
+        job,
+        prep=tuple((count, faster * rate) for count, rate in job.prep),
+        miss_s=job.miss_s / faster,
+        after_s=tuple((place, behind_s / faster) for place, behind_s in job.after_s),
+    )
+
+
+def _processors(job: Measured, faster: float) -> Measured:
+    return replace(
+        job,
+        step_cpu_s=job.step_cpu_s / faster,
+        prep_cpu=tuple((count, cpu_s / faster) for count, cpu_s in job.prep_cpu),
+    )
+
+
+def _reaching(job: Measured, share: float) -> Measured:
+    known = job.efficiency or ((job.workers, 1.0),)
+    return replace(job, efficiency=tuple((count, min(1.0, share * one)) for count, one in known))

@@ -1,0 +1,142 @@
+"""One report says one thing: in its verdict, to what-if and on its page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from browser import needs_chromium, opened
+from hypothesis import given
+from recordings import Parts, parts, recorded
+from reports import FETCH, REPORTS
+from test_page import data_of
+from typer.testing import CliRunner
+
+from stoker.analysis.calibration import calibrated
+from stoker.analysis.findings import report_of
+from stoker.analysis.model import Change, predict
+from stoker.analysis.page import write_page
+from stoker.analysis.questions import ask
+from stoker.analysis.report import Rate, Report, measured, read_report, write_report
+from stoker.analysis.verdict import doubts, verdict
+from stoker.cli import app
+
+FED = Parts(
+    rate=186.0,
+    wait=0.02,
+    G=190.0,
+    P={1: 210.0, 2: 400.0},
+    trained={1: 188.0, 2: 190.0},
+    workers=2,
+    S=900.0,
+    C=9_000.0,
+    cached=1.0,
+    prep_cpu_s=0.004,
+    step_cpu_s=0.0,
+)
+"""All of it agrees."""
+SLOW = replace(FED, rate=110.0, wait=0.45)
+"""The job waits for its data, for a reason that its parts do not show."""
+QUICK = replace(FED, rate=186.0, wait=0.3, G=300.0, P={1: 55.0, 2: 110.0})
+"""The job is faster than its loader was by itself."""
+JOBS = {"fed": FED, "slow": SLOW, "quick": QUICK}
+LIMITS = {
+    "compute": "fed: ",
+    "prep": "limited by preparing data",
+    "fetch": "limited by fetching data",
+    "processors": "limited by the host's processors",
+}
+
+
+@given(parts())
+def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Parts) -> None:
+    report = report_of(recorded(job))
+    assert report.as_it_is is not None
+    outcome = ask(measured(report), Change()).outcomes[0].prediction
+    assert outcome.rate == pytest.approx(report.as_it_is.rate.value, rel=1e-6)
+    assert outcome.bound == report.bound
+    assert LIMITS[report.bound] in report.verdict
+    shares = (outcome.compute, outcome.prep_stall, outcome.fetch_stall)
+    split = report.split
+    expected = (split.compute, split.prep_stall, split.fetch_stall)
+    assert shares == pytest.approx(expected, abs=1e-6)
+
+
+@given(parts())
+def test_calibrating_twice_changes_nothing(job: Parts) -> None:
+    report = report_of(recorded(job))
+    assert report.as_it_is is not None
+    once = measured(report)
+    twice = calibrated(once, report.as_it_is.rate.value, report.split.compute)
+    for change in (Change(), Change(cores=9), Change(accelerator=3.0), Change(echo=2.0)):
+        assert predict(twice, change).rate == pytest.approx(predict(once, change).rate, rel=1e-4)
+
+
+def test_what_agrees_is_left_alone() -> None:
+    report = report_of(recorded(FED))
+    apart = report.predicted
+    assert apart == pytest.approx(186.0, rel=0.03)
+    assert report.doubts == []
+    assert measured(report).prep == tuple(sorted((p.workers, p.rate.value) for p in report.prep))
+
+
+@needs_chromium
+def test_verdict_what_if_and_page_say_the_same(tmp_path: Path) -> None:
+    reports = {name: report_of(recorded(job)) for name, job in JOBS.items()} | REPORTS
+    for name, report in reports.items():
+        write_report(report, tmp_path / f"{name}.json")
+        write_page(report, tmp_path / f"{name}.html")
+    datas = ", ".join(data_of(tmp_path / f"{name}.html") for name in reports)
+    script = f"""return [{datas}].map((data) => {{
+        show(data);
+        const text = (id) => document.getElementById(id).textContent;
+        return {{ rate: Number(document.getElementById("rate").dataset.value),
+            says: text("compared"), figures: text("figures"),
+            head: text("verdict") + " " + text("findings") }};
+    }});"""
+    shown = opened(tmp_path / "slow.html", script)
+    assert shown.console == []
+    for (name, report), page in zip(reports.items(), shown.found, strict=True):
+        assert report.as_it_is is not None
+        rate = report.as_it_is.rate.value
+        said = CliRunner().invoke(app, ["what-if", str(tmp_path / f"{name}.json")]).stdout
+        assert re.search(rf"examples/s +{rate:,.0f}\n", said), said
+        assert re.search(rf"what limits +{report.bound}\n", said), said
+        assert page["rate"] == pytest.approx(rate, rel=1e-6)
+        assert f"What limits: {report.bound}." in page["says"]
+        assert f"What limits{report.bound}" in page["figures"]
+        assert f"{rate:,.0f}/s" in page["figures"]
+        assert page["head"] == report.verdict
+        assert LIMITS[report.bound] in report.verdict
+
+
+@pytest.mark.parametrize("name", ["slow", "quick"])
+def test_what_contradicts_itself_is_said_first_and_softly(name: str, tmp_path: Path) -> None:
+    report = report_of(recorded(JOBS[name]))
+    assert report.bound == "prep"
+    assert report.predicted is not None
+    numbers = f"predicted {report.predicted:,.0f} examples/s, measured {JOBS[name].rate:,.0f}"
+    assert report.verdict.startswith(f"Uncertain: {numbers}. ")
+    assert "The job seems to be limited by preparing data" in report.verdict
+    write_report(report, tmp_path / "report.json")
+    assert read_report(tmp_path / "report.json").doubts == report.doubts
+    said = CliRunner().invoke(app, ["what-if", str(tmp_path / "report.json")]).stdout
+    assert said.splitlines()[1].startswith("Uncertain: predicted")
+    assert f"Calibrated to the job as it ran, at {JOBS[name].rate:,.0f}/s: P is taken as" in said
+
+
+def test_an_interval_that_reaches_0_is_said_first() -> None:
+    report: Report = msgspec.structs.replace(
+        FETCH, rates=msgspec.structs.replace(FETCH.rates, S=Rate(900.0, 0.0, 1_800.0))
+    )
+    report = msgspec.structs.replace(report, doubts=doubts(report))
+    assert report.doubts == ["the interval of S reaches 0"]
+    assert verdict(report).startswith("Uncertain: the interval of S reaches 0. The job seems to be")
+    assert doubts(FETCH) == []
+    off = msgspec.structs.replace(FETCH, predicted=1.2 * (FETCH.predicted or 0.0))
+    both = msgspec.structs.replace(report, doubts=doubts(off) + report.doubts)
+    assert verdict(both).startswith("Uncertain: predicted")
+    assert ". The interval of S reaches 0. The job seems" in verdict(both)

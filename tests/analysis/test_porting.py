@@ -1,0 +1,192 @@
+"""The loader as a pipeline: code that runs where it is pasted, and gives the same batches."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
+from stoker.analysis.porting import code, port
+from stoker.analysis.probe.example import described
+
+torch = pytest.importorskip("torch")
+
+
+def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
+    write_files(tmp_path, 203)
+    script = write_script(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            loader = DataLoader(
+                Files(0.01), 8, shuffle=True, num_workers=2, drop_last=True
+            )
+            train(loader, 0.004, epochs=int(sys.argv[1]))
+        """,
+    )
+    found = analyze(tmp_path, "train.py", "10000", minutes=0.75)
+    assert found.report is not None, found.errors
+    assert found.report["port"] is not None, found.report["notes"]
+    (ported,) = (a for a in found.report["actions"] if "port the loader" in a["title"])
+    assert "Files(0.01)" in ported["code"]
+    # Preparing waits: more workers than processors were tried, and count.
+    cores = found.report["cores"]
+    assert max(point["workers"] for point in found.report["prep"]) > cores
+    (more,) = (a for a in found.report["actions"] if "num_workers=" in a["code"])
+    assert int(re.findall(r"num_workers=(\d+)", more["code"])[0]) > cores
+
+    text = script.read_text()
+    built = text.index("    loader = DataLoader(")
+    end = text.index("    train(loader")
+    pasted = textwrap.indent(ported["code"], "    ") + "\n"
+    counts = "    print(len(loader), sum(len(batch) for batch in loader))\n"
+    script.write_text(text[:built] + pasted + counts + text[end:])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["25", "200"]
+
+
+def joined(examples: list[Any]) -> Any:
+    return torch.cat(examples)
+
+
+BUILT = {
+    "data = DataLoader(Sleepy(0.0, 20), 8)": ("data", "Sleepy(0.0, 20)", {}),
+    "train(DataLoader(num_workers=2, batch_size=8, dataset=Sleepy(0.0, 20)))": (
+        "loader",
+        "Sleepy(0.0, 20)",
+        {},
+    ),
+    "loader = DataLoader(Sleepy(0.0, 20), 8, drop_last=True)": (
+        "loader",
+        "Sleepy(0.0, 20)",
+        {"drop_last": True},
+    ),
+    "loader = DataLoader(Sleepy(0.0, 20), 8, collate_fn=joined)": (
+        "loader",
+        "Sleepy(0.0, 20)",
+        {"collates": True},
+    ),
+    "loader = make(Sleepy(0.0, 20), 8)": ("loader", "dataset", {}),
+}
+
+
+@pytest.mark.parametrize("line", BUILT)
+def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -> None:
+    name, dataset, more = BUILT[line]
+    script = write_script(tmp_path, line)
+    number = script.read_text().splitlines().index(line) + 1
+    described = {
+        "example_bytes": 16,
+        "varies": False,
+        "sampler": "SequentialSampler",
+        "shuffles": False,
+        "drop_last": False,
+        "collates": False,
+        "cuda": False,
+    } | more
+    found = port({"built": (str(script), number), "batch_size": 8}, described)
+    assert found is not None
+    assert (found.name, found.dataset) == (name, dataset)
+    names: dict[str, Any] = {"joined": joined}
+    exec(PRELUDE.replace("__file__", repr(str(script))), names)
+    names["dataset"] = names["Sleepy"](0.0, 20)
+    exec(code(found, 0, "1 MiB"), names)
+    loader = torch.utils.data.DataLoader(
+        names["dataset"],
+        8,
+        drop_last=found.drop_last,
+        collate_fn=joined if found.collate else None,
+    )
+    for _ in range(2):
+        ported, expected = list(names[name]), list(loader)
+        assert len(ported) == len(expected)
+        for one, other in zip(ported, expected, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampler": "WeightedRandomSampler"},
+        {"collates": True},  # by a function that the script does not name
+        {"example_bytes": 0},
+    ],
+)
+def test_what_a_pipeline_does_not_do_is_not_ported(more: dict[str, Any]) -> None:
+    described = {
+        "example_bytes": 16,
+        "varies": False,
+        "sampler": "RandomSampler",
+        "shuffles": False,
+        "drop_last": False,
+        "collates": False,
+        "cuda": True,
+    }
+    assert port({"batch_size": 8}, described) is not None
+    assert port({"batch_size": 8}, described | more) is None
+    assert port({"batch_size": None}, described) is None
+
+
+def test_shuffled_parts_of_ranks_are_ported() -> None:
+    described = {
+        "example_bytes": 16,
+        "varies": False,
+        "sampler": "DistributedSampler",
+        "shuffles": True,
+        "drop_last": False,
+        "collates": False,
+        "cuda": True,
+    }
+    found = port({"batch_size": 8}, described)
+    assert found is not None
+    lines = [line.strip() for line in code(found, 4, "1 GiB").splitlines()]
+    assert lines[3:8] == [
+        "stoker.from_dataset(dataset)",
+        ".shuffle()",
+        ".shard()",
+        '.cache("1 GiB")',
+        '.workers(4, kind="process")',
+    ]
+    assert lines[9] == '.to("cuda")'
+
+
+class Drawn:
+    """One example, drawn in some way."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self._draw = draw
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.full((4,), float(self._draw())), "y": np.int64(index)}
+
+
+@pytest.mark.parametrize(
+    ("draw", "varies"),
+    [
+        (lambda: 3, False),
+        (lambda: random.random() < 0.5, True),
+        (lambda: np.random.random(), True),
+        (lambda: np.random.default_rng().random(), True),
+        (lambda: torch.rand(1), True),
+    ],
+)
+def test_examples_that_are_drawn_at_random_are_told(draw: Callable[[], Any], varies: bool) -> None:
+    assert described(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
+    assert described({}) == {}

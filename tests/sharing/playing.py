@@ -95,6 +95,7 @@ def _job(make: Callable[[], stoker.Pipeline], play: Play, log: Path, state: Any)
 def _play(pipeline: stoker.Pipeline, play: Play, write: Callable[[Any], None], log: Path) -> None:
     kept: list[tuple[str, Any]] = []
     left = play.epochs
+    place = 0, -1
     while left:
         left -= 1
         count = 0
@@ -102,7 +103,9 @@ def _play(pipeline: stoker.Pipeline, play: Play, write: Callable[[Any], None], l
             for value in outputs:
                 now = served.digest(value)
                 at = pipeline.state_dict()["loader"]
-                write((at["epoch"], at["number"] - 1, now))
+                ended = not at["number"]  # the last output: the next epoch begins behind it
+                place = (place[0], place[1] + 1) if ended else (at["epoch"], at["number"] - 1)
+                write((*place, now))
                 kept.append((now, value))
                 if play.step_s:
                     time.sleep(play.step_s)
@@ -117,7 +120,7 @@ def _play(pipeline: stoker.Pipeline, play: Play, write: Callable[[Any], None], l
                     elif play.fate == "stopped":
                         os.kill(os.getpid(), signal.SIGSTOP)
                     elif play.fate == "resumes":
-                        _resume(pipeline.state_dict(), play, log, left)
+                        _resume(pipeline.state_dict(), play, log, left - ended)
                         return
                     elif play.fate == "skips":
                         break

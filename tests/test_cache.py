@@ -847,7 +847,8 @@ def test_hosts_that_draw_their_parts_anew_are_told(monkeypatch: pytest.MonkeyPat
 def test_a_limit_that_nobody_has_is_lowered_and_told(tmp_path: Path, on_disk: bool) -> None:
     path = tmp_path / "store" if on_disk else None
     pipeline = stoker.from_dataset(Rows(8)).cache("900TB", path=path, keep=False)
-    with pytest.warns(stoker.CacheWarning, match=r"the cache (takes|can be) .*(limit=|path=)") as said:
+    told = r"the cache (takes|can be) .*(limit=|path=)"
+    with pytest.warns(stoker.CacheWarning, match=told) as said:
         list(pipeline)
     assert {warning.filename for warning in said} == {__file__}
     list(pipeline)

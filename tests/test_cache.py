@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Script, Watch, run, script
+from stoker.caching import mark
+from stoker.stages import storage
 from strategies import Keep, few, frozen, jitter, small_pools_allowed, stream, through_json
 
 LIMIT = "4MiB"
@@ -482,6 +484,96 @@ def test_a_file_that_changed_between_epochs_is_read_anew(
     for hits in (10, 12):
         assert quiet(pipeline) == stream(plain)
         assert counted(pipeline).hits == hits
+
+
+def rewritten(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+def replaced(file: Path, content: bytes) -> None:
+    """As ``rsync`` and ``tar`` do it: written beside it, and renamed."""
+    beside = file.with_name(".beside")
+    beside.write_bytes(content)
+    times = file.stat()
+    os.utime(beside, ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.rename(beside, file)
+
+
+def linked(file: Path, content: bytes) -> None:
+    """As where a link leads to another version of all the data."""
+    other = file.parent.parent.parent / f"version of {file.name}"
+    other.write_bytes(content)
+    times = file.stat()
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    file.unlink()
+    file.symlink_to(other)
+
+
+@pytest.mark.parametrize("source", ["folder", "files", "file://"])
+@pytest.mark.parametrize("write", [rewritten, replaced, linked])
+def test_a_file_that_looks_as_before_is_read_anew(
+    tmp_path: Path, write: Callable[[Path, bytes], None], source: str
+) -> None:
+    """Its size is the same, and its time of modification is set back."""
+    folder = pets(tmp_path / "train")
+    pattern = str(folder / "*" / "*.jpg")
+    if source == "file://":
+        pytest.importorskip("fsspec")
+        pattern = f"file://{pattern}"
+
+    def cached() -> stoker.Pipeline:
+        plain = stoker.from_folder(folder) if source == "folder" else stoker.from_files(pattern)
+        return plain.cache(LIMIT, path=tmp_path / "store").workers(0)
+
+    quiet(cached())
+    file = folder / "cat" / "2.jpg"
+    before = file.stat()
+    later = before.st_ctime_ns
+    while later == before.st_ctime_ns:  # the kernel's clock goes by ticks
+        write(file, b"new".ljust(2000, b"!"))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        later = file.stat().st_ctime_ns
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (2000, before.st_mtime_ns)
+    pipeline = cached()
+    found = [bytes(example[source != "folder"]) for example in pipeline]
+    assert found[2] == b"new".ljust(2000, b"!")
+    assert counted(pipeline).hits == 11
+
+
+def test_what_may_number_files_anew_is_told_by_the_system() -> None:
+    lines = [
+        "22 28 0:21 / /proc rw,nosuid shared:5 - proc proc rw",
+        "23 28 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw",
+        "24 23 0:50 / /mnt/a\\040b rw,relatime - fuse.gcsfuse bucket rw,user_id=0",
+        "25 23 0:51 / /mnt/s rw - fuse.sshfs host: rw",
+        "26 23 0:52 / /mnt/n rw - nfs4 host:/ rw",
+    ]
+    mounts = "\n".join(lines)
+    for device, expected in (((8, 2), False), ((0, 50), True), ((0, 51), True), ((0, 52), False)):
+        assert mark.in_user_space(os.makedev(*device), mounts) is expected
+    assert mark.in_user_space(os.makedev(0, 99), mounts) is False  # a part of a file system
+    assert mark.in_user_space(os.makedev(8, 2), "") is False
+
+
+def told(**info: Any) -> int:
+    (_, (version,)) = storage._told([{"size": 1, **info}])
+    return version
+
+
+def test_versions_of_servers_are_what_no_writer_can_set_back() -> None:
+    assert told() == told(mtime=5) == told(mtime=5, ino=3) == 0
+    known = [
+        told(ETag="a"),
+        told(ETag="b"),
+        told(md5Hash="c"),
+        told(LastModified=1),
+        told(created=2),
+        told(created=2, mtime=5),
+        told(created=3, mtime=5),
+        told(created=3, mtime=5, ino=3),
+    ]
+    assert len({0, *known}) == len(known) + 1
+    assert told(ETag="a", LastModified=1) == told(ETag="a", LastModified=2)  # the same content
 
 
 def test_a_file_that_changes_back_and_forth_is_never_stale(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.caching import limits, place, values
 from stoker.caching.admission import Admission, FirstCome, Worth
-from stoker.caching.counters import ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
+from stoker.caching.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
 from stoker.caching.handles import HANDLES, Handle
 from stoker.caching.identity import digest, item_key, private_identity
 from stoker.caching.limits import Limit
@@ -103,9 +103,9 @@ class Cache:
     def open(self) -> None:
         """Take hold of the store, which is made if it is not there. Call it where workers begin.
 
-        Raises CacheError, OSError.
+        Raises CacheError where it is damaged and that is refused, or where there can be none.
         """
-        self._opened()
+        self.find((), ())
 
     def key(self, mark: Mark) -> bytes:
         """Return the key of an item."""
@@ -152,9 +152,11 @@ class Cache:
 
     @property
     def takes(self) -> bool:
-        """Whether there is a store that something can still enter."""
+        """Whether there is a store that something can still enter, and stay in."""
         handle = self._opened()
-        return handle is not None and not handle.store.full
+        if handle is None:
+            return False
+        return not handle.store.full and not handle.store.counters.head[DAMAGED]
 
     def tells_once(self, admitted: int) -> bool:
         """Tell whether nobody else has filled the store; True for the first who asks alone."""
@@ -278,10 +280,10 @@ class Cache:
 
     def _joined(self) -> place.Place | None:
         """Take hold of the folder; None where there is no room for a store."""
-        place.sweep()
         folder = self.folder
         if self.in_memory:
             place.made_memory_folder()
+        place.sweep(folder)
         try:
             found = self._join(None)
             if found is not None:

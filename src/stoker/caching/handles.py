@@ -36,7 +36,7 @@ class Handle:
         self.place = place
         self._line_open = False
         in_memory = place.folder.startswith(memory_folder())
-        self.store = Store(place.folder, place.about.limit_bytes, in_memory=in_memory)
+        self.store = Store(place.inside, place.about.limit_bytes, in_memory=in_memory)
         self.writer = Writer(self.store, self._written, self._failed)
 
     def damaged(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:

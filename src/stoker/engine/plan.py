@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import randomness, structure
-from stoker.errors import StageError
+from stoker.errors import CacheError, StageError
 from stoker.orders import Order, Share
 from stoker.randomness import Rekeyed
 from stoker.stages.batch import Batch
@@ -311,6 +311,8 @@ class Work:
         found: list[Any]
         try:
             found = self._cache.find(self._source, indices.tolist(), self._expected)
+        except CacheError as error:  # no example's failure: nothing may skip it
+            found = [Failure(error)] * len(indices)
         except Exception as error:
             if len(indices) == 1:
                 failed = self._error(self._cache.name, error, index=int(indices[0]))

@@ -112,6 +112,8 @@ def joined(
                 users = folder.file(_USERS, os.O_RDWR)
             except FileNotFoundError:  # it has just been removed
                 continue
+            except OSError as error:
+                raise CacheError(f"the cache in {path} cannot be locked: {error}") from error
             undo.callback(os.close, users)
             about = _entered(folder, users, on_damage)
             if about is not None:
@@ -212,10 +214,11 @@ def told_by(path: str) -> tuple[About, list[int], CacheCounts] | None:
 def in_use(path: str) -> bool:
     """Tell whether a store has users."""
     with _store(path) as folder:
-        if folder is None:
-            return False
-        with _lock_of(folder) as alone:
-            return not alone
+        with contextlib.suppress(OSError):
+            if folder is not None:
+                with _lock_of(folder) as alone:
+                    return not alone
+        return False
 
 
 def remove(path: str) -> None:

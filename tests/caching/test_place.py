@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -284,6 +285,33 @@ def test_what_killed_processes_leave_beside_a_store_is_swept(
     assert not (beside.parent / left[0]).exists()
     assert {name for name in before if left[0] not in name} <= set(tree(str(beside.parent)))
     assert (beside.parent / ".making-away").exists()
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "open", "flock"])
+def test_who_is_swept_before_it_has_its_lock_makes_another(folder: str, moment: str) -> None:
+    """Whoever comes by at any moment before."""
+    module = fcntl if moment == "flock" else os
+    real = getattr(module, moment)
+    seen: list[str] = []
+
+    def swept(*args: object, **options: object) -> object:
+        beside = [n for n in os.listdir(os.path.dirname(folder)) if n.startswith(".making-")]
+        if moment == "mkdir":
+            made = real(*args, **options)
+            beside = [os.path.basename(str(args[0]))]
+        if beside and not seen:
+            seen.append(beside[0])
+            place.sweep(folder)
+        return made if moment == "mkdir" else real(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, moment, swept)
+        hold = joined(folder)
+    assert len(seen) == 1
+    assert not [n for n in os.listdir(os.path.dirname(folder)) if n.startswith(".")]
+    hold.leave()
+    with opened(folder) as store:
+        assert store.add([item(1)]).items == 1
 
 
 def test_what_is_being_made_is_not_swept(tmp_path: Path, folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -880,6 +881,28 @@ def test_what_was_in_use_when_its_users_were_killed_is_checked_and_kept(
     with opened(folder) as store:
         assert found(store, [1]) == {1: content(1)}
     assert said(folder)["clean"] is True
+
+
+def test_who_waits_for_the_last_user_to_leave_is_the_first(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should it be killed, nobody takes what it left for what was closed."""
+    joined(folder).leave()
+    last = os.open(os.path.join(folder, "users"), os.O_RDWR)
+    fcntl.flock(last, fcntl.LOCK_EX)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        fcntl.flock(last, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(place.time, "sleep", sleep)
+    hold = joined(folder)
+    assert len(waited) == 1
+    assert said(folder)["clean"] is False
+    assert not os.path.exists(os.path.join(folder, "left"))
+    hold.leave()
+    os.close(last)
 
 
 @pytest.mark.parametrize("name", ["lock.mdb", "counters", "admission"])

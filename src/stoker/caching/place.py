@@ -122,13 +122,13 @@ def joined(
 
 
 def _entered(folder: Folder, users: int, on_damage: str) -> About | None:
-    """Take hold of a store that is there; None if it is not, or no more."""
+    """Take hold of a store that is there; None if that has to be tried again."""
     path = folder.path
     alone = _alone(users)
     if not alone:
         _wait_for(users, path)
-    if not folder.is_current():
-        return None
+    if not folder.is_current() or (not alone and damage.LEFT in folder.names()):
+        return None  # it was removed, or its last user has just left: somebody has to be first
     about = About.of(folder)
     if alone:
         if about is not None and about.temporary:
@@ -169,13 +169,16 @@ def _made(path: str, limit_bytes: int, describes: str, temporary: bool) -> Place
     making = os.path.join(parent, _MAKING + secrets.token_hex(8))
     os.mkdir(making, 0o700)  # its owner's alone
     with contextlib.ExitStack() as undo:
-        folder = Folder(making)
-        undo.callback(folder.close)
-        undo.callback(folder.clear, _USERS)
-        users = folder.file(_USERS, os.O_RDWR | os.O_CREAT)
+        try:
+            folder = Folder(making)
+            undo.callback(folder.close)
+            undo.callback(folder.clear, _USERS)
+            users = folder.file(_USERS, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # who sweeps took it for left over
+            return None
         undo.callback(os.close, users)
         if not _joins(users) or not folder.holds(_USERS, users):
-            return None  # who sweeps took it for left over
+            return None  # so did somebody here
         Store.create(folder.inside, limit_bytes)
         about = About(FORMAT, describes, limit_bytes, temporary, time.time(), boot())
         about.write(folder)

@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Script, Watch, run, script
+from stoker.caching import mark
+from stoker.stages import storage
 from strategies import Keep, few, frozen, jitter, small_pools_allowed, stream, through_json
 
 LIMIT = "4MiB"
@@ -263,9 +265,11 @@ def test_a_part_of_the_epoch_is_kept_on_each_rank() -> None:
         pipeline = stoker.from_dataset(data, seed=0).shard(rank=rank, world=2).shuffle()
         pipeline = pipeline.cache(LIMIT).workers(0)
         first = sorted(row["id"] for row in pipeline)
+        assert len(data.asked) == len(first) + 8  # of which one is tried, whether it repeats
         again = sorted(row["id"] for row in pipeline)
         assert first == again
-        assert sorted(data.asked) == first  # in one epoch of two
+        assert sorted(set(data.asked)) == first  # in one epoch of two
+        assert len(data.asked) == len(first) + 8
 
 
 # -- state
@@ -371,6 +375,91 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
 
 
+class Augmented(Rows):
+    """Rows that are turned around by chance, by a generator that all share or one of their own."""
+
+    def __init__(self, own: bool = False) -> None:
+        super().__init__(16)
+        self.draw = np.random.default_rng(0).random if own else np.random.rand
+
+    def __getitem__(self, index: int) -> Any:
+        x = np.arange(4) + index
+        return x[::-1].copy() if self.draw() < 0.5 else x
+
+
+def shaken(x: Any) -> Any:
+    return x + np.random.rand()
+
+
+def sometimes(x: Any) -> bool:
+    return bool(np.random.rand() < 0.5)
+
+
+RANDOM: dict[str, Callable[[], stoker.Pipeline]] = {
+    "datasets": lambda: stoker.from_dataset(Augmented(), seed=0),
+    "with a generator of their own": lambda: stoker.from_dataset(Augmented(own=True), seed=0),
+    "maps": lambda: examples().map(shaken, on="x"),
+    "maps of rows": lambda: stoker.from_arrays(np.zeros((8, 3))).map(shaken),
+    "filters": lambda: examples().filter(sometimes, on="x"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "workers", "kind"),
+    [*((what, 0, "thread") for what in RANDOM), *(("datasets", *how) for how in WORKERS[1:])],
+)
+def test_what_is_another_one_each_time_is_refused(what: str, workers: int, kind: str) -> None:
+    pipeline = RANDOM[what]().cache(LIMIT).workers(workers, kind=kind)
+    for _ in range(2):  # not only at the first try
+        with pytest.raises(stoker.StageError, match=r"another one each time it is .*random_map"):
+            list(pipeline)
+        assert items(pipeline) == 0
+    assert len(list(RANDOM[what]())) in range(17)  # without a cache nobody minds
+
+
+def test_what_others_have_in_a_store_vouches_for_nobody(tmp_path: Path) -> None:
+    list(examples().cache(LIMIT, path=tmp_path / "store", version="1").workers(0))
+    random = stoker.from_dataset(Augmented(), seed=0)
+    with pytest.raises(stoker.StageError, match="another one each time"):
+        list(random.cache(LIMIT, path=tmp_path / "store", version="1").workers(0))
+
+
+def in_place(x: Any) -> Any:
+    x += 1
+    return x
+
+
+def test_what_a_map_does_in_place_is_no_other_example(tmp_path: Path) -> None:
+    rows = stoker.from_arrays(np.zeros((8, 3))).map(in_place)
+    assert stream(rows.cache(LIMIT)) == stream(rows)
+    dataset = stoker.from_dataset(Rows(8)).map(in_place, on="x")
+    assert stream(dataset.cache(LIMIT)) == stream(dataset)
+    bytes_of_files = stoker.from_folder(pets(tmp_path / "train")).map(bytearray, on="image")
+    assert quiet(bytes_of_files.map(bytes, on="image").cache(LIMIT))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_check_for_it_changes_no_draws_and_no_stream(workers: int) -> None:
+    """In worker processes each use has draws of its own; with one thread they go on in a row."""
+    kind = "process" if workers else "thread"
+
+    def drawing() -> stoker.Pipeline:
+        return stoker.from_dataset(Rows(12), seed=0).map(drawn_for_nothing, on="x")
+
+    found = []
+    for cache in (False, True):
+        np.random.seed(1)
+        pipeline = drawing().cache(LIMIT) if cache else drawing()
+        pipeline = pipeline.map(shaken, on="x").workers(workers, kind=kind)
+        found.append(stream(pipeline))
+    assert found[0] == found[1]
+
+
+def drawn_for_nothing(x: Any) -> Any:
+    np.random.rand(3)
+    return x
+
+
 # -- never what is stale, nor another's
 
 
@@ -395,6 +484,96 @@ def test_a_file_that_changed_between_epochs_is_read_anew(
     for hits in (10, 12):
         assert quiet(pipeline) == stream(plain)
         assert counted(pipeline).hits == hits
+
+
+def rewritten(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+def replaced(file: Path, content: bytes) -> None:
+    """As ``rsync`` and ``tar`` do it: written beside it, and renamed."""
+    beside = file.with_name(".beside")
+    beside.write_bytes(content)
+    times = file.stat()
+    os.utime(beside, ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.rename(beside, file)
+
+
+def linked(file: Path, content: bytes) -> None:
+    """As where a link leads to another version of all the data."""
+    other = file.parent.parent.parent / f"version of {file.name}"
+    other.write_bytes(content)
+    times = file.stat()
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    file.unlink()
+    file.symlink_to(other)
+
+
+@pytest.mark.parametrize("source", ["folder", "files", "file://"])
+@pytest.mark.parametrize("write", [rewritten, replaced, linked])
+def test_a_file_that_looks_as_before_is_read_anew(
+    tmp_path: Path, write: Callable[[Path, bytes], None], source: str
+) -> None:
+    """Its size is the same, and its time of modification is set back."""
+    folder = pets(tmp_path / "train")
+    pattern = str(folder / "*" / "*.jpg")
+    if source == "file://":
+        pytest.importorskip("fsspec")
+        pattern = f"file://{pattern}"
+
+    def cached() -> stoker.Pipeline:
+        plain = stoker.from_folder(folder) if source == "folder" else stoker.from_files(pattern)
+        return plain.cache(LIMIT, path=tmp_path / "store").workers(0)
+
+    quiet(cached())
+    file = folder / "cat" / "2.jpg"
+    before = file.stat()
+    later = before.st_ctime_ns
+    while later == before.st_ctime_ns:  # the kernel's clock goes by ticks
+        write(file, b"new".ljust(2000, b"!"))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        later = file.stat().st_ctime_ns
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (2000, before.st_mtime_ns)
+    pipeline = cached()
+    found = [bytes(example[source != "folder"]) for example in pipeline]
+    assert found[2] == b"new".ljust(2000, b"!")
+    assert counted(pipeline).hits == 11
+
+
+def test_what_may_number_files_anew_is_told_by_the_system() -> None:
+    lines = [
+        "22 28 0:21 / /proc rw,nosuid shared:5 - proc proc rw",
+        "23 28 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw",
+        "24 23 0:50 / /mnt/a\\040b rw,relatime - fuse.gcsfuse bucket rw,user_id=0",
+        "25 23 0:51 / /mnt/s rw - fuse.sshfs host: rw",
+        "26 23 0:52 / /mnt/n rw - nfs4 host:/ rw",
+    ]
+    mounts = "\n".join(lines)
+    for device, expected in (((8, 2), False), ((0, 50), True), ((0, 51), True), ((0, 52), False)):
+        assert mark.in_user_space(os.makedev(*device), mounts) is expected
+    assert mark.in_user_space(os.makedev(0, 99), mounts) is False  # a part of a file system
+    assert mark.in_user_space(os.makedev(8, 2), "") is False
+
+
+def told(**info: Any) -> int:
+    (_, (version,)) = storage._told([{"size": 1, **info}])
+    return version
+
+
+def test_versions_of_servers_are_what_no_writer_can_set_back() -> None:
+    assert told() == told(mtime=5) == told(mtime=5, ino=3) == 0
+    known = [
+        told(ETag="a"),
+        told(ETag="b"),
+        told(md5Hash="c"),
+        told(LastModified=1),
+        told(created=2),
+        told(created=2, mtime=5),
+        told(created=3, mtime=5),
+        told(created=3, mtime=5, ino=3),
+    ]
+    assert len({0, *known}) == len(known) + 1
+    assert told(ETag="a", LastModified=1) == told(ETag="a", LastModified=2)  # the same content
 
 
 def test_a_file_that_changes_back_and_forth_is_never_stale(tmp_path: Path) -> None:

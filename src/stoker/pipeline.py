@@ -327,7 +327,8 @@ class Pipeline:
             on_damage: ``"rebuild"`` a store that was damaged, or ``"refuse"`` it (CacheError).
 
         Raises ValueError where there is nothing to keep: on streams and loaders, behind random
-        maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments.
+        maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,
+        when the first example would enter, StageError if it is another one each time it is made.
         """
         from stoker.caching.cache import Cache
         from stoker.caching.identity import chain_identity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -22,7 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from stores import (
     HERE,
@@ -682,9 +683,145 @@ DAMAGES: dict[str, tuple[Callable[[str], object], str]] = {
     "about: other": (lambda f: write(f, "about.json", b"[1]"), r"about.json cannot be read"),
     "about: text": (lambda f: say_instead(f, limit_bytes="1"), r"about.json cannot be read"),
     "about: gone": (lambda f: os.unlink(os.path.join(f, "about.json")), r"about.json cannot be"),
-    "format": (lambda f: say_instead(f, format=7), r"has format 7, this version writes 1"),
+    "format": (lambda f: say_instead(f, format=7), r"has format 7, this version writes 2"),
     "other limit": (lambda f: say_instead(f, limit_bytes=4096), r"bytes instead of 4,096"),
 }
+
+
+FILES = ("data.mdb", "counters", "about.json", "left", "lock.mdb", "users", "admission")
+
+USING = """
+import json, os, sys, warnings
+import stoker
+
+items = [bytes([n]) * (100 + 40 * n * n) for n in range(60)]
+
+def use(folder, on_damage):
+    pipeline = stoker.from_dataset(items, seed=0)
+    pipeline = pipeline.cache("2MiB", path=folder, version="1", on_damage=on_damage).workers(0)
+    for _ in range(2):
+        assert list(pipeline) == items
+    return pipeline.stats().cache.hits
+
+def told(folder, on_damage):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            hits = use(folder, on_damage)
+        except stoker.CacheError as error:
+            assert on_damage == "refuse" and folder in str(error), error
+            return "refused"
+    assert all(w.category is stoker.CacheWarning for w in said), [str(w.message) for w in said]
+    return "rebuilt" if said else "right"
+
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        try:
+            answer = told(*json.loads(line))
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), flush=True)
+        os._exit(0)
+    print(json.dumps(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def flipped(folder: str, name: str, at: int, data: bytes, restored: bool) -> None:
+    """Damage a file; it stays as long as it was, and may look as old as it was."""
+    path = os.path.join(folder, name)
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(at)
+        old = file.read(len(data))
+        file.seek(at)
+        file.write(bytes(a ^ b for a, b in zip(old, data, strict=False)))
+    if restored:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+few_bytes = st.integers(0, 40)
+places = st.one_of(
+    st.tuples(st.just(DATA), st.integers(0, 8191)),  # the pages that LMDB opens it by
+    st.tuples(st.just(DATA), st.builds(lambda p, b: 4096 * p + b, st.integers(0, 40), few_bytes)),
+    st.tuples(st.just(DATA), st.integers(0, 2 * MIB - 1)),
+    st.tuples(st.just("counters"), st.integers(0, 4500)),
+    st.tuples(st.sampled_from(FILES), st.integers(0, 300)),
+)
+
+
+def test_damage_anywhere_is_mended_or_refused(tmp_path: Path) -> None:
+    """As users meet it: the right data, a warning that it is made anew, or a CacheError."""
+    model = str(tmp_path / "model")
+    errors = (tmp_path / "errors").open("w+")
+    service: Any = subprocess.Popen(
+        [sys.executable, "-c", USING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+    )
+
+    def outcome(folder: str, on_damage: str) -> str:
+        service.stdin.write(json.dumps([folder, on_damage]) + "\n")
+        service.stdin.flush()
+        answer = json.loads(service.stdout.readline())
+        assert isinstance(answer, str), f"the user of the cache ended with {answer}"
+        assert json.loads(service.stdout.readline()) == 0
+        return answer
+
+    @few(3)
+    @given(places, st.binary(min_size=1, max_size=40), st.booleans(), st.booleans())
+    @example((DATA, 16), b"\xff", True, True)
+    @example((DATA, 20), b"\xff", True, False)
+    @example((DATA, 40), b"\xff", True, True)
+    @example((DATA, 4116), b"\xff", True, False)
+    def check(where: tuple[str, int], data: bytes, restored: bool, refuse: bool) -> None:
+        inside = str(tmp_path / f"cache-{secrets.token_hex(8)}")
+        shutil.copytree(model, inside)
+        on_damage = "refuse" if refuse else "rebuild"
+        assert outcome(inside, on_damage) == "right"  # a copy is looked through
+        flipped(inside, *where, data, restored)
+        first = outcome(inside, on_damage)
+        assert first in ("right", "refused" if refuse else "rebuilt")
+        if first == "refused":
+            assert outcome(inside, on_damage) == "refused"
+        else:  # an item was found to be damaged when it was read: it is made anew now
+            assert outcome(inside, on_damage) in ("right", first)
+            assert outcome(inside, on_damage) == "right"
+        place.remove(inside)
+
+    with errors, service:
+        assert outcome(model, "refuse") == "right"
+        check()
+        service.stdin.close()
+        assert service.wait(60) == 0
+
+
+@pytest.mark.parametrize("at", [16, 20, 40, 4112, 4116])
+@pytest.mark.parametrize("on_damage", ["rebuild", "refuse"])
+def test_a_store_that_is_damaged_while_it_is_used(folder: str, at: int, on_damage: str) -> None:
+    """Who comes then reads from the source, or is refused; and who comes when all have left."""
+    items = [bytes([n]) * 1000 for n in range(20)]
+
+    def cached() -> stoker.Pipeline:
+        source = stoker.from_dataset(items, seed=0)
+        return source.cache("2MiB", path=folder, version="1", on_damage=on_damage).workers(0)
+
+    with opened(folder, 2 * MIB):
+        flipped(folder, DATA, at, b"\xff", True)
+        if on_damage == "refuse":
+            with pytest.raises(stoker.CacheError, match=f"{folder} is damaged"):
+                list(cached())
+        else:
+            with pytest.warns(stoker.CacheWarning, match="It is read from the source instead"):
+                assert list(cached()) == items
+    if on_damage == "refuse":
+        with pytest.raises(stoker.CacheError, match=f"{folder} is damaged"):
+            list(cached())
+    else:
+        with pytest.warns(stoker.CacheWarning, match="made anew"):
+            assert list(cached()) == items
 
 
 def tree(folder: str) -> dict[str, bytes]:
@@ -744,6 +881,28 @@ def test_what_was_in_use_when_its_users_were_killed_is_checked_and_kept(
     with opened(folder) as store:
         assert found(store, [1]) == {1: content(1)}
     assert said(folder)["clean"] is True
+
+
+def test_who_waits_for_the_last_user_to_leave_is_the_first(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should it be killed, nobody takes what it left for what was closed."""
+    joined(folder).leave()
+    last = os.open(os.path.join(folder, "users"), os.O_RDWR)
+    fcntl.flock(last, fcntl.LOCK_EX)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        fcntl.flock(last, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(place.time, "sleep", sleep)
+    hold = joined(folder)
+    assert len(waited) == 1
+    assert said(folder)["clean"] is False
+    assert not os.path.exists(os.path.join(folder, "left"))
+    hold.leave()
+    os.close(last)
 
 
 @pytest.mark.parametrize("name", ["lock.mdb", "counters", "admission"])

@@ -6,16 +6,17 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.caching import limits, place, values
 from stoker.caching.admission import Admission, FirstCome, Worth
-from stoker.caching.counters import ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
+from stoker.caching.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
 from stoker.caching.handles import HANDLES, Handle
 from stoker.caching.identity import digest, item_key, private_identity
 from stoker.caching.limits import Limit
 from stoker.caching.mark import Mark
+from stoker.caching.repeats import Repeats
 from stoker.caching.store import MISSING, Item, Missing
 from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
@@ -85,10 +86,14 @@ class Cache:
     def _begin(self) -> None:
         self._handle: Handle | None = None
         self._nowhere = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._admission: Admission = _ADMIT[self._admit]()
+        self._repeats = Repeats()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_handle", "_nowhere", "_admission")
+        mine = ("_handle", "_nowhere", "_admission", "_repeats")
         return {name: value for name, value in vars(self).items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -98,9 +103,9 @@ class Cache:
     def open(self) -> None:
         """Take hold of the store, which is made if it is not there. Call it where workers begin.
 
-        Raises CacheError, OSError.
+        Raises CacheError where it is damaged and that is refused, or where there can be none.
         """
-        self._opened()
+        self.find((), ())
 
     def key(self, mark: Mark) -> bytes:
         """Return the key of an item."""
@@ -147,15 +152,11 @@ class Cache:
 
     @property
     def takes(self) -> bool:
-        """Whether there is a store that something can still enter."""
+        """Whether there is a store that something can still enter, and stay in."""
         handle = self._opened()
-        return handle is not None and not handle.store.full
-
-    @property
-    def filled(self) -> bool:
-        """Whether there is anything in the store."""
-        handle = self._opened()
-        return handle is not None and bool(handle.store.counters.head[ITEMS])
+        if handle is None:
+            return False
+        return not handle.store.full and not handle.store.counters.head[DAMAGED]
 
     def tells_once(self, admitted: int) -> bool:
         """Tell whether nobody else has filled the store; True for the first who asks alone."""
@@ -178,6 +179,19 @@ class Cache:
         handle = self._opened()
         if handle is not None:
             handle.store.counters.add(self._user, refused=1)
+
+    def check_repeats(self, what: str, value: Any, again: Callable[[], Any]) -> None:
+        """Refuse items that are others each time, before the first of them enters the store.
+
+        Args:
+            what: the item that is about to be offered, for people.
+            value: what it is.
+            again: makes it again.
+
+        Raises ValueError when it is another one then, TypeError for values that cannot be stored.
+        """
+        if not self._repeats.known:
+            self._repeats.check(what, value, again)
 
     def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
         """Let an item in, if there is room for it; written later, by another thread.
@@ -242,7 +256,7 @@ class Cache:
             return None
         with HANDLES.lock:
             if self._handle is None or not self._handle.alive:
-                self._admission = _ADMIT[self._admit]()  # a forked one's lock may be held
+                self._begin_anew()  # locks of what was forked may be held
                 self._handle = HANDLES.get(self.folder, self._joined)
                 self._nowhere = self._handle is None
                 if self._handle is not None:
@@ -266,10 +280,10 @@ class Cache:
 
     def _joined(self) -> place.Place | None:
         """Take hold of the folder; None where there is no room for a store."""
-        place.sweep()
         folder = self.folder
         if self.in_memory:
             place.made_memory_folder()
+        place.sweep(folder)
         try:
             found = self._join(None)
             if found is not None:

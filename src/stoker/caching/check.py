@@ -8,7 +8,7 @@ import sys
 
 import lmdb
 
-from stoker.caching.store import DATA, KEY_BYTES, PAGE_BYTES
+from stoker.caching.store import COUNTS_KEY, DATA, KEY_BYTES, PAGE_BYTES
 
 _META = struct.Struct("<IIQQ")  # of LMDB's first two pages: magic, version, address, map size
 _MAGIC = 0xBEEFC0DE
@@ -25,6 +25,8 @@ def main(folder: str, limit_bytes: int) -> str:
         env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False, readahead=False)
         with env.begin(buffers=True) as txn:
             sizes: dict[int, int] = {}
+            items = struct.unpack("<QQQ", txn.get(COUNTS_KEY) or bytes(24))[0]
+            numbers = bytearray(min(items, txn.stat()["entries"]))
             last, count = b"", 0
             for key, content in txn.cursor():
                 name = bytes(key)
@@ -37,13 +39,16 @@ def main(folder: str, limit_bytes: int) -> str:
             for key, entry in txn.cursor():
                 if len(key) != KEY_BYTES:
                     continue
-                _, _, pack = struct.unpack_from("<QQq", entry)
+                number, _, pack = struct.unpack_from("<QQq", entry)
+                if number >= len(numbers) or numbers[number]:
+                    return f"item {bytes(key).hex()} has a number that cannot be"
+                numbers[number] = 1
                 if pack == -1:
                     continue
                 start, length = struct.unpack_from("<QQ", entry, 24)
                 if start + length > sizes.get(pack, -1):
                     return f"item {bytes(key).hex()} lies outside of its pack"
-            if count != txn.stat()["entries"]:
+            if count != txn.stat()["entries"] or not all(numbers) or len(numbers) != items:
                 return "items are missing"
     except struct.error:
         return "an item is cut short"

@@ -22,8 +22,6 @@ from stoker.stats import CacheCounts
 ROWS = 2048
 _WIDTH = 16  # integers in a row: an identity (two), the counts, and room
 _HEAD = 512  # integers in front of the rows
-_SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
-
 
 NAMES = tuple(field.name for field in fields(CacheCounts))
 # The head: what holds for the store.
@@ -37,12 +35,15 @@ class Counters:
         path: the file; it is made when it is not there.
     """
 
+    SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
+    """Of the file."""
+
     def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o600)
-        if os.fstat(self._descriptor).st_size != _SIZE_BYTES:
-            allocate(self._descriptor, _SIZE_BYTES)
-        self._map = mmap.mmap(self._descriptor, _SIZE_BYTES)
+        if os.fstat(self._descriptor).st_size != self.SIZE_BYTES:
+            allocate(self._descriptor, self.SIZE_BYTES)
+        self._map = mmap.mmap(self._descriptor, self.SIZE_BYTES)
         table = np.frombuffer(self._map, np.int64)
         self.head: NDArray[np.int64] = table[:_HEAD]
         self._rows = table[_HEAD:].reshape(ROWS, _WIDTH)
@@ -103,6 +104,15 @@ class Counters:
                 return False
             raise
         return True
+
+
+def told(content: bytes) -> tuple[list[int], CacheCounts]:
+    """Return the head of a file of counts, and the counts of everybody. Raises ValueError."""
+    if len(content) != Counters.SIZE_BYTES:
+        raise ValueError(f"{len(content):,} bytes are no counts")
+    table = np.frombuffer(content, np.int64)
+    rows = table[_HEAD:].reshape(ROWS, _WIDTH)[:, 2 : 2 + len(NAMES)]
+    return table[:_HEAD].tolist(), CacheCounts(*rows.sum(axis=0).tolist())
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from stoker import structure
 from stoker.caching.mark import Mark
 from stoker.caution import warn
 from stoker.errors import CacheWarning
@@ -21,7 +18,7 @@ from stoker.stats import CacheStats
 if TYPE_CHECKING:
     from stoker.caching.cache import Cache
 
-_OWN = ("_dataset", "_cache", "_tried", "_asked")
+_OWN = ("_dataset", "_cache", "_asked")
 _STREAM = "A stream is read once, and has no index to find its examples by: a cache cannot help."
 _LEAST_ASKED = 256
 _LOOKS = 16  # in an epoch
@@ -96,11 +93,10 @@ class CachedDataset:
 
     _dataset: Any
     _cache: Cache
-    _tried: bool
     _asked: int
 
     def __init__(self, dataset: Any, cache: Cache) -> None:
-        vars(self).update(_dataset=dataset, _cache=cache, _tried=False, _asked=0)
+        vars(self).update(_dataset=dataset, _cache=cache, _asked=0)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -128,8 +124,8 @@ class CachedDataset:
                 if not cache.takes:
                     cache.refuse()
                     continue
-                if not self._tried:
-                    self._try(indices[at], value)
+                what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
+                cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))
                 cache.offer(keys[at], value, cost_ns)
         return [found[at] for at in range(len(keys))]
 
@@ -158,7 +154,7 @@ class CachedDataset:
         return {"_dataset": self._dataset, "_cache": self._cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _tried=False, _asked=0)
+        vars(self).update(state, _asked=0)
 
     def __repr__(self) -> str:
         return f"stoker.cached({self._dataset!r}, {self._cache.limit!r})"
@@ -173,29 +169,8 @@ class CachedDataset:
             raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
         return values
 
-    def _try(self, index: Any, value: Any) -> None:
-        """Refuse a dataset whose items are others each time. Nobody's draws are changed by it."""
-        if self._cache.filled:
-            self._tried = True  # by somebody
-            return
-        numpy_state, python_state = np.random.get_state(), random.getstate()
-        torch = sys.modules.get("torch")
-        torch_state = torch.get_rng_state() if torch is not None else None
-        try:
-            (again,) = self._read([index])
-        finally:
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)
-            if torch is not None:
-                torch.set_rng_state(torch_state)
-        if not _alike(value, again):
-            raise ValueError(
-                f"item {index!r} of {type(self._dataset).__name__} is another one each time it is "
-                "read: a cache would repeat the same random draws in every epoch. Cache what comes "
-                "before the random part: a dataset without it, augmented in collate_fn or in a "
-                "pipeline (from_dataset(...).cache(...).random_map(...))"
-            )
-        self._tried = True
+    def _read_one(self, index: Any) -> Any:
+        return self._read([index])[0]
 
     def _watch(self, count: int) -> None:
         """Say so, once, when examples come again before an epoch's worth of them has come."""
@@ -224,18 +199,3 @@ def _name(index: Any) -> Any:
     if hasattr(index, "__index__"):
         return index.__index__()
     return repr(index)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same, bit for bit."""
-    if structure.signature(one) != structure.signature(other):
-        return False
-    for a, b in zip(structure.leaves(one), structure.leaves(other), strict=True):
-        if structure.is_tensor(a) and structure.is_tensor(b):
-            a, b = a.numpy(force=True), b.numpy(force=True)
-        if isinstance(a, np.ndarray):
-            if not isinstance(b, np.ndarray) or a.shape != b.shape or a.tobytes() != b.tobytes():
-                return False
-        elif not (a == b or (a != a and b != b)):
-            return False
-    return True

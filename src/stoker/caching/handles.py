@@ -36,7 +36,7 @@ class Handle:
         self.place = place
         self._line_open = False
         in_memory = place.folder.startswith(memory_folder())
-        self.store = Store(place.folder, place.about.limit_bytes, in_memory=in_memory)
+        self.store = Store(place.inside, place.about.limit_bytes, in_memory=in_memory)
         self.writer = Writer(self.store, self._written, self._failed)
 
     def damaged(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
@@ -124,6 +124,7 @@ class Handles:
         self.lock = threading.RLock()
         self._open: dict[str, Handle] = {}
         self._pid = 0
+        self._closed = False
         self._interrupts = Deferred()  # what is raised in a hook of a fork is lost
         self._forking = 0  # the thread that holds everything still
 
@@ -132,6 +133,8 @@ class Handles:
 
         Called under the lock. Each one must be released.
         """
+        if self._closed:
+            return None
         handle = self._open.get(folder)
         if handle is None:
             place = join()
@@ -166,11 +169,17 @@ class Handles:
             from multiprocessing.util import Finalize
 
             self._pid = os.getpid()
-            Finalize(None, self._close_all, exitpriority=10)
+            Finalize(None, self.close_all, exitpriority=10)
 
-    def _close_all(self) -> None:
-        while self._open:
-            _, handle = self._open.popitem()
+    def close_all(self) -> None:
+        """Close all, for good: the process is about to end without running finalizers.
+
+        Threads that go on find no cache any more.
+        """
+        with self.lock:
+            self._closed = True
+            handles, self._open = list(self._open.values()), {}
+        for handle in handles:
             handle.close()
 
     def before_fork(self) -> None:
@@ -197,6 +206,7 @@ class Handles:
         for handle in self._open.values():
             handle.drop()
         self._open = {}
+        self._closed = False
         self.lock = threading.RLock()
         self._forking = 0
         self._interrupts.end()

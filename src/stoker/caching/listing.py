@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from rich.console import Console
 from rich.table import Table
 
 from stoker.caching import place
-from stoker.caching.counters import DAMAGED, ENDED, FULL, ITEMS, PAYLOAD_BYTES, USED_BYTES, Counters
+from stoker.caching.counters import DAMAGED, ENDED, FULL, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.errors import CacheError
 from stoker.machine import format_bytes
 
 
 def table() -> None:
     """Print all stores; what killed processes left is removed first."""
-    for folder in place.sweep():
+    for folder in place.sweep(*place.all_stores()):
         print(f"removed {folder}, whose users were killed")
+    try:
+        place.check_memory_folder()
+    except CacheError as error:
+        print(f"no cache can be in memory: {error}", file=sys.stderr)
     folders = place.all_stores()
     if not folders:
         print("no caches: neither in memory, nor at a path that this user gave")
@@ -26,11 +31,11 @@ def table() -> None:
     for name in ("name", "holds", "items", "used", "of", "users", "stays"):
         shown.add_column(name, overflow="fold", no_wrap=name not in ("name", "holds"))
     for folder in folders:
-        about = place.about_of(folder)
-        if about is None:
+        told = place.told_by(folder)
+        if told is None:
             shown.add_row(_name(folder), "does not say what it is", "", "", "", "", "")
             continue
-        head = _head(folder)
+        about, head, _ = told
         shown.add_row(
             _name(folder),
             about.describes,
@@ -47,15 +52,12 @@ def table() -> None:
 def info(which: str) -> None:
     """Print what is known about one store. Raises CacheError where there is none."""
     folder = _folder(which)
-    about = place.about_of(folder)
-    if about is None:
+    told = place.told_by(folder)
+    if told is None:
         raise CacheError(f"{folder} does not say what it is")
-    head = _head(folder)
+    about, head, counts = told
     states = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
     state = [text for place_, text in states.items() if head[place_]] or ["admits"]
-    counters = Counters(os.path.join(folder, "counters"))
-    counts = counters.of(None)
-    counters.close()
     lines = {
         "folder": folder,
         "holds": about.describes,
@@ -92,10 +94,3 @@ def _folder(which: str) -> str:
 def _name(folder: str) -> str:
     memory = place.memory_folder()
     return os.path.basename(folder) if os.path.dirname(folder) == memory else folder
-
-
-def _head(folder: str) -> list[int]:
-    counters = Counters(os.path.join(folder, "counters"))
-    head = [int(value) for value in counters.head[:16]]
-    counters.close()
-    return head

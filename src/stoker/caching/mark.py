@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -13,6 +16,46 @@ class Mark(NamedTuple):
     size_bytes: int = -1
     """Of its file; -1 where there is none, or its server does not tell."""
     version: int = 0
-    """Of its file: when it was changed (ns), or a digest of what its server tells; 0: unknown."""
+    """Of its file: when it was modified (ns), or a digest of what its server tells; 0: unknown."""
     label: int = 0
     """What its source adds to the file's content."""
+    changed_ns: int = 0
+    """When its local file was changed in any way, which no tool can set back."""
+    inode: int = 0
+    """Of its local file, where its file system goes on numbering it so."""
+
+
+def of_file(name: str, found: os.stat_result, label: int = 0) -> Mark:
+    """Return the mark of a local file as it was found.
+
+    Args:
+        name: its path, within its source.
+        found: what the system says of it.
+        label: as in ``Mark``.
+    """
+    inode = 0 if in_user_space(found.st_dev, _mounts()) else found.st_ino
+    return Mark(name, found.st_size, found.st_mtime_ns, label, found.st_ctime_ns, inode)
+
+
+@functools.cache
+def in_user_space(device: int, mounts: str) -> bool:
+    """Tell whether a file system is one of user space (FUSE): those may number files anew.
+
+    Args:
+        device: its number.
+        mounts: what is mounted, as in ``/proc/self/mountinfo``.
+    """
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        before, _, behind = line.partition(" - ")
+        if before.split(" ")[2:3] == [number]:
+            return behind.startswith("fuse")
+    return False
+
+
+@functools.cache
+def _mounts() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text(errors="replace")
+    except OSError:
+        return ""

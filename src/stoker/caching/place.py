@@ -3,6 +3,7 @@
 Every user holds a shared lock on the folder's file ``users``, which the kernel frees with its
 process. Who gets the lock exclusively is alone, and may check, mend or remove the store. A folder
 is renamed into its place only when it is complete and locked, and out of it before it is removed.
+What killed processes leave of either is removed by who gets its lock next.
 """
 
 from __future__ import annotations
@@ -13,290 +14,354 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
-import stat
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-import xxhash
-
-from stoker.caching.counters import DAMAGED, DATA_NS, Counters
-from stoker.caching.store import DATA, Store
+from stoker.caching import damage, register
+from stoker.caching.about import ABOUT, FORMAT, About, boot
+from stoker.caching.counters import Counters, told
+from stoker.caching.folder import Folder
+from stoker.caching.store import COUNTERS, DATA, FILES, Store
 from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
+from stoker.stats import CacheCounts
 
-_FORMAT = 1
-_ABOUT = "about.json"
 _USERS = "users"
+_NAMES = {_USERS, ABOUT, damage.LEFT, *FILES}
 _MAKING, _GONE = ".making-", ".gone-"
+_LEFT_OVER = re.compile(rf"({_MAKING}|{_GONE})[0-9a-f]{{16}}".replace(".", r"\."))
 _PATIENCE_S = 30.0
-_HALF_MADE_S = 60.0
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
-
-
-class About(msgspec.Struct):
-    """What a store's folder says about it."""
-
-    format: int
-    describes: str
-    """What is in it, for people."""
-    limit_bytes: int
-    temporary: bool
-    """Whether it goes with its last user."""
-    made_s: float
-    """When it was made, in seconds since 1970."""
-    boot: str
-    """Since when the machine runs on which it was used last."""
-    clean: bool = False
-    """Whether its last user closed it."""
 
 
 class Place:
     """A user's hold on a store's folder; while it lasts, the folder stays.
 
     Attributes:
-        folder: the folder.
+        folder: its path.
+        inside: a path that leads into it, whatever becomes of that one.
         about: what it says.
     """
 
-    def __init__(self, folder: str, users: int, about: About) -> None:
-        self.folder = folder
+    def __init__(self, folder: Folder, users: int, about: About) -> None:
+        self.folder = folder.path
+        self.inside = folder.inside
         self.about = about
+        self._folder = folder
         self._users = users
 
     def leave(self) -> None:
         """Let go; the last one removes a temporary store and closes a kept one."""
         try:
-            if _alone(self._users) and _is_current(self.folder, self._users):
+            if _alone(self._users) and self._folder.is_current():
                 if self.about.temporary:
-                    _remove(self.folder)
+                    with contextlib.suppress(CacheError):  # somebody has put more into it
+                        _remove(self._folder)
                 else:
                     self._finish()
         finally:
-            os.close(self._users)
+            self.drop()
 
     def drop(self) -> None:
         """Let go of what was inherited over a fork: the parent still holds it."""
         os.close(self._users)
+        self._folder.close()
 
     def _finish(self) -> None:
-        data = os.open(os.path.join(self.folder, DATA), os.O_RDWR)
-        try:
-            os.fsync(data)
-        finally:
-            os.close(data)
-        self.about.clean = True
         with contextlib.suppress(OSError):  # then it is checked when it is used again
-            _write_about(self.folder, self.about)
+            data = self._folder.file(DATA, os.O_RDWR)
+            try:
+                os.fsync(data)
+            finally:
+                os.close(data)
+            damage.leave(self._folder)
+            self.about.clean = True
+            self.about.write(self._folder)
 
 
 def joined(
-    folder: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
+    path: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
 ) -> Place | None:
     """Take hold of a store, which is made if it is not there.
 
     Args:
-        folder: where.
+        path: of its folder.
         limit_bytes, describes, temporary: what it is made with. Without a limit none is made, and
             None returned if there is none, or none that can stay.
         on_damage: ``"rebuild"`` to begin anew, with a warning, or ``"refuse"``.
 
-    Raises CacheError where it is damaged and is refused, or is no store; OSError where it cannot be
-    made.
+    Raises CacheError where it is damaged and is refused, is no store, or is another user's; OSError
+    where it cannot be made.
     """
     while True:
-        made = None
-        try:
-            users = os.open(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        folder = _opened(path)
+        if folder is None:
             if limit_bytes is None:
                 return None
-            made = _made(folder, limit_bytes, describes, temporary)
-            if made is None:
-                continue  # somebody else was first
-            _register(folder)
-            return made
-        try:
-            place = _entered(folder, users, on_damage)
-        except BaseException:
-            os.close(users)
-            raise
-        if place is not None:
-            return place
-        os.close(users)
+            made = _made(path, limit_bytes, describes, temporary)
+            if made is not None:
+                if not path.startswith(memory_folder()):
+                    register.add(path)
+                return made
+            continue  # somebody else was first
+        with contextlib.ExitStack() as undo:
+            undo.callback(folder.close)
+            try:
+                users = folder.file(_USERS, os.O_RDWR)
+            except FileNotFoundError:  # it has just been removed
+                continue
+            except OSError as error:
+                raise CacheError(f"the cache in {path} cannot be locked: {error}") from error
+            undo.callback(os.close, users)
+            about = _entered(folder, users, on_damage)
+            if about is not None:
+                undo.pop_all()
+                return Place(folder, users, about)
 
 
-def _entered(folder: str, users: int, on_damage: str) -> Place | None:
-    """Take hold of a store that is there; None if it is not, or no more."""
+def _entered(folder: Folder, users: int, on_damage: str) -> About | None:
+    """Take hold of a store that is there; None if that has to be tried again."""
+    path = folder.path
     alone = _alone(users)
     if not alone:
-        _wait_for(users, folder)
-    if not _is_current(folder, users):
-        return None
-    about = _about(folder)
+        _wait_for(users, path)
+    if not folder.is_current() or (not alone and damage.LEFT in folder.names()):
+        return None  # it was removed, or its last user has just left: somebody has to be first
+    about = About.of(folder)
     if alone:
         if about is not None and about.temporary:
             _remove(folder)  # its last user was killed
             return None
-        damage = _damage(folder, about)
-        if damage:
+        found = damage.damage(folder, about)
+        if found:
             if on_damage == "refuse":
                 raise CacheError(
-                    f"the cache in {folder} is damaged: {damage}. Remove it (stoker cache remove "
-                    f"{folder}), or have it made anew: on_damage='rebuild'"
+                    f"the cache in {path} is damaged: {found}. Remove it (stoker cache remove "
+                    f"{path}), or have it made anew: on_damage='rebuild'"
                 )
-            if damage != _REBOOTED:
-                warn(
-                    f"the cache in {folder} is damaged ({damage}) and is made anew",
-                    CacheWarning,
-                )
+            if found != damage.REBOOTED:
+                warn(f"the cache in {path} is damaged ({found}) and is made anew", CacheWarning)
             _remove(folder)
             return None
         assert about is not None
         about.clean, about.boot = False, boot()
         with contextlib.suppress(OSError):  # a full disk is no reason not to read what is there
-            _write_about(folder, about)
+            about.write(folder)
+        damage.trust(folder)
         fcntl.flock(users, fcntl.LOCK_SH)
     if about is None:
-        raise CacheError(f"the cache in {folder} does not say what it is: remove it")
-    return Place(folder, users, about)
+        raise CacheError(f"the cache in {path} does not say what it is: remove it")
+    return about
 
 
-_REBOOTED = "it was in use when the machine went down"
-
-
-def _damage(folder: str, about: About | None) -> str:
-    """Tell what is wrong with a store that nobody uses; "" for nothing."""
-    if about is None:
-        return f"{_ABOUT} cannot be read"
-    if about.format != _FORMAT:
-        return f"it has format {about.format}, this version writes {_FORMAT}"
-    if not about.clean and about.boot != boot():
-        return _REBOOTED
-    try:
-        data = os.stat(os.path.join(folder, DATA))
-    except OSError as error:
-        return str(error)
-    if data.st_size != about.limit_bytes:
-        return f"{DATA} has {data.st_size:,} bytes instead of {about.limit_bytes:,}"
-    counters = Counters(os.path.join(folder, "counters"))
-    spoilt, known_ns = bool(counters.head[DAMAGED]), int(counters.head[DATA_NS])
-    counters.close()
-    if spoilt:
-        return "items in it were not as they had been written"
-    if data.st_mtime_ns == known_ns:
-        return ""  # nobody has written since the last item entered
-    # What cannot be trusted may crash its reader: that is another process. It reads all of it.
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.caching.check", folder, str(about.limit_bytes)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return ""
-    if done.returncode < 0:
-        return f"reading it ends with signal {-done.returncode}"
-    return (done.stderr.strip().splitlines() or ["it cannot be read"])[-1]
-
-
-def _made(folder: str, limit_bytes: int, describes: str, temporary: bool) -> Place | None:
+def _made(path: str, limit_bytes: int, describes: str, temporary: bool) -> Place | None:
     """Make a store; None when somebody else was faster."""
-    parent = os.path.dirname(folder)
+    parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)
     with contextlib.suppress(OSError):
-        found = os.listdir(folder)
-        if found and _USERS not in found:
+        found = os.listdir(path)
+        if found and not _is_store(found):
             raise CacheError(
-                f"{folder} holds other things than a cache: give path= a folder of its own"
+                f"{path} holds other things than a cache: give path= a folder of its own"
             )
-    making = tempfile.mkdtemp(prefix=_MAKING, dir=parent)  # its owner's alone
-    users = -1
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        users = os.open(os.path.join(making, _USERS), flags, 0o600)
-        fcntl.flock(users, fcntl.LOCK_SH)
-        Store.create(making, limit_bytes)
-        about = About(_FORMAT, describes, limit_bytes, temporary, time.time(), boot())
-        _write_about(making, about)
-        os.rename(making, folder)
-    except BaseException as error:
-        if users >= 0:
-            os.close(users)
-        shutil.rmtree(making, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return None  # and it may be gone again by now
-        raise
+    making = os.path.join(parent, _MAKING + secrets.token_hex(8))
+    os.mkdir(making, 0o700)  # its owner's alone
+    with contextlib.ExitStack() as undo:
+        try:
+            folder = Folder(making)
+            undo.callback(folder.close)
+            undo.callback(folder.clear, _USERS)
+            users = folder.file(_USERS, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # who sweeps took it for left over
+            return None
+        undo.callback(os.close, users)
+        if not _joins(users) or not folder.holds(_USERS, users):
+            return None  # so did somebody here
+        Store.create(folder.inside, limit_bytes)
+        about = About(FORMAT, describes, limit_bytes, temporary, time.time(), boot())
+        about.write(folder)
+        try:
+            os.rename(making, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return None  # and it may be gone again by now
+            raise
+        folder.path = path
+        undo.pop_all()
     return Place(folder, users, about)
 
 
-def is_store(folder: str) -> bool:
-    """Tell whether a folder is a store."""
-    return os.path.exists(os.path.join(folder, _USERS))
+def is_store(path: str) -> bool:
+    """Tell whether a folder is a store of this user's."""
+    with _store(path) as folder:
+        return folder is not None
 
 
-def about_of(folder: str) -> About | None:
-    """Return what a store says about itself; None if it does not."""
-    return _about(folder)
+def told_by(path: str) -> tuple[About, list[int], CacheCounts] | None:
+    """Return what a store says about itself, the head of its counts, and those of everybody.
+
+    None where there is none, or it does not say so.
+    """
+    with _store(path) as folder:
+        about = About.of(folder) if folder is not None else None
+        if folder is None or about is None:
+            return None
+        try:
+            return about, *told(folder.read(COUNTERS, Counters.SIZE_BYTES + 1))
+        except (OSError, ValueError):
+            return None
 
 
-def in_use(folder: str) -> bool:
+def in_use(path: str) -> bool:
     """Tell whether a store has users."""
-    with _users_of(folder) as users:
-        return users is not None and not _alone(users)
+    with _store(path) as folder:
+        with contextlib.suppress(OSError):
+            if folder is not None:
+                with _lock_of(folder) as alone:
+                    return not alone
+        return False
 
 
-def remove(folder: str) -> None:
+def remove(path: str) -> None:
     """Remove a store that nobody uses. Raises CacheError when somebody does, or it is none."""
-    with _users_of(folder) as users:
-        if users is None:
-            raise CacheError(f"{folder} is no cache")
-        if not _alone(users):
-            raise CacheError(f"the cache in {folder} is in use")
-        _remove(folder)
+    with _store(path) as folder:
+        if folder is None:
+            raise CacheError(f"{path} is no cache")
+        if not _removed(folder):
+            raise CacheError(f"the cache in {path} is in use")
 
 
 def all_stores() -> list[str]:
     """Return the folders of all stores of this user that are known, those in memory first."""
-    found = [path for path in _entries(memory_folder()) if is_store(path)]
-    for link in _entries(_register_folder()):
-        folder = os.path.realpath(link)
-        if is_store(folder):
-            found.append(folder)
+    found = []
+    with _memory() as memory:
+        for name in sorted(memory.names()) if memory is not None else ():
+            with _store(name, memory) as folder:
+                if folder is not None:
+                    found.append(folder.path)
+    for path in sorted(register.paths()):
+        if is_store(path):
+            found.append(path)
         else:  # it was removed by other means
-            with contextlib.suppress(OSError):
-                os.unlink(link)
-    return sorted(set(found), key=lambda folder: (not folder.startswith(memory_folder()), folder))
+            register.forget(path)
+    return found
 
 
-def sweep() -> list[str]:
-    """Remove what processes left that were killed: temporary stores, and half-made ones."""
+def sweep(*paths: str) -> list[str]:
+    """Remove what killed processes left: temporary stores, and what was half made or half removed.
+
+    Args:
+        paths: of stores, beside which that may lie, too.
+
+    Returns the paths of the temporary stores.
+    """
     swept = []
-    for folder in all_stores():
-        with _users_of(folder) as users:
-            about = _about(folder)
-            if users is not None and about is not None and about.temporary and _alone(users):
-                _remove(folder)
-                swept.append(folder)
-    for path in _entries(memory_folder()):
-        name = os.path.basename(path)
-        with contextlib.suppress(OSError):
-            half = name.startswith(_MAKING) and time.time() - os.stat(path).st_mtime > _HALF_MADE_S
-            if name.startswith(_GONE) or half:
-                shutil.rmtree(path, ignore_errors=True)
+    for path in all_stores():
+        with contextlib.suppress(CacheError, OSError), _store(path) as folder:
+            about = About.of(folder) if folder is not None else None
+            if folder is not None and about is not None and about.temporary and _removed(folder):
+                swept.append(path)
+    with _memory() as memory:
+        _sweep_in(memory)
+    for parent in {os.path.dirname(path) for path in paths} - {memory_folder()}:
+        with contextlib.suppress(OSError), Folder(parent) as folder:
+            _sweep_in(folder)
     return swept
 
 
-def _entries(folder: str) -> list[str]:
+def _sweep_in(parent: Folder | None) -> None:
+    """Remove what is half made or half removed in a folder, if nobody is at it any more."""
+    for name in filter(_LEFT_OVER.fullmatch, parent.names() if parent is not None else ()):
+        with contextlib.suppress(CacheError, OSError), Folder(name, parent) as folder:
+            folder.check_owner(alone=True)
+            if not _others(folder.names()):
+                with _lock_of(folder, os.O_RDWR | os.O_CREAT) as alone:
+                    if alone:
+                        folder.clear(_USERS)
+
+
+def _is_store(names: list[str]) -> bool:
+    """Tell whether a folder with these names in it is a store, not another with such a name."""
+    return _USERS in names and (ABOUT in names or not _others(names))
+
+
+def _others(names: list[str]) -> list[str]:
+    """Return the names that are no store's."""
+    return [n for n in names if n not in _NAMES and not n.startswith((f".{ABOUT}.", ".left."))]
+
+
+@contextlib.contextmanager
+def _store(path: str, parent: Folder | None = None) -> Iterator[Folder | None]:
+    """Open a store's folder; None where there is none that is this user's."""
     try:
-        return [os.path.join(folder, name) for name in os.listdir(folder)]
+        folder = _opened(path, parent)
+    except CacheError:
+        folder = None
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def _opened(path: str, parent: Folder | None = None) -> Folder | None:
+    """Open a store's folder; None where there is none. Raises CacheError where it is another's."""
+    try:
+        folder = Folder(path, parent)
     except OSError:
-        return []
+        return None
+    with contextlib.ExitStack() as undo:
+        undo.callback(folder.close)
+        if not _is_store(folder.names()):
+            return None
+        folder.check_owner(alone=False)
+        undo.pop_all()
+    return folder
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[Folder | None]:
+    """Open the folder of stores in memory; None where there is none that is this user's alone."""
+    with contextlib.ExitStack() as opened:
+        memory = None
+        with contextlib.suppress(OSError, CacheError):
+            found = opened.enter_context(Folder(memory_folder()))
+            found.check_owner(alone=True)
+            memory = found
+        yield memory
+
+
+def _removed(folder: Folder) -> bool:
+    """Remove a store, if nobody uses it."""
+    with _lock_of(folder) as alone:
+        if alone:
+            _remove(folder)
+    return alone
+
+
+def _remove(folder: Folder) -> None:
+    """Remove a store whose users are locked out. Raises CacheError where there is more in it."""
+    path = folder.path
+    others = _others(folder.names())
+    if others:
+        raise CacheError(
+            f"{path} holds other things than a cache, and is not removed: {min(others)!r}"
+        )
+    folder.rename(os.path.join(os.path.dirname(path), _GONE + secrets.token_hex(8)))
+    folder.clear(_USERS)
+    register.forget(path)
+
+
+@contextlib.contextmanager
+def _lock_of(folder: Folder, flags: int = os.O_RDWR) -> Iterator[bool]:
+    """Try to lock a folder for oneself alone; tell whether one is, and it is still there."""
+    users = folder.file(_USERS, flags)
+    try:
+        yield _alone(users) and folder.is_current()
+    finally:
+        os.close(users)
 
 
 def memory_folder() -> str:
@@ -311,10 +376,21 @@ def made_memory_folder() -> str:
     folder = memory_folder()
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise CacheError(f"{folder} is not a folder of this user's alone: somebody else made it")
+    check_memory_folder()
     return folder
+
+
+def check_memory_folder() -> None:
+    """Raise CacheError where another user made that folder, or something else in its place."""
+    try:
+        with Folder(memory_folder()) as memory:
+            memory.check_owner(alone=True)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        raise CacheError(
+            f"{memory_folder()} is not a folder of this user's alone: somebody else made it"
+        ) from None
 
 
 def check_local(folder: str) -> None:
@@ -338,29 +414,6 @@ def _file_system(folder: str) -> str:
     return kind
 
 
-def boot() -> str:
-    """Return what tells this run of the machine from others."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        import psutil
-
-        return str(int(psutil.boot_time()))
-
-
-@contextlib.contextmanager
-def _users_of(folder: str) -> Iterator[int | None]:
-    try:
-        users = os.open(os.path.join(folder, _USERS), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        yield None
-        return
-    try:
-        yield users
-    finally:
-        os.close(users)
-
-
 def _alone(users: int) -> bool:
     """Lock for oneself alone; if others hold it, a lock that was held before may be lost."""
     try:
@@ -373,74 +426,19 @@ def _alone(users: int) -> bool:
 def _wait_for(users: int, folder: str) -> None:
     """Lock together with others, once who is alone is done."""
     deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise CacheError(
-                    f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
-                    "that checks or removes it"
-                ) from None
-            time.sleep(0.01)
+    while not _joins(users):
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
+                "that checks or removes it"
+            )
+        time.sleep(0.01)
 
 
-def _is_current(folder: str, users: int) -> bool:
-    """Tell whether a folder is still the one whose lock is held."""
+def _joins(users: int) -> bool:
+    """Lock together with others, if none is alone."""
     try:
-        found = os.stat(os.path.join(folder, _USERS))
-    except OSError:
+        fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    mine = os.fstat(users)
-    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
-
-
-def _remove(folder: str) -> None:
-    gone = os.path.join(os.path.dirname(folder), _GONE + secrets.token_hex(8))
-    os.rename(folder, gone)
-    shutil.rmtree(gone, ignore_errors=True)
-    _unregister(folder)
-
-
-def _about(folder: str) -> About | None:
-    try:
-        return msgspec.json.decode(Path(folder, _ABOUT).read_bytes(), type=About)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
-def _write_about(folder: str, about: About) -> None:
-    new = os.path.join(folder, f".{_ABOUT}.{os.getpid()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(about))
-        os.replace(new, os.path.join(folder, _ABOUT))
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # Ctrl-C came behind the replacing
-            os.unlink(new)
-        raise
-
-
-def _register_folder() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "stoker", "caches")
-
-
-def _link(folder: str) -> str:
-    return os.path.join(_register_folder(), xxhash.xxh3_64_hexdigest(folder.encode()))
-
-
-def _register(folder: str) -> None:
-    """Note where a store outside of memory lies, for ``stoker cache list``."""
-    if folder.startswith(memory_folder()):
-        return
-    with contextlib.suppress(OSError):  # without a home it is not listed
-        os.makedirs(_register_folder(), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(folder, _link(folder))
-
-
-def _unregister(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(_link(folder))
+    return True

@@ -43,8 +43,10 @@ PACK_BYTES = 1 << 16
 """Items of less share a content of about so many bytes."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 DATA = "data.mdb"
-_LOCK = "lock.mdb"
-_COUNTERS = "counters"
+LOCK = "lock.mdb"
+COUNTERS = "counters"
+ADMISSION = "admission"
+FILES = frozenset({DATA, LOCK, COUNTERS, ADMISSION})
 _COMMIT_BYTES = 1 << 20
 _READERS = 4096
 _READER_BYTES = 64
@@ -54,7 +56,7 @@ _ALONE = -1  # in place of a pack
 _PLACE = struct.Struct("<QQ")  # start and length within a pack
 _PACK = struct.Struct(">cQ")
 _COUNTS = struct.Struct("<QQQ")  # items, packs, bytes
-_COUNTS_KEY = b"c"
+COUNTS_KEY = b"c"
 
 
 class Missing:
@@ -115,8 +117,8 @@ class Store:
         self._env: Any = None
         self._verified = bytearray()  # by number: whether this process has checked it
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._admission = os.open(os.path.join(folder, "admission"), flags, 0o600)
-        self.counters = Counters(os.path.join(folder, _COUNTERS))
+        self._admission = os.open(os.path.join(folder, ADMISSION), flags, 0o600)
+        self.counters = Counters(os.path.join(folder, COUNTERS))
 
     @staticmethod
     def create(folder: str, limit_bytes: int) -> None:
@@ -125,7 +127,7 @@ class Store:
         Raises OSError where there is no room even for an empty one.
         """
         # LMDB would make a file with holes.
-        with open(os.path.join(folder, _LOCK), "wb", opener=_private) as lock:
+        with open(os.path.join(folder, LOCK), "wb", opener=_private) as lock:
             allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
         try:
             env = _opened(folder, limit_bytes)
@@ -133,8 +135,8 @@ class Store:
         except lmdb.Error as error:
             raise OSError(f"{folder}: {error}") from error
         os.truncate(os.path.join(folder, DATA), limit_bytes)
-        counters = Counters(os.path.join(folder, _COUNTERS))
-        counters.head[DATA_NS] = _changed_ns(folder)
+        counters = Counters(os.path.join(folder, COUNTERS))
+        counters.head[DATA_NS] = changed_ns(folder)
         counters.close()
 
     @property
@@ -167,8 +169,9 @@ class Store:
         """Yield the same, one by one; until the end this thread asks for no other, nor forks."""
         done = 0
         with self._gate.door(), self._turn:
-            env = self._environment()
+            env: Any = None
             try:
+                env = self._environment()
                 with env.begin(buffers=True) as txn:
                     for key in keys:
                         record = self._record(txn, key, damaged)
@@ -176,15 +179,15 @@ class Store:
                         yield MISSING if record is None else read(record)
             except lmdb.ReadersFullError:
                 env.reader_check()  # those of processes that were killed
-            except lmdb.Error as error:
-                damaged(str(error))
+            except (lmdb.Error, struct.error) as error:
+                damaged(self._said(error))
         yield from [MISSING] * (len(keys) - done)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell which items are there."""
         with self._gate.door():
-            env = self._environment()
             try:
+                env = self._environment()
                 with env.begin(buffers=True) as txn:
                     return [txn.get(key) is not None for key in keys]
             except lmdb.ReadersFullError:
@@ -237,9 +240,9 @@ class Store:
                 raise Busy from None
             try:
                 return self._added(items)
-            except lmdb.Error as error:
+            except (lmdb.Error, struct.error) as error:
                 self.counters.head[ENDED] = 1
-                raise OSError(str(error)) from error
+                raise OSError(self._said(error)) from error
             finally:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
@@ -251,7 +254,7 @@ class Store:
         for some in _batched(items):
             added = _together(added, self._some_added(env, some))
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
-        head[DATA_NS] = _changed_ns(self.folder)  # if it is another, somebody else was here
+        head[DATA_NS] = changed_ns(self.folder)  # if it is another, somebody else was here
         return added
 
     def _some_added(self, env: Any, items: list[Item]) -> Added:
@@ -282,7 +285,7 @@ class Store:
             new = {item.key: item for item in items if txn.get(item.key) is None}
             if not new:
                 return new
-            count, packs, payload = _COUNTS.unpack(txn.get(_COUNTS_KEY) or bytes(_COUNTS.size))
+            count, packs, payload = _COUNTS.unpack(txn.get(COUNTS_KEY) or bytes(_COUNTS.size))
             for group in _packed(new.values()):
                 if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
                     _put_alone(txn, count, group[0])
@@ -291,7 +294,7 @@ class Store:
                     packs += 1
                 count += len(group)
             payload += sum(item.size_bytes for item in new.values())
-            txn.put(_COUNTS_KEY, _COUNTS.pack(count, packs, payload))
+            txn.put(COUNTS_KEY, _COUNTS.pack(count, packs, payload))
         head = self.counters.head
         head[ITEMS], head[PAYLOAD_BYTES] = count, payload
         return new
@@ -310,6 +313,10 @@ class Store:
                 if self._env is None:
                     self._env = _opened(self.folder, self.limit_bytes)
         return self._env
+
+    def _said(self, error: Exception) -> str:
+        """Return what LMDB says, without the path that it says it of."""
+        return str(error).removeprefix(f"{self.folder}: ")
 
     def _close_environment(self) -> None:
         if self._env is not None:
@@ -365,8 +372,9 @@ def _put_pack(txn: Any, items: int, packs: int, group: list[Item]) -> None:
         start = stop
 
 
-def _changed_ns(folder: str) -> int:
-    return os.stat(os.path.join(folder, DATA)).st_mtime_ns
+def changed_ns(folder: str) -> int:
+    """Return when the items were written to last, by anybody: no tool sets this time back."""
+    return os.stat(os.path.join(folder, DATA)).st_ctime_ns
 
 
 def _private(path: str, flags: int) -> int:

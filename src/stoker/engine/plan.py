@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker import randomness, structure
 from stoker.caution import warn
-from stoker.errors import StageError
+from stoker.errors import CacheError, StageError
 from stoker.interrupts import pass_on
 from stoker.orders import Order, Share
 from stoker.randomness import Rekeyed
@@ -319,6 +319,8 @@ class Work:
         found: list[Any]
         try:
             found = self._cache.find(self._source, indices.tolist(), self._expected)
+        except CacheError as error:  # no example's failure: nothing may skip it
+            found = [Failure(error)] * len(indices)
         except Exception as error:
             pass_on(error)
             if len(indices) == 1:
@@ -373,13 +375,31 @@ class Work:
         value = one[0]
         if type(value) is not Failure or value is REJECTED:
             try:
-                self._cache.offer(self._source, miss, value, left_out=value is REJECTED)
+                self._cache.offer(
+                    self._source,
+                    miss,
+                    value,
+                    left_out=value is REJECTED,
+                    again=lambda: self._again(miss, ordinal),
+                )
             except Exception as error:
                 pass_on(error)
                 # Nothing may skip it: once the cache is full, it would not even be noticed.
                 value = Failure(self._located(self._cache.name, error, ordinal))
         ns[self._first + self._cache_at] += time.perf_counter_ns() - began
         return value
+
+    def _again(self, miss: Miss, ordinal: int) -> tuple[Any, bool]:
+        """Make an example again, up to the cache; return it, and whether it was left out."""
+        if self._source.path(miss.index) is None:
+            (value,) = self._source.fetch(np.array([miss.index]))
+        else:
+            value = miss.value  # of a file: maps cannot have changed it
+        one = [value]
+        self._apply(slice(self._cache_at), one, [ordinal], None, [0] * self._after)
+        if type(one[0]) is Failure and one[0] is not REJECTED:
+            raise one[0].error
+        return one[0], one[0] is REJECTED
 
     def _apply(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -28,6 +29,15 @@ def main(descriptor: int, settings: str) -> NoReturn:
     sys.path[:] = founding.path
     sys.argv = [founding.target.rpartition(":")[0]]
     sys.setswitchinterval(SWITCH_S)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # what is open is closed then, too
+    try:
+        _serve(listener, founding)
+    finally:
+        _close_caches()
+        os._exit(0)  # threads of the user's may not want to end
+
+
+def _serve(listener: socket.socket, founding: Founding) -> None:
     name = listener.getsockname()[1:].decode().split("-", 3)[3]
     try:
         feeder = Feeder(
@@ -41,13 +51,17 @@ def main(descriptor: int, settings: str) -> NoReturn:
             founded=True,
         )
     except (StokerError, ValueError, TypeError) as error:
-        refuse(listener, str(error))
-        os._exit(1)
+        return refuse(listener, str(error))
     try:
         feeder.serve()
     finally:
         feeder.close()
-        os._exit(0)  # threads of the user's may not want to end
+
+
+def _close_caches() -> None:
+    """Close what the pipeline has cached: finalizers, which would do it, do not run."""
+    if (caching := sys.modules.get("stoker.caching.handles")) is not None:
+        caching.HANDLES.close_all()
 
 
 def refuse(listener: socket.socket, reason: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,19 +107,45 @@ class CacheStage:
         """Tell which examples are there."""
         return self.cache.holds([self._missing(source, index).key for index in indices])
 
-    def offer(self, source: Source, miss: Miss, value: Any, *, left_out: bool) -> None:
-        """Let an example in, if its file is still the one that was looked up."""
+    def offer(
+        self,
+        source: Source,
+        miss: Miss,
+        value: Any,
+        *,
+        left_out: bool,
+        again: Callable[[], tuple[Any, bool]],
+    ) -> None:
+        """Let an example in, if its file is still the one that was looked up.
+
+        Args:
+            source: where it is from.
+            miss: what was looked up.
+            value: what it has become in front of the cache.
+            left_out: whether a filter has left it out there.
+            again: makes it again, and returns these two.
+
+        Raises ValueError where it is another one each time, TypeError for what cannot be stored.
+        """
         if not self.cache.takes:
             return self.cache.refuse()
         if miss.mark is None or self._missing(source, miss.index).mark != miss.mark:
             return self.cache.refuse()  # it changed while it was read
-        if left_out:
-            from stoker.caching.values import LEFT_OUT
-
-            value = LEFT_OUT
+        value = _kept(value, left_out)
+        what = f"item {miss.index} of {self.cache.describes}"
+        self.cache.check_repeats(what, value, lambda: _kept(*again()))
         forgets = isinstance(source, LocalFiles) and source.local and not self.keep_pages
         file = source.path(miss.index) if forgets else None
         return self.cache.offer(miss.key, value, miss.cost_ns, file)
+
+
+def _kept(value: Any, left_out: bool) -> Any:
+    """Return what a cache keeps of an example."""
+    if not left_out:
+        return value
+    from stoker.caching.values import LEFT_OUT
+
+    return LEFT_OUT
 
 
 def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:

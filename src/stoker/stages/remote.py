@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.caching.mark import Mark
+from stoker.caching.mark import Mark, of_file
 from stoker.stages.access import Access, Root
 from stoker.stages.listing import Lister, Names
 from stoker.stages.reading import Place, Reader
@@ -198,11 +198,10 @@ class FilesSource:
         return "files" if known else None
 
     def mark(self, index: int) -> Mark:
-        """Return the file's path or URL, size, and time of change or version."""
+        """Return the mark of a local file as it is now; of others URL, size, version as listed."""
         if self._access is None:
             file = os.path.abspath(self._files[index])
-            found = os.stat(file)
-            return Mark(file, found.st_size, found.st_mtime_ns)
+            return of_file(file, os.stat(file))
         place = self.place(index)
         version = 0 if self._versions is None else int(self._versions[index])
         return Mark(place.url, place.size, version)

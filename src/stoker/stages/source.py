@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker import structure
 from stoker.buffers import Recycler
-from stoker.caching.mark import Mark
+from stoker.caching.mark import Mark, of_file
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -152,14 +152,13 @@ class FolderSource:
         return examples
 
     def identity(self) -> str | None:
-        """Return the folder's real path: files are known by path, size and time below it."""
+        """Return the folder's real path: files are known below it by path, size, times, inode."""
         return f"folder {os.path.realpath(self.folder)}"
 
     def mark(self, index: int) -> Mark:
-        """Return the file's path, size and time of change, and its label."""
+        """Return the file's mark as it is now, and its label."""
         file, label = self._files[index]
-        found = os.stat(os.path.join(self.folder, file))
-        return Mark(file, found.st_size, found.st_mtime_ns, label)
+        return of_file(file, os.stat(os.path.join(self.folder, file)), label)
 
     def path(self, index: int) -> str | None:
         """Return the file's path."""

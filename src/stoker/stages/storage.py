@@ -17,16 +17,9 @@ STALL_S = 10.0
 _SLOWEST_BYTES_PER_S = 100_000  # where bytes cannot be seen coming, a slower read counts as stalled
 _LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
 UNKNOWN = -1
-_VERSIONS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "updated",
-    "created",
-)
+_TAGS = ("ETag", "etag", "md5Hash")  # of the content
+_TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
+_WEAK = ("mtime", "ino")  # who writes may set this time back: alone it says nothing
 
 
 class Entries(NamedTuple):
@@ -37,7 +30,7 @@ class Entries(NamedTuple):
     sizes: list[int]
     """Of the files, in bytes; ``UNKNOWN`` where they are not told."""
     versions: list[int]
-    """Of the files: digests of tags or times of change; 0 where neither is told."""
+    """Of the files: digests of tags, or of times that no writer sets; 0 where neither is told."""
 
 
 class Storage(ABC):
@@ -153,10 +146,16 @@ def _told(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
     for info in infos:
         size = info.get("size")
         sizes.append(UNKNOWN if size is None else int(size))
-        told = [str(info[name]) for name in _VERSIONS if info.get(name)]
-        digest = hashlib.blake2b("".join(told[:1]).encode(), digest_size=7).digest()
+        told = _values(info, _TAGS)[:1] or _values(info, _TIMES)
+        if told:
+            told += _values(info, _WEAK)
+        digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
         versions.append(int.from_bytes(digest, "little") if told else 0)
     return sizes, versions
+
+
+def _values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    return [str(info[name]) for name in names if info.get(name)]
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:

@@ -1,0 +1,117 @@
+"""Caches of pipelines that are shared: they are the feeder's, and go with it, however it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from scripts import Watch, script
+
+HERE = str(Path(__file__).parent / "sharing")
+sys.path.append(HERE)
+from playing import wait_until  # noqa: E402
+
+_names = itertools.count()
+
+TARGET = """
+import os
+
+import numpy as np
+
+import stoker
+
+
+class Examples:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return np.full(1000, index)
+
+
+def make():
+    made = stoker.from_dataset(Examples(), seed=0).cache("2MiB")
+    with open(os.path.join(os.path.dirname(__file__), "folder"), "w") as file:
+        file.write(made._stages[0].cache.folder)
+    return made.batch(4).workers({workers}, kind={kind!r})
+
+
+def cached():
+    global dataset
+    dataset = stoker.cached(Examples(), "2MiB")
+    with open(os.path.join(os.path.dirname(__file__), "folder"), "w") as file:
+        file.write(dataset.cache_stats().folder)
+    return "no pipeline"
+"""
+
+JOB = """
+    sys.path.append({here!r})
+    from playing import feeder_of
+    pipeline = stoker.share({target!r}, name={name!r})
+    for _ in range(2):
+        assert len(list(pipeline)) == 10
+    with open({folder!r} + "/folder") as file:
+        say(json.dumps([file.read(), feeder_of({name!r})]))
+    while not os.path.exists({folder!r} + "/end"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    made = f"caches-{os.getpid()}-{next(_names)}"
+    yield made
+    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
+
+
+def target(folder: Path, workers: int = 1, kind: str = "thread", function: str = "make") -> str:
+    file = folder / "prep.py"
+    file.write_text(TARGET.format(workers=workers, kind=kind))
+    return f"{file}:{function}"
+
+
+def job(folder: Path, name: str, **how: Any) -> str:
+    return JOB.format(target=target(folder, **how), name=name, folder=str(folder), here=HERE)
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(2, "thread"), (1, "process")])
+@pytest.mark.parametrize("how", ["the job ends", "SIGINT", "SIGTERM", "SIGINT to the feeder"])
+def test_the_cache_of_a_feeder_ends_with_it(
+    tmp_path: Path, name: str, how: str, workers: int, kind: str
+) -> None:
+    with script(tmp_path, job(tmp_path, name, workers=workers, kind=kind)) as running:
+        folder, feeder = json.loads(running.line())
+        assert os.path.isdir(folder)
+        with Watch([feeder]) as watch:
+            if how == "the job ends":
+                (tmp_path / "end").touch()
+            else:
+                sign, _, who = how.partition(" to the ")
+                os.kill(feeder if who else running.pid, signal.Signals[sign])
+            assert watch.gone()
+        assert not os.path.exists(folder)
+
+
+def test_the_cache_of_a_feeder_that_is_terminated_is_removed(tmp_path: Path, name: str) -> None:
+    with script(tmp_path, job(tmp_path, name)) as running:
+        folder, feeder = json.loads(running.line())
+        with Watch([feeder]) as watch:
+            os.kill(feeder, signal.SIGTERM)
+            assert watch.gone()
+        assert not os.path.exists(folder)
+
+
+def test_what_a_feeder_cached_that_cannot_serve_is_removed(tmp_path: Path, name: str) -> None:
+    with pytest.raises(stoker.FeedError, match="not a stoker pipeline"):
+        stoker.share(target(tmp_path, function="cached"), name=name)
+    folder = (tmp_path / "folder").read_text()
+    wait_until(lambda: not os.path.exists(folder), "the cache is gone")

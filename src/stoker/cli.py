@@ -118,6 +118,7 @@ def analyze(
     from rich.console import Console
 
     from stoker.analysis import launching, phases, words
+    from stoker.analysis.crash import headline
     from stoker.analysis.findings import report_of
     from stoker.analysis.page import plotly_script, write_page
     from stoker.analysis.record import AnalysisError
@@ -147,6 +148,9 @@ def analyze(
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
     words.show(report, Console(highlight=False))
+    if report.crash is not None:
+        errors.print(f"stoker analyze: {headline(report.crash)}", markup=False)
+        raise typer.Exit(1)
 
 
 @app.command("what-if")

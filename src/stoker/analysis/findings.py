@@ -46,7 +46,10 @@ def report_of(record: Record) -> Report:
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.report(found)
     acts = [] if paces.g is None or paces.p_known is None else actions(shell)
-    return msgspec.structs.replace(shell, actions=acts, verdict=verdict(shell, acts))
+    text = verdict(shell, acts)
+    if record.crash is not None:
+        text = f"The script crashed {record.crash.when}. {text}"
+    return msgspec.structs.replace(shell, actions=acts, verdict=text)
 
 
 class _Found:
@@ -319,6 +322,7 @@ class _Found:
             command=record.command,
             seconds=record.seconds,
             starts=record.starts,
+            crash=record.crash,
             cores=self._cores(),
             memory_bytes=machine.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),

@@ -136,6 +136,10 @@ class _Conductor:
 
         def enough() -> bool:
             patient = time.monotonic() - began < self._patience_s
+            if patient and any(
+                rank.about["on_this_host"] > len(session.ranks) for rank in session.ranks
+            ):
+                return False
             return all(self._seen(rank, session.rows(rank), patient) for rank in session.ranks)
 
         try:

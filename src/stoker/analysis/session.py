@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.analysis.crash import crash_of, full_text, how_it_ended
+from stoker.analysis.crash import crash_of, full_text, headline, how_it_ended
 from stoker.analysis.launching import Started, runs
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, Watched
@@ -246,7 +246,7 @@ class Session:
         record.crash = crash_of(code, lines, _WHEN[phase], self._failed_ranks())
         if record.crash is not None:
             record.note(full_text(record.crash))
-            reasons[phase] = f"the script crashed ({record.crash.how}) before the phase was over"
+            reasons[phase] = headline(record.crash)
             reasons["output"] = record.crash.output
         else:
             who = "the script" if code is not None else "its training process"

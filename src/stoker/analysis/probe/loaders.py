@@ -28,6 +28,7 @@ _clock = time.perf_counter_ns
 _PR_SET_PDEATHSIG = 1
 _RANKS = "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _SIZES = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
+_LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
 def _number(names: tuple[str, ...], default: int) -> int:
@@ -135,6 +136,7 @@ class Process:
             "pid": self.pid,
             "rank": _number(_RANKS, 0),
             "world_size": _number(_SIZES, 1),
+            "on_this_host": _number(_LOCAL_SIZES, 1),
             "master": f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}",
             "arguments": getattr(sys, "argv", []),
             "loaders": [

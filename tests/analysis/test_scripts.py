@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 
@@ -197,3 +198,118 @@ def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) 
     assert found.report["starts"] == 1
     assert not any("failed" in note for note in found.report["notes"]), found.report["notes"]
     assert any(point["trained"] is not None for point in found.report["prep"])
+
+
+TWO_TRAINERS = """
+import subprocess
+
+def trainer(prep_s):
+    train(DataLoader(Sleepy(prep_s), 4, num_workers=1), step_s=0.004)
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        trainer(float(sys.argv[1]))
+    else:
+        both = [subprocess.Popen([sys.executable, __file__, text]) for text in ("0.0", "0.004")]
+        sys.exit(max(one.wait() for one in both))
+"""
+
+
+def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
+    write_script(tmp_path, TWO_TRAINERS)
+    found = analyze(tmp_path, "train.py", minutes=0.5)
+    unharmed(found)
+    report = found.report
+    assert report is not None
+    assert len(report["ranks"]) == 1
+    assert report["ranks"][0]["others_fraction"] == 0.0
+    assert "Rank" not in report["verdict"]
+    assert any("2 training jobs, each on its own" in note for note in report["notes"])
+
+
+def test_training_without_a_loader_is_told_long_before_the_time_is_up(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        weight = torch.zeros(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        while True:
+            (weight * torch.ones(4)).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+        """,
+    )
+    found = analyze(tmp_path, "train.py", minutes=0.5)
+    assert found.code == 1
+    assert "it trained for 10 s without iterating a DataLoader" in found.errors
+    assert "time for the analysis was up" not in found.errors
+
+
+def test_what_training_has_mapped_is_not_the_dataset(tmp_path: Path) -> None:
+    (tmp_path / "archive.bin").write_bytes(bytes(range(256)) * 12 * 200)
+    (tmp_path / "checkpoint.bin").write_bytes(bytes(1 << 23))
+    (tmp_path / "vocabulary.txt").write_text("a b c")
+    os.sync()
+    write_script(
+        tmp_path,
+        """
+        import mmap
+
+        class Archive(Dataset):
+            def __init__(self):
+                self.file = open(os.path.join(HERE, "archive.bin"), "rb", buffering=0)
+
+            def __len__(self):
+                return 200
+
+            def __getitem__(self, index):
+                time.sleep(0.001)
+                raw = os.pread(self.file.fileno(), 3072, 3072 * index)
+                return torch.tensor(list(raw[:16]), dtype=torch.float32)
+
+        if __name__ == "__main__":
+            with open(os.path.join(HERE, "checkpoint.bin"), "rb") as file:
+                model = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            assert sum(model[::4096]) == 0
+            train(DataLoader(Archive(), 8, num_workers=1), step_s=0.002)
+        """,
+    )
+    found = analyze(tmp_path, "train.py", minutes=0.5)
+    unharmed(found)
+    assert found.report is not None
+    assert "mapped" not in str(found.report["reasons"]), found.report["reasons"]
+    assert not any("stayed in memory" in note for note in found.report["notes"])
+    assert found.report["cold"] is not None
+    assert "parts of few large files" in str(found.report["reasons"]) + str(found.report["notes"])
+
+
+LATE_VALIDATION = """
+def make(length):
+    return DataLoader(Sleepy(0.0005, length), 4, num_workers=1)
+
+if __name__ == "__main__":
+    data, check = make(64), make(16)
+    weight = torch.zeros(1, requires_grad=True)
+    while True:
+        for batch in data:
+            (weight * batch.sum()).backward()
+        with torch.no_grad():
+            for batch in check:
+                pass
+"""
+
+
+def test_loaders_that_one_function_builds_are_told_apart(tmp_path: Path) -> None:
+    path = write_script(tmp_path, LATE_VALIDATION)
+    lines = path.read_text().splitlines()
+    built = next(at for at, line in enumerate(lines, 1) if "return DataLoader" in line)
+    called = next(at for at, line in enumerate(lines, 1) if "make(64)" in line)
+    found = analyze(tmp_path, "train.py")
+    unharmed(found)
+    assert found.report is not None
+    assert {one["name"]: one["trains"] for one in found.report["loaders"]} == {
+        f"train.py:{built}": True,
+        f"train.py:{called}": False,
+    }
+    assert found.report["loader"]["trains"]
+    assert found.report["examples"] == 64

@@ -234,6 +234,9 @@ class Drains:
             record.files = [line["name"] for line in files]
             record.files_examples = examples
             self._touched = record.files
+            for rank in self._ranks:
+                kept = self._session.kept(rank)
+                kept.opened = [line for line in kept.opened if line["kind"] in ("file", "socket")]
             return
         self._touched = [line["name"] for line in opened.values()]
         if sockets:

@@ -105,7 +105,9 @@ def analyze(
     preparation); its files alone, cold and warm (S and C). From these: the split of the time
     into compute, prep stall and fetch stall, and a list of what to do with what each brings.
 
-    Options of the analysis stand before the script. No root and no edits are needed.
+    Options of the analysis stand before the script. No root and no edits are needed. The exit
+    status is 1 where the script crashed, with a report of what was measured before, or where
+    nothing could be measured.
 
     Examples:
 

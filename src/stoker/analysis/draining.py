@@ -189,7 +189,9 @@ class Drains:
             if answer["error"]:
                 self._record.note(f"{name}: the loader ended with {answer['error']}")
             if len(answer["arrivals_ns"]) < (1 if fresh or once else 2):  # an epoch may be one
-                self._record.reasons["P"] = "read alone, the loader gave no batches"
+                self._record.reasons["P"] = (
+                    "read alone, the loader gave too few batches in its time: use a larger --budget"
+                )
                 raise Stopped
             own = f"{Path(tag).name}-{rank.pid}-*"
             work: list[Work] = []

@@ -130,7 +130,7 @@ class Session:
                 self._why(phase)
                 raise Stopped
             if time.monotonic() >= self._deadline:
-                self._record.reasons.setdefault(phase, "the time for the analysis was up")
+                self._record.reasons[phase] = "the time for the analysis was up"
                 raise Stopped
             time.sleep(poll_s)
 

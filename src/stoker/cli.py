@@ -106,7 +106,9 @@ def analyze(
     preparation); its files alone, cold and warm (S and C). From these: the split of the time
     into compute, prep stall and fetch stall, and a list of what to do with what each brings.
 
-    Options of the analysis stand before the script. No root and no edits are needed.
+    Options of the analysis stand before the script. No root and no edits are needed. The exit
+    status is 1 where the script crashed, with a report of what was measured before, or where
+    nothing could be measured.
 
     Examples:
 
@@ -119,6 +121,7 @@ def analyze(
     from rich.console import Console
 
     from stoker.analysis import launching, phases, words
+    from stoker.analysis.crash import headline
     from stoker.analysis.findings import report_of
     from stoker.analysis.page import write_page
     from stoker.analysis.record import AnalysisError
@@ -146,6 +149,9 @@ def analyze(
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
     words.show(report, Console(highlight=False))
+    if report.crash is not None:
+        errors.print(f"stoker analyze: {headline(report.crash)}", markup=False)
+        raise typer.Exit(1)
 
 
 @app.command("what-if")

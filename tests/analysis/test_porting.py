@@ -101,7 +101,7 @@ def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -
         "collates": False,
         "cuda": False,
     } | more
-    found = port({"built": (str(script), number), "batch_size": 8}, described)
+    found = port({"place": (str(script), number), "batch_size": 8}, described)
     assert found is not None
     assert (found.name, found.dataset) == (name, dataset)
     names: dict[str, Any] = {"joined": joined}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import machine
-from stoker.analysis import reading
+from stoker.analysis import measuring, reading
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Work
 from stoker.analysis.record import Drain, Record
@@ -35,14 +35,16 @@ class Drains:
         unit_s: float,
         longest_s: float,
         warm_s: float,
+        life: int | None,
         say: Callable[[str], None],
     ) -> None:
         """``unit_s``: how long a drain takes; ``longest_s``: what a slow one may take.
 
-        After ``warm_s`` of warm drains no further number of workers is tried.
+        After ``warm_s`` of warm drains no further number of workers is tried. ``life``: batches
+        after which the script ends by itself, where that was seen.
         """
         self._session, self._record, self._say = session, record, say
-        self._unit_s, self._longest_s = unit_s, longest_s
+        self._unit_s, self._longest_s, self._life = unit_s, longest_s, life
         self._warm_until = time.monotonic() + warm_s
         self._ranks = session.paced()
         self._width: int = self._ranks[0].loader(self._ranks[0].slot)["workers"]
@@ -55,6 +57,8 @@ class Drains:
         Raises Stopped.
         """
         session, record, unit_s = self._session, self._record, self._unit_s
+        for kept in record.ranks:  # an earlier start may have ended in the middle of its drains
+            kept.drains, kept.trained, kept.opened = {}, {}, []
         for rank, answer in zip(self._ranks, session.ask({"do": "describe"}), strict=True):
             session.kept(rank).described = answer
         self._drain("found", self._width, 1.25 * unit_s, fresh=True)
@@ -71,7 +75,7 @@ class Drains:
             kept = session.kept(self._ranks[0])
             if again and (more := more_workers(kept, max(counts), cores)) is not None:
                 counts.insert(0, more)
-            for count in counts:
+            for place, count in enumerate(counts):
                 if time.monotonic() > self._warm_until and (again or count != self._width):
                     record.note("the job is slow: a larger --budget tries more worker counts")
                     break
@@ -80,7 +84,7 @@ class Drains:
                 self._say(f"P: data in memory, {workers}, round {again + 1} of {rounds}")
                 self._drain(f"warm-{count}", count, share * unit_s)
                 self._say(f"training on data in memory, {workers}, round {again + 1} of {rounds}")
-                self._train(count)
+                self._train(count, (rounds - again) * len(counts) - place)
         with contextlib.suppress(OSError):
             if self._touched:
                 record.warm_fraction = reading.resident_fraction(self._touched)
@@ -138,25 +142,36 @@ class Drains:
         examples = sum(work.examples for work in drain.work) / max(1, len(drain.work))
         return examples * (len(times) - 1) / max(1e-9, (times[-1] - times[0]) / 1e9)
 
-    def _train(self, workers: int) -> None:
-        """Have the script train for a while on what was drained. Raises Stopped."""
-        each_s = 1e-4
+    def _train(self, workers: int, times: int) -> None:
+        """Have the script train on what was drained, as one of so many times. Raises Stopped."""
+        session, each_s = self._session, 1e-4
         for rank in self._ranks:
-            arrivals = self._session.kept(rank).drains[f"warm-{workers}"][-1].arrivals_ns
-            steps = self._session.kept(rank).replayed[-100:]
-            for times in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
-                if len(times) > 1:
-                    each_s = max(each_s, (times[-1] - times[0]) / (len(times) - 1) / 1e9)
+            arrivals = session.kept(rank).drains[f"warm-{workers}"][-1].arrivals_ns
+            steps = session.kept(rank).replayed[-100:]
+            for at in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
+                if len(at) > 1:
+                    each_s = max(each_s, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
         fewest = 4 * max(1, workers) + _FEWEST
         steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
+        if self._life is not None:
+            steps_wanted = min(steps_wanted, (self._life - session.batches()) // times - 2)
+            if steps_wanted < _FEWEST:
+                self._record.note(
+                    f"the script ends after {self._life} batches, too few to have it train on "
+                    "data in memory: predictions take it to reach what its parts can do"
+                )
+                return
+        began = [len(session.rows(rank)) for rank in self._ranks]
         # Ranks train together: all of them take the same number of steps.
         command = {"do": "train", "workers": workers, "steps": steps_wanted}
-        for rank, answer in zip(self._ranks, self._session.ask(command), strict=True):
+        answers = session.ask(command)
+        for rank, answer, start in zip(self._ranks, answers, began, strict=True):
             if "error" in answer:
                 self._record.note(f"training on data in memory failed: {answer['error']}")
                 continue
-            kept = self._session.kept(rank)
-            kept.trained.setdefault(workers, []).append(answer["times_ns"])
+            found = measuring.steps(session.rows(rank)[start:], rank.slot)
+            steps_s = [(row.entered_ns - before.entered_ns) / 1e9 for before, row in found]
+            session.kept(rank).trained.setdefault(workers, []).append(steps_s)
 
     def _drain(
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
@@ -182,8 +197,10 @@ class Drains:
                 raise Stopped
             if answer["error"]:
                 self._record.note(f"{name}: the loader ended with {answer['error']}")
-            if len(answer["arrivals_ns"]) < 2:
-                self._record.reasons["P"] = "read alone, the loader gave no two batches"
+            if len(answer["arrivals_ns"]) < (1 if fresh or once else 2):  # an epoch may be one
+                self._record.reasons["P"] = (
+                    "read alone, the loader gave too few batches in its time: use a larger --budget"
+                )
                 raise Stopped
             own = f"{Path(tag).name}-{rank.pid}-*"
             work: list[Work] = []
@@ -228,6 +245,9 @@ class Drains:
             record.files = [line["name"] for line in files]
             record.files_examples = examples
             self._touched = record.files
+            for rank in self._ranks:
+                kept = self._session.kept(rank)
+                kept.opened = [line for line in kept.opened if line["kind"] in ("file", "socket")]
             return
         self._touched = [line["name"] for line in opened.values()]
         if sockets:

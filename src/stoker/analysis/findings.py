@@ -56,7 +56,10 @@ def report_of(record: Record) -> Report:
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = actions(shell)
     shell = msgspec.structs.replace(shell, actions=acts, doubts=doubts(shell))
-    return msgspec.structs.replace(shell, verdict=verdict(shell))
+    text = verdict(shell)
+    if record.crash is not None:
+        text = f"The script crashed {record.crash.when}. {text}"
+    return msgspec.structs.replace(shell, verdict=text)
 
 
 class _Found:
@@ -325,6 +328,7 @@ class _Found:
             command=record.command,
             seconds=record.seconds,
             starts=record.starts,
+            crash=record.crash,
             cores=self._cores(),
             memory_bytes=machine.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),

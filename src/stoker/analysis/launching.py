@@ -21,6 +21,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KEPT_LINES = 200
 _LINE_BYTES = 4096
 _TERM_S = 3.0
+_LAST_WORDS_S = 2.0
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
@@ -100,9 +101,11 @@ class Started:
         """How it ended; None while it runs."""
         return self._process.poll()
 
-    def output(self, lines: int = 20) -> str:
-        """Return the last lines that it printed."""
-        return "\n".join(list(self._lines)[-lines:])
+    def output(self) -> list[str]:
+        """Return the last lines that it and its processes printed; once it ended, all of them."""
+        if self.exit_code is not None:
+            self._reader.join(_LAST_WORDS_S)  # something that it left may hold the pipe open
+        return list(self._lines)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it came."""
@@ -154,6 +157,14 @@ class Started:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     left.append(process)
         return left
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _standard_input() -> int | None:

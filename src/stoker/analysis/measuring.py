@@ -139,6 +139,25 @@ def _epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, 
     return [epochs[number] for number in sorted(epochs)]
 
 
+def steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
+    """Return the batches that the probe handed over, each with the next call for one.
+
+    What a script does between two epochs is no step, nor is one with an evaluation in it.
+    """
+    found = []
+    before: Row | None = None
+    disturbed = False
+    for row in rows:
+        if row.slot != slot:
+            disturbed = disturbed or not row.kind & records.TRAINS
+            continue
+        if before is not None and row.epoch == before.epoch and not disturbed:
+            found.append((before, row))
+        before = row if row.kind & records.REPLAYED else None
+        disturbed = False
+    return found
+
+
 def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
     """Return G, and the processor seconds that training takes for an example.
 
@@ -147,19 +166,10 @@ def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
     device = rank.described.get("cuda", False)
     seconds: list[float] = []
     cpu_ns = 0
-    before: Row | None = None
-    disturbed, counted = False, 0
-    for row in rank.replayed:
-        if row.slot != rank.slot:
-            disturbed = disturbed or not row.kind & records.TRAINS
-            continue
-        if before is not None and before.kind & records.REPLAYED and not disturbed:
-            counted += 1
-            if counted > 3:
-                start_ns = before.entered_ns if device else before.left_ns
-                seconds.append((row.entered_ns - start_ns) / 1e9)
-                cpu_ns += row.cpu_ns - before.cpu_ns
-        before, disturbed = row, False
+    for before, row in steps(rank.replayed, rank.slot)[3:]:
+        start_ns = before.entered_ns if device else before.left_ns
+        seconds.append((row.entered_ns - start_ns) / 1e9)
+        cpu_ns += row.cpu_ns - before.cpu_ns
     rate = rate_of(blocks_of([batch] * len(seconds), seconds, 1))
     return rate, cpu_ns / 1e9 / (batch * len(seconds)) if seconds else 0.0
 
@@ -184,11 +194,9 @@ def trained(rank: RankRecord, workers: int, batch: float) -> Rate | None:
     """Return the rate of training on data in memory, without the batches prefetched first."""
     seconds: list[float] = []
     period = max(1, workers)
-    for times in rank.trained.get(workers, []):
-        entered = [at for at, _ in times]
-        entered = entered[min(4 * period if workers else 2, len(entered) // 3) :]
-        whole = (len(entered) - 1) // period * period
-        seconds += [(b - a) / 1e9 for a, b in itertools.pairwise(entered[: whole + 1])]
+    for steps_s in rank.trained.get(workers, []):
+        later = steps_s[min(4 * period if workers else 2, len(steps_s) // 3) :]
+        seconds += later[: len(later) // period * period]
     return rate_of(blocks_of([batch] * len(seconds), seconds, period))
 
 

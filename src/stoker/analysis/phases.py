@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from stoker.analysis.draining import Drains
 from stoker.analysis.probe import records
@@ -20,6 +21,8 @@ from stoker.interrupts import deferred
 
 _MOST_STARTS = 3
 _FEWEST = 12  # batches that a figure wants
+_MOST_STEPS = 5000  # of G: a quick script is not to come to its end in it
+_UNFED_S = 30.0  # of training without a loader
 _PREFIX = "stoker-analysis-"
 
 Say = Callable[[str], None]
@@ -28,8 +31,8 @@ Say = Callable[[str], None]
 def analyzed(command: Sequence[str], *, budget_s: float, loader: str | None, say: Say) -> Record:
     """Run a script through the phases. Raises OSError, KeyboardInterrupt.
 
-    Starts it once where it lives long enough, at most three times else. Whatever happens, all
-    its processes have ended when this returns.
+    Starts it once where it lives long enough, at most three times else, and not again after a
+    crash. Whatever happens, all its processes have ended when this returns.
     """
     began = time.monotonic()
     record = Record(list(command))
@@ -38,7 +41,7 @@ def analyzed(command: Sequence[str], *, budget_s: float, loader: str | None, say
         while record.starts < _MOST_STARTS and conductor.wants():
             before = conductor.done.copy()
             conductor.run(folder / f"start-{record.starts}")
-            if conductor.done == before or conductor.over():
+            if conductor.done == before or conductor.over() or record.crash is not None:
                 break
     record.seconds = time.monotonic() - began
     return record
@@ -76,6 +79,8 @@ class _Conductor:
         self._wanted = loader
         self._say = say
         self._site: str | None = None
+        self._trains: list[str] = []  # sites of all loaders that train
+        self._life: int | None = None  # batches after which the script ends by itself
 
     def wants(self) -> bool:
         """Whether a phase is missing."""
@@ -90,8 +95,9 @@ class _Conductor:
         self.record.starts += 1
         plan = {}
         if self._site is not None:  # it ended early: at its first batch, go on where it stopped
-            take_at = 0 if "G" in self.done else records.NEVER
-            plan = {"site": self._site, "replay_at": 0, "take_at": take_at}
+            take_at = 0 if "G" in self.done else self._after_replay()
+            sites = {"site": self._site, "trains": [self._site, *self._trains]}
+            plan = sites | {"replay_at": 0, "take_at": take_at}
         self._say(f"starting the script ({_ORDINALS[self.record.starts]} start)")
         session = Session(self.record, folder, self._deadline, self._budget_s, plan)
         try:
@@ -103,6 +109,9 @@ class _Conductor:
                 self._drains(session, planned=plan.get("take_at") == 0)
                 self._say("ending the script")
                 session.finish()
+                return
+            if session.ended_by_itself:
+                self._life = session.batches()
         finally:
             with deferred():
                 session.close()
@@ -111,12 +120,26 @@ class _Conductor:
 
     def _as_it_is(self, session: Session) -> None:
         self._say("as it is: waiting for the first batch")
-        session.until(lambda: bool(session.ranks), "batch")
+        patience_s = min(_UNFED_S, self._patience_s)
+
+        def met() -> bool:
+            return bool(session.ranks) or session.unfed_s() >= patience_s
+
+        session.until(met, "batch")
+        if not session.ranks:
+            self.record.reasons["batch"] = (
+                f"it trained for {patience_s:.0f} s without iterating a DataLoader"
+            )
+            raise Stopped
         self._say("as it is: measuring the job, left alone")
         began = time.monotonic()
 
         def enough() -> bool:
             patient = time.monotonic() - began < self._patience_s
+            if patient and any(
+                rank.about["on_this_host"] > len(session.ranks) for rank in session.ranks
+            ):
+                return False
             return all(self._seen(rank, session.rows(rank), patient) for rank in session.ranks)
 
         try:
@@ -149,23 +172,40 @@ class _Conductor:
                 count[0] += bool(row.kind & records.TRAINS)
                 count[1] += 1
         if self._wanted is not None:
-            counts = {s: c for s, c in counts.items() if self._wanted in rank.loader(s)["site"]}
+            counts = {s: c for s, c in counts.items() if _built_at(rank.loader(s), self._wanted)}
         return max(counts, key=lambda slot: (counts[slot], -slot)) if counts else None
 
     def _choose(self, session: Session) -> None:
+        chosen = []
         for rank in session.ranks:
             rank.rows = list(session.rows(rank))
             slot = self._chosen(rank, rank.rows)
             if slot is not None:
                 rank.slot = slot
-                self._site = session.site = rank.loader(slot)["site"]
+                trains = any(row.slot == slot and row.kind & records.TRAINS for row in rank.rows)
+                chosen.append((not trains, rank.pid, rank))
             elif self._wanted is not None:
                 sites = ", ".join(about["site"] for about in rank.about["loaders"])
                 self.record.reasons["as-it-is"] = (
                     f"no loader that was built at {self._wanted!r} gave a batch; there are: {sites}"
                 )
-        if self._site is not None:
-            self.record.ranks = session.paced()
+        if not chosen:
+            return
+        _, _, first = min(chosen)
+        session.job = first.job
+        self._site = session.site = first.loader(first.slot)["site"]
+        trained = {row.slot for row in first.rows if row.kind & records.TRAINS}
+        self._trains = [first.loader(slot)["site"] for slot in sorted(trained)]
+        self.record.ranks = session.paced()
+        jobs = {rank.job for idle, _, rank in chosen if not idle}
+        self.record.jobs = max(1, len(jobs))
+        if len(jobs) > 1:
+            arguments = " ".join(first.about["arguments"])
+            self.record.note(
+                f"the script runs {len(jobs)} training jobs, each on its own (no process group "
+                f"joins them); this is about one of them, process {first.pid} ({arguments}), "
+                "while the others went on beside it"
+            )
 
     # G
 
@@ -174,6 +214,7 @@ class _Conductor:
         session.until(lambda: bool(session.paced()), "G")
         if not planned:
             session.switch("replay_at")
+            session.switch("take_at", later=_MOST_STEPS)
         try:
             self._replayed(session)
         finally:
@@ -184,6 +225,12 @@ class _Conductor:
                     kept.replayed = session.rows(rank)[session.rows(rank).index(own[0]) :]
                     kept.slot = rank.slot
                     self.done.add("G")
+
+    def _after_replay(self) -> int:
+        """Return the batch to take over at; a short script gives all of its batches to G."""
+        if self._life is None:
+            return _MOST_STEPS
+        return self._life if self._life < 4 * _FEWEST else min(_MOST_STEPS, self._life // 2)
 
     def _replayed(self, session: Session) -> None:
         """Wait until enough prepared batches were handed over. Raises Stopped."""
@@ -199,6 +246,8 @@ class _Conductor:
         session.until(enough, "G")
 
     def _lasted(self, rows: list[Row], patient: bool) -> bool:
+        if rows and rows[-1].kind & 15 == records.SYNCHRONISED and len(rows) > 1:
+            return rows[-2].kind & records.REPLAYED > 0  # it has had all that it was to have
         if len(rows) <= (_FEWEST if patient else 6):
             return False
         return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
@@ -211,11 +260,18 @@ class _Conductor:
         if not planned:
             session.switch("take_at")
         patience_s, unit_s = self._patience_s, self._unit_s
-        drains = Drains(session, self.record, unit_s, patience_s / 4, patience_s, self._say)
+        drains = Drains(
+            session, self.record, unit_s, patience_s / 4, patience_s, self._life, self._say
+        )
         drains.warm()
         self.done.add("drains")
         drains.cold()
         drains.look()
+
+
+def _built_at(loader: dict[str, Any], wanted: str) -> bool:
+    """Whether a loader is built there, or by a function that is called there."""
+    return os.path.basename(wanted) in (loader["site"], *loader["built"])
 
 
 _ORDINALS = {1: "first", 2: "second", 3: "third"}

@@ -193,19 +193,20 @@ class _Analysis:
     def _train_again(self, workers: int) -> None:
         """Train on what was drained, now in memory."""
         pipeline = self._copy(workers)
-        times: list[tuple[int, int]] = []
+        steps_s: list[float] = []
         until = time.monotonic() + self._unit_s
         with iter(pipeline) as batches:
-            entered = time.perf_counter_ns()
+            entered = time.perf_counter()
             for batch in batches:
-                times.append((entered, time.perf_counter_ns()))
                 self._step(batch)
-                if len(times) >= self._most or (
-                    len(times) > 3 * _FEWEST and time.monotonic() > until
+                asked = time.perf_counter()
+                steps_s.append(asked - entered)
+                if len(steps_s) >= self._most or (
+                    len(steps_s) > 3 * _FEWEST and time.monotonic() > until
                 ):
                     break
-                entered = time.perf_counter_ns()
-        self._rank.trained.setdefault(workers, []).append(times)
+                entered = asked
+        self._rank.trained.setdefault(workers, []).append(steps_s)
 
     def _rows(self, batches: Iterator[Any], rows: list[Any], epoch: int, flag: int) -> Any:
         from stoker.analysis.probe.records import BATCH, END, STARTED, TRAINS, Row

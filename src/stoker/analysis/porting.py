@@ -36,7 +36,7 @@ def port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     sampler = described["sampler"]
     if sampler not in _SAMPLERS:
         return None
-    name, dataset, collate = _written(*about["built"]) if about.get("built") else ("", "", "")
+    name, dataset, collate = _written(*about["place"]) if about.get("place") else ("", "", "")
     if described["collates"] and not collate:
         return None
     sharded = sampler == "DistributedSampler"

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.analysis.probe.records import Row, Work
 from stoker.analysis.reading import Reads
+from stoker.analysis.report import Crash
 
 
 @dataclass
@@ -39,9 +40,9 @@ class RankRecord:
     """As it is."""
     replayed: list[Row] = field(default_factory=list)
     """From the moment on that prepared batches were handed over."""
-    trained: dict[int, list[list[tuple[int, int]]]] = field(default_factory=dict)
-    """Training on data in memory, by number of workers: when each step asked for its batch and
-    got it, in nanoseconds."""
+    trained: dict[int, list[list[float]]] = field(default_factory=dict)
+    """Training on data in memory, by number of workers: the seconds of each step, from asking for
+    its batch to asking for the next."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
@@ -49,6 +50,12 @@ class RankRecord:
     """Files, with the part that lay in the page cache, and connections."""
     read_before_look: bool = True
     """Whether the job had run before that part was looked at."""
+
+    @property
+    def job(self) -> str:
+        """What tells the job of this process: ranks of one job wait for each other."""
+        about = self.about
+        return about["master"] if about["world_size"] > 1 else f"process {self.pid}"
 
     def loader(self, slot: int) -> dict[str, Any]:
         """Return what is known of a loader."""
@@ -82,6 +89,9 @@ class Record:
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
     after_s: dict[str, float] | None = None
     """Of a pipeline: worker seconds an example behind each place of an echo."""
+    crash: Crash | None = None
+    jobs: int = 1
+    """Training jobs that the script runs, each on its own; one of them was analyzed."""
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a phase did not happen: "as-it-is", "G", "P", "S"."""

@@ -127,6 +127,19 @@ class Rank(msgspec.Struct, frozen=True):
     """Share of its time that it waited for other ranks that were short of data."""
 
 
+class Crash(msgspec.Struct, frozen=True):
+    """How the script crashed."""
+
+    how: str
+    """By what: "exit code 3", "killed by SIGSEGV"."""
+    when: str
+    """In which phase, in words."""
+    rank: int | None
+    """The rank that failed first; None where there is one process, or it is not known."""
+    output: str
+    """The last lines of what it printed."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """An analysis. Rates are of one rank: the one that paces the job."""
 
@@ -140,6 +153,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How long the analysis took."""
     starts: int
     """How often the script was started."""
+    crash: Crash | None = None
+    """None where the script did not crash; else the report holds what was measured before."""
     cores: int
     memory_bytes: int
     trains_on_cpu: bool

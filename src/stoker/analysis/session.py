@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.analysis.launching import Started
+from stoker.analysis.crash import crash_of, full_text, headline, how_it_ended
+from stoker.analysis.launching import Started, runs
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, Watched
 from stoker.analysis.record import RankRecord, Record
@@ -16,6 +17,14 @@ from stoker.analysis.record import RankRecord, Record
 _POLL_S = 0.2
 _GRACE = 0.1  # of the budget, for a script to end after it was told to
 _GRACE_S = 2.0, 30.0  # at least, at most
+_GONE_S = 5.0  # after the end of a rank, for what started it to end, too
+
+_WHEN = {
+    "batch": "before its first batch",
+    "as-it-is": "while it ran as it is",
+    "G": "while batches were handed over again (G)",
+    "P": "while it was read and trained on (P, S)",
+}
 
 
 class Stopped(Exception):
@@ -28,6 +37,7 @@ class Session:
     Attributes:
         folder: where the probe writes.
         site: where the training loader is built, once that is known.
+        job: the one that is analyzed, once that is known; a script may start several.
     """
 
     def __init__(
@@ -42,6 +52,8 @@ class Session:
         self._watched: dict[int, Watched] = {}
         self._ranks: dict[int, RankRecord] = {}
         self._number = -1
+        self._gone_since: float | None = None
+        self.job: str | None = None
         if plan:
             records.write_json(str(folder / "plan.json"), plan)
         self._started = Started(record.command, folder)
@@ -62,12 +74,39 @@ class Session:
         return self._watched[rank.pid].rows()
 
     def paced(self) -> list[RankRecord]:
-        """Return the ranks that iterate the training loader."""
+        """Return the ranks of the job that iterate the training loader."""
+        having = []
         for rank in self.ranks:
             for about in rank.about["loaders"]:
                 if about["site"] == self.site:
                     rank.slot = about["slot"]
-        return sorted((rank for rank in self.ranks if rank.slot >= 0), key=lambda rank: rank.rank)
+                    having.append(rank)
+        if self.job is None:
+            known = self._record.ranks[0].about["arguments"] if self._record.jobs > 1 else None
+            like = [rank for rank in having if known in (None, rank.about["arguments"])]
+            if not like:
+                return []
+            self.job = min(like, key=lambda rank: rank.pid).job
+        having = [rank for rank in having if rank.job == self.job]
+        return sorted(having, key=lambda rank: rank.rank)
+
+    def batches(self) -> int:
+        """Return how many batches the job has had in this start; of several ranks, the fewest."""
+        counts = [
+            sum(row.slot == rank.slot and row.kind & 15 == records.BATCH for row in self.rows(rank))
+            for rank in self.paced()
+        ]
+        return min(counts, default=0)
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the script came to its end without being told to, and without a crash."""
+        return self._started.exit_code == 0 and self._record.crash is None
+
+    def unfed_s(self) -> float:
+        """Return for how long a process has trained that never iterated a loader."""
+        spans = [records.read_json(str(path)) for path in self.folder.glob("unfed-*.json")]
+        return max((last - first for first, last in filter(None, spans)), default=0.0)
 
     def kept(self, rank: RankRecord) -> RankRecord:
         """Return the record of the same rank from the first start."""
@@ -87,19 +126,20 @@ class Session:
             if time.monotonic() - noted > 1.0:
                 self._started.note_processes()
                 noted = time.monotonic()
-            if ended or any(self.folder.glob("failed-*")):
+            if ended or self._rank_gone() or any(self.folder.glob("failed-*")):
                 self._why(phase)
                 raise Stopped
             if time.monotonic() >= self._deadline:
-                self._record.reasons.setdefault(phase, "the time for the analysis was up")
+                self._record.reasons[phase] = "the time for the analysis was up"
                 raise Stopped
             time.sleep(poll_s)
 
-    def switch(self, what: str) -> None:
+    def switch(self, what: str, later: int = 0) -> None:
         """Have all ranks switch at the same step, one that none of them can have reached yet.
 
         ``replay_at``: every loader that trains replays from there on; ``take_at``: the training
-        loader's next() does not return any more.
+        loader's next() does not return any more, or so many steps ``later``. A rank by itself
+        switches at once.
         """
         paced = self.paced()
         counts: dict[str, int] = {}
@@ -119,8 +159,9 @@ class Session:
                 slot = about["slot"]
                 if slot == rank.slot or (what == "replay_at" and slot in trained):
                     place = 8 + 2 * slot + (what == "take_at")
-                    step = counts.get(about["site"], 0) + ahead
-                    self._watched[rank.pid].header[place] = step
+                    step = counts.get(about["site"], 0) + (ahead if len(paced) > 1 else 0) + later
+                    header = self._watched[rank.pid].header
+                    header[place] = min(header[place], step)
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Send a command to all ranks at once, and wait for their answers. Raises Stopped."""
@@ -145,31 +186,82 @@ class Session:
 
     def finish(self) -> None:
         """Ask the script to end, and give it time for that."""
-        for rank in self.paced():
-            base = self._watched[rank.pid].base
-            records.write_json(f"{base}.command.{self._number + 1}", {"do": "end"})
-        until = time.monotonic() + min(_GRACE_S[1], max(_GRACE_S[0], _GRACE * self._budget_s))
+        if self._started.exit_code is not None:
+            self._why("P")
+            return
+        paced = {rank.pid for rank in self.paced()}
+        for rank in self.ranks:
+            watched = self._watched[rank.pid]
+            number = self._number + 1 if rank.pid in paced else 0
+            records.write_json(f"{watched.base}.command.{number}", {"do": "end"})
+            for about in rank.about["loaders"]:
+                for place in (8, 9):
+                    watched.header[place + 2 * about["slot"]] = 0
+        given_s = min(_GRACE_S[1], max(_GRACE_S[0], _GRACE * self._budget_s))
+        until = time.monotonic() + given_s
         while self._started.exit_code is None and time.monotonic() < until:
             self._started.note_processes()
             time.sleep(0.05)
-        if self._started.exit_code is None:
+        code = self._started.exit_code
+        if code is None:
             self._record.note(
-                "the script went on after its end was asked for (it catches SystemExit, or does "
-                "something long at its end), and was ended by force"
+                f"the script went on for {given_s:.0f} s after it was told to end, and was ended "
+                f"by force{self._why_it_went_on()}"
+            )
+        elif code != 0:
+            last = "\n".join(self._started.output()[-5:])
+            self._record.note(
+                f"told to end, which is a SystemExit inside of next(), the script ended with "
+                f"{how_it_ended(code)}. Its last lines:\n{last}"
             )
 
+    def _why_it_went_on(self) -> str:
+        told = {self._watched[rank.pid].header[records.END_PLACE] for rank in self.ranks}
+        if records.TOLD_AGAIN in told:
+            return ": it catches SystemExit"
+        if records.TOLD_A_THREAD in told:
+            return ": it reads its loader in a thread, which is all that SystemExit ends there"
+        return ""
+
+    def _rank_gone(self) -> bool:
+        """Whether a rank has ended, for some time, while what started it goes on."""
+        ranks = self.paced() if self.site is not None else []
+        if not ranks or all(runs(rank.pid) for rank in ranks):
+            self._gone_since = None
+            return False
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since > _GONE_S
+
     def _why(self, phase: str) -> None:
-        """Say why a phase stopped: the probe failed, or the script ended."""
-        reasons = self._record.reasons
+        """Say why a phase stopped: the probe failed, or the script ended, in whichever way."""
+        record, reasons = self._record, self._record.reasons
         for path in self.folder.glob("failed-*"):
-            self._record.note(f"the probe took itself out: {path.read_text()}")
+            record.note(f"the probe took itself out: {path.read_text()}")
             reasons.setdefault(phase, f"the probe failed: {path.read_text()}")
         code = self._started.exit_code
-        if code is not None:
-            how = "ended by itself" if code == 0 else f"ended with exit code {code}"
-            reasons[phase] = f"the script {how} before the phase was over"
-            if code != 0:
-                reasons["output"] = self._started.output()
+        gone = self._gone_since is not None
+        if code is None and not gone:
+            return
+        lines = self._started.output()
+        record.crash = crash_of(code, lines, _WHEN[phase], self._failed_ranks())
+        if record.crash is not None:
+            record.note(full_text(record.crash))
+            reasons[phase] = headline(record.crash)
+            reasons["output"] = record.crash.output
+        else:
+            who = "the script" if code is not None else "its training process"
+            reasons[phase] = f"{who} ended by itself before the phase was over"
+
+    def _failed_ranks(self) -> list[tuple[RankRecord, str]]:
+        """Return the ranks that failed, the first one first, with what they said; killed ones."""
+        said = []
+        for rank in self.ranks:
+            end = records.read_json(f"{self._watched[rank.pid].base}.ended")
+            if end is not None and end["error"] is not None:
+                said.append((end["at_ns"], rank, end["error"]))
+            elif end is None and rank.pid != self._started.pid and not runs(rank.pid):
+                said.append((records.NEVER, rank, ""))
+        return [(rank, text) for _, rank, text in sorted(said, key=lambda one: one[0])]
 
     def _meet(self) -> None:
         """Take note of processes that iterate loaders."""

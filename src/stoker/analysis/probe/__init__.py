@@ -3,8 +3,9 @@
 The probe waits for ``torch.utils.data.dataloader`` and then puts four functions on its classes:
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` (start-up),
 ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
-``_DatasetKind.create_fetcher`` (work in the workers, in drains alone). It draws no random number,
-starts no thread, holds no batch and no loader, and takes itself out when it fails.
+``_DatasetKind.create_fetcher`` (work in the workers, in drains alone). Until a loader is iterated a
+fifth one, in ``torch.autograd``, notes that gradients are computed without. It draws no random
+number, starts no thread, holds no batch and no loader, and takes itself out when it fails.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import ModuleType
 
 _LOADER = "torch.utils.data.dataloader"
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
+_AUTOGRAD = "torch.autograd"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -25,7 +27,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._awaited = {_LOADER, _STATEFUL}
+        self._awaited = {_LOADER, _STATEFUL, _AUTOGRAD}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,12 +44,17 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         def executed(module: ModuleType) -> None:
             vars(loader).pop("exec_module")
             execute(module)
-            from . import hooks
+            from . import hooks, unfed
 
-            if fullname == _LOADER:
-                hooks.attach(module, self.folder)
-            else:
-                hooks.attach_subclass(module.StatefulDataLoader)
+            try:
+                if fullname == _LOADER:
+                    hooks.attach(module, self.folder)
+                elif fullname == _STATEFUL:
+                    hooks.attach_subclass(module.StatefulDataLoader)
+                else:
+                    unfed.watch(module, self.folder)
+            except Exception as error:
+                hooks.failed(self.folder, "attach", error)
 
         loader.exec_module = executed  # type: ignore[method-assign]
         return spec

@@ -5,140 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import sys
 import time
-import weakref
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from . import replay, takeover, workers
-from .records import (
-    BATCH,
-    END,
-    ERROR,
-    REPLAYED,
-    SLOTS,
-    STARTED,
-    SYNCHRONISED,
-    TRAINS,
-    Recorder,
-    read_json,
-    write_json,
-)
+from . import epochs, replay, takeover, unfed, workers
+from .loaders import Process, Seen, built
+from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS
 
 _clock = time.perf_counter_ns
-_PR_SET_PDEATHSIG = 1
-
-
-class EndOfAnalysis(SystemExit):
-    """Ends the script when the analysis has what it needs; like ``sys.exit()``."""
-
-
-class Seen:
-    """What the probe knows of one loader; it does not keep it alive."""
-
-    def __init__(self, process: Process, slot: int, site: str, loader: Any) -> None:
-        self.process = process
-        self.slot = slot
-        self.site = site
-        self.loader = weakref.ref(loader)
-        self.describes = _described(loader)
-        self.batch_size = loader.batch_size
-        self.workers = loader.num_workers
-        self.built = loader.__dict__.get("_stoker_built")
-        self.epoch = -1
-        self.count = 0
-        self.replay_at, self.take_at = 8 + 2 * slot, 9 + 2 * slot  # places in the header
-        self.bank: replay.Bank | None = None
-        self.replaying: Any = None  # the iterator that has no end any more; epochs after it are it
-
-    def started(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:
-        """Take note of a new epoch."""
-        self.epoch += 1
-        iterator.__dict__["_stoker"] = self
-        iterator.__dict__["_stoker_loader"] = takeover.parts_of(loader)
-        self.process.iterators.add(iterator)
-        recorder = self.process.recorder
-        recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
-
-
-class Process:
-    """The probe in one process that iterates loaders."""
-
-    def __init__(self, folder: str, torch: ModuleType) -> None:
-        self.folder = folder
-        self.pid = os.getpid()
-        self.torch = torch
-        self.recorder = Recorder(folder)
-        self.ended = False
-        self.takeover: takeover.Takeover | None = None
-        self.seen: list[Seen] = []
-        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._end_with_parent()
-
-    def _end_with_parent(self) -> None:
-        # A rank must not outlive the launcher that the analyzer's own end takes down.
-        with contextlib.suppress(Exception):
-            import ctypes
-
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def adopt(self, loader: Any) -> Seen | None:
-        """Give a loader a slot; None where there is none left."""
-        known: tuple[int, int] | None = loader.__dict__.get("_stoker_slot")
-        if known is not None and known[0] == self.pid:
-            return self.seen[known[1]]
-        site = loader.__dict__.get("_stoker_site", "somewhere")
-        for seen in self.seen:
-            if seen.site == site and seen.loader() is None:  # made anew, for every epoch
-                seen.loader = weakref.ref(loader)
-                loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
-                return seen
-        if len(self.seen) == SLOTS:
-            return None
-        seen = Seen(self, len(self.seen), site, loader)
-        loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
-        self.seen.append(seen)
-        plan = read_json(os.path.join(self.folder, "plan.json")) or {}
-        if plan.get("site") == site:
-            self.recorder.header[seen.replay_at] = plan["replay_at"]
-            self.recorder.header[seen.take_at] = plan["take_at"]
-        self.register()
-        return seen
-
-    def register(self) -> None:
-        """Tell the analyzer who this process is and which loaders it has."""
-        environ = os.environ
-        about = {
-            "pid": self.pid,
-            "rank": int(environ.get("RANK", environ.get("LOCAL_RANK", "0")) or 0),
-            "world_size": int(environ.get("WORLD_SIZE", "1") or 1),
-            "loaders": [
-                {
-                    "slot": seen.slot,
-                    "site": seen.site,
-                    "describes": seen.describes,
-                    "batch_size": seen.batch_size,
-                    "workers": seen.workers,
-                    "built": seen.built,
-                }
-                for seen in self.seen
-            ],
-        }
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            about["rank"] = distributed.get_rank()
-            about["world_size"] = distributed.get_world_size()
-        write_json(self.recorder.base + ".json", about)
-
-    def synchronise(self) -> None:
-        """Wait for the device, if the script uses one."""
-        cuda = self.torch.cuda
-        if cuda.is_initialized():
-            cuda.synchronize()
-
-
 _cover: Any = None  # puts hooks on a class of loaders, once attached
 
 
@@ -163,12 +39,14 @@ def attach(module: ModuleType, folder: str) -> None:
         setattr(owner, name, hook)
 
     def disable(where: str, error: Exception) -> None:
+        unfed.unwatch()
         for owner, name, original in hidden:
             setattr(owner, name, original)
         failed(folder, where, error)
 
     def process() -> Process:
         if not current or current[0].pid != os.getpid():
+            unfed.unwatch()
             current[:] = [Process(folder, torch)]
         return current[0]
 
@@ -178,9 +56,8 @@ def attach(module: ModuleType, folder: str) -> None:
         @functools.wraps(make)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
-            if "_stoker_site" not in self.__dict__:
-                self.__dict__["_stoker_built"] = built = _built()
-                self.__dict__["_stoker_site"] = f"{os.path.basename(built[0])}:{built[1]}"
+            if "_stoker_built" not in self.__dict__:
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = built()
 
         @functools.wraps(start)
         def __iter__(self: Any) -> Any:
@@ -194,9 +71,8 @@ def attach(module: ModuleType, folder: str) -> None:
                 return start(self)
             if seen is None:
                 return start(self)
-            if seen.replaying is not None:
-                return seen.replaying
-            iterator = start(self)
+            conducted = seen.conducted
+            iterator = start(self) if conducted is None else epochs.begun(self, conducted)
             try:
                 seen.started(self, iterator, entered, STARTED | TRAINS * grad_enabled())
             except Exception as error:
@@ -223,6 +99,7 @@ def attach(module: ModuleType, folder: str) -> None:
             return batch
         except StopIteration:
             kind = END
+            seen.length = self._num_yielded
             raise
         finally:
             if grad_enabled():
@@ -246,40 +123,73 @@ def attach(module: ModuleType, folder: str) -> None:
 
 
 def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
-    """Do what the analyzer wants from here on: replay, then drains, then the end."""
+    """Do what the analyzer wants from here on: replay, then drains, then the end.
+
+    Epochs end as they would: what a script computes from ``len(loader)`` goes on being true.
+    """
     process, recorder = seen.process, seen.process.recorder
     entered, cpu = _clock(), time.process_time_ns()
-    if process.ended:  # the script went on after the end
-        raise EndOfAnalysis(0)
+    trains = TRAINS if process.torch.is_grad_enabled() else 0
+    if process.told_to_end:
+        process.end()
+    takes = seen.count >= recorder.header[seen.take_at]
+    last: list[Any] = []
+
+    def note(kind: int) -> None:
+        recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), kind, cpu)
+
+    if process.takeover is None and (takes or seen.bank is None):
+        process.synchronise()
+        note(SYNCHRONISED)
+    if not takes and seen.bank is None:
+        try:
+            last = _fill(iterator, seen, advance)
+        except BaseException as error:  # the script's own, or its end of an epoch
+            note((END if isinstance(error, StopIteration) else ERROR) | trains)
+            raise
     try:
-        if process.takeover is None and (
-            seen.bank is None or seen.count >= recorder.header[seen.take_at]
-        ):
-            process.synchronise()
-            recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), SYNCHRONISED, cpu)
-        if seen.count >= recorder.header[seen.take_at]:
+        if takes:
             if process.takeover is None:
                 process.takeover = takeover.Takeover(iterator, seen)
-            batch = process.takeover.next()
-            if batch is None:
-                process.ended = True
-                raise EndOfAnalysis(0)
-            seen.count += 1
-            return batch
-        if seen.bank is None:
-            bank = replay.filled(lambda: advance(iterator))  # StopIteration: the next epoch does
-            seen.bank, seen.replaying = bank, iterator
-        batch = seen.bank.next()
+            batch = process.takeover.next(lambda: epochs.over(iterator, seen.length))
+        elif last:
+            batch = last[0]
+        elif epochs.over(iterator, seen.length):
+            raise StopIteration
+        else:
+            assert seen.bank is not None
+            batch = seen.bank.next()
     except StopIteration:
+        note(END | trains)
         raise
+    except takeover.Finished:
+        process.end()
     except Exception as error:
-        process.ended = True
         failed(process.folder, "replay", error)
-        raise EndOfAnalysis(0) from None
-    kind = BATCH | REPLAYED | (TRAINS if process.torch.is_grad_enabled() else 0)
-    number, seen.count = seen.count, seen.count + 1
-    recorder.write(seen.slot, seen.epoch, number, entered, _clock(), kind, cpu)
+        process.end()
+    note(BATCH | trains | (0 if last else REPLAYED))
+    iterator._num_yielded += 1
+    seen.count += 1
     return batch
+
+
+def _fill(iterator: Any, seen: Seen, advance: Any) -> list[Any]:
+    """Fill the loader's bank from an iterator.
+
+    Where there is but the last batch of an epoch, which may be a smaller one, return it instead:
+    the next epoch fills the bank. Raises StopIteration, and what the script's dataset raises.
+    """
+    given = iterator._num_yielded
+    batches, ended = replay.read_some(lambda: advance(iterator))
+    iterator._num_yielded = given  # none of them was handed out
+    if ended:
+        seen.length = given + len(batches)
+        if len(batches) > 1:
+            batches.pop()
+        elif given:
+            return batches
+    seen.bank, seen.conducted = replay.Bank(batches), type(iterator)
+    return []
 
 
 def failed(folder: str, where: str, error: Exception) -> None:
@@ -289,24 +199,3 @@ def failed(folder: str, where: str, error: Exception) -> None:
         open(os.path.join(folder, f"failed-{os.getpid()}"), "w") as file,
     ):
         file.write(f"{where}: {type(error).__name__}: {error}")
-
-
-def _built() -> tuple[str, int]:
-    """Return file and line of the caller that built a loader: the nearest outside of packages."""
-    nearest = sys._getframe(2)
-    frame: FrameType | None = nearest
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if "site-packages" not in name and "dist-packages" not in name and name[:1] != "<":
-            nearest = frame
-            break
-        frame = frame.f_back
-    return os.path.abspath(nearest.f_code.co_filename), nearest.f_lineno
-
-
-def _described(loader: Any) -> str:
-    size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        size = f"batches by {type(loader.batch_sampler).__name__}"
-    workers = f"{loader.num_workers} worker{'s' * (loader.num_workers != 1)}"
-    return f"{type(loader.dataset).__name__}, {size}, {workers}"

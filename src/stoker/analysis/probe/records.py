@@ -17,13 +17,18 @@ from typing import Any, NamedTuple
 
 NEVER = 1 << 62
 SLOTS = 32  # loaders that a process may have; later ones are not recorded
-HEADER = 8 + 2 * SLOTS  # count of rows, seven to spare, then (replay_at, take_at) of each loader
+HEADER = (
+    8 + 2 * SLOTS
+)  # count of rows, END_PLACE, six to spare, then (replay_at, take_at) of each loader
 _ROWS = 1 << 20
 _ROW = struct.Struct("7q")
 _WORK = struct.Struct("8q")
 
 BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
-TRAINS, REPLAYED = 16, 32  # flags on a kind
+TRAINS, REPLAYED = 16, 32  # flags on a kind: gradients are on; handed over by the probe
+
+END_PLACE = 1  # in the header: whether the script was told to end
+TOLD, TOLD_AGAIN, TOLD_A_THREAD = 1, 2, 3  # again: it had caught it; in a thread, which ended
 
 
 class Row(NamedTuple):

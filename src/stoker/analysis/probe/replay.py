@@ -40,16 +40,21 @@ class Bank:
         return handed
 
 
-def filled(read: Callable[[], Any]) -> Bank:
-    """Fill a bank from a loader. Raises StopIteration where it has nothing more to give."""
+def read_some(read: Callable[[], Any]) -> tuple[list[Any], bool]:
+    """Read some batches for a bank; return whether the epoch ended with them, too.
+
+    Raises StopIteration where there is none, and what reading the first one raises.
+    """
     batches = [read()]
     size = max(1, sum(t.element_size() * t.nelement() for t in _tensors(batches[0])))
     while len(batches) < _BATCHES and (len(batches) + 1) * size <= _BYTES:
         try:
             batches.append(read())
         except StopIteration:
+            return batches, True
+        except Exception:  # the script's own; it meets it when it reads there itself
             break
-    return Bank(batches)
+    return batches, False
 
 
 def _is_tensor(value: Any) -> bool:

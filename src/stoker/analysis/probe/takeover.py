@@ -15,7 +15,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 from . import example, workers
@@ -25,6 +24,10 @@ draining = False  # loaders made and iterated now are the probe's own
 
 _POLL_S = 0.005
 _clock = time.perf_counter_ns
+
+
+class Finished(Exception):
+    """The analysis has what it needs."""
 
 
 class Takeover:
@@ -41,29 +44,36 @@ class Takeover:
         self._drains = _Drains(iterator.__dict__["_stoker_loader"], process)
         self._number = 0
         self._batches: Iterator[Any] | None = None
-        self._times: list[tuple[int, int]] = []
-        self._steps = 0
-        seen.bank, seen.replaying = None, iterator
+        self._left = 0
+        seen.bank, seen.conducted = None, type(iterator)
         for started in list(process.iterators):
-            _stop(started)
+            if started.__dict__["_stoker"].conducted is not None:  # it is not read any more
+                _stop(started)
 
-    def next(self) -> Any:
-        """Return a batch to train on; None when the analyzer asks for the end, or is gone."""
-        entered = _clock()
+    def next(self, over: Callable[[], bool]) -> Any:
+        """Return a batch to train on. Raises StopIteration where the epoch is over by then.
+
+        Raises Finished when the analyzer asks for the end, or is gone.
+        """
         while True:
             if self._batches is not None:
-                if len(self._times) <= self._steps:
-                    with _own():
-                        batch = next(self._batches)
-                    self._times.append((entered, _clock()))
-                    return batch
+                if self._left > 0:
+                    if over():
+                        raise StopIteration
+                    batch, error = self._trained_on()
+                    if error is None:
+                        self._left -= 1
+                        return batch
+                    answer = {"error": error}
+                else:
+                    answer = {}
                 _stop(self._batches)
                 self._batches = None
-                self._answer({"times_ns": self._times})
+                self._answer(answer)
             base = self._process.recorder.base
             command = _awaited(f"{base}.command.{self._number}", self._process.folder)
             if command is None or command["do"] == "end":
-                return None
+                raise Finished
             try:
                 with _own():
                     if command["do"] == "describe":
@@ -74,9 +84,18 @@ class Takeover:
                         self._answer(self._drains.look())
                     else:
                         self._batches = self._drains.again(command["workers"])
-                        self._times, self._steps = [], command["steps"]
+                        self._left = command["steps"] + 1
             except Exception as error:
                 self._answer({"error": f"{type(error).__name__}: {error}"})
+
+    def _trained_on(self) -> tuple[Any, str | None]:
+        """Return the next batch to train on, or what went wrong with it."""
+        assert self._batches is not None
+        try:
+            with _own():
+                return next(self._batches), None
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
 
     def _answer(self, answer: dict[str, Any]) -> None:
         write_json(f"{self._process.recorder.base}.answer.{self._number}", answer)
@@ -92,22 +111,6 @@ def _own() -> Iterator[None]:
         yield
     finally:
         draining = False
-
-
-def parts_of(loader: Any) -> SimpleNamespace:
-    """Return what a drain needs of a loader; all of it lives as long as the iterator anyway.
-
-    Not the loader itself: one that a loop alone knows of is gone by then, and with persistent
-    workers the two would hold each other.
-    """
-    names = (
-        "dataset", "collate_fn", "pin_memory", "batch_size", "drop_last", "prefetch_factor",
-        "multiprocessing_context", "timeout", "worker_init_fn", "sampler", "_dataset_kind",
-        "_auto_collation", "_index_sampler",
-    )  # fmt: skip
-    parts = SimpleNamespace(**{name: getattr(loader, name) for name in names})
-    parts.in_order = getattr(loader, "in_order", True)
-    return parts
 
 
 class _Recorded:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from . import residency
+from .held import Held
 from .records import Work, write_work
 
 _clock = time.perf_counter_ns
@@ -66,27 +67,13 @@ class Listener:
         size = os.path.getsize(name)
         self._lines.append(json.dumps({"kind": kind, "name": name, "bytes": size, "pages": pages}))
 
-    def note_held(self) -> None:
-        """Note files that are kept open or mapped: archives, databases, memory maps."""
+    def note_held(self, held: Held, read_bytes: int) -> None:
+        """Note files that were kept open or mapped, and read: archives, databases, memory maps."""
         self._busy = True
         try:
-            for fd in os.listdir("/proc/self/fd"):
-                try:
-                    name = os.readlink(f"/proc/self/fd/{fd}")
-                    flags = int(_field(f"/proc/self/fdinfo/{fd}", "flags:"), 8)
-                    if name[:1] == "/" and not flags & os.O_ACCMODE:
-                        self.note_file(name, "held")
-                except (OSError, ValueError):
-                    continue
-            with open("/proc/self/maps") as maps:
-                for line in maps:
-                    parts = line.split(maxsplit=5)
-                    if len(parts) == 6 and "x" not in parts[1] and parts[5][0] == "/":
-                        try:
-                            self.note_file(parts[5].rstrip("\n"), "mapped")
-                        except OSError:
-                            continue
-        except OSError:
+            for name, kind in held.read(read_bytes > 0 and not self._known):
+                self.note_file(name, kind)
+        except (OSError, KeyError, ValueError):  # a kernel that tells less
             pass
         finally:
             self._busy = False
@@ -109,6 +96,7 @@ def watch(fetcher: Any, worker: int) -> None:
     fd, pid = _appending(LISTENER.tag), os.getpid()
     io = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC) if LISTENER.hears else -1
     collate_ns = examples = 0
+    held = Held() if LISTENER.hears else None
     looks = 2  # files that are kept open are sought while the first batches are made
 
     def timed_collate(data: Any) -> Any:
@@ -128,13 +116,13 @@ def watch(fetcher: Any, worker: int) -> None:
             return fetch(index)
         finally:
             ended, cpu = _clock(), time.process_time_ns()
+            size = _read_bytes(io) - read if io >= 0 else -1
             if examples:
-                size = _read_bytes(io) - read if io >= 0 else -1
                 write_work(fd, Work(pid, worker, began, ended, cpu, collate_ns, examples, size))
             if LISTENER.hears:
-                if looks:
+                if held is not None and looks:
                     looks -= 1
-                    LISTENER.note_held()
+                    LISTENER.note_held(held, size)
                 LISTENER.flush()
 
     fetcher.collate_fn = timed_collate
@@ -159,14 +147,6 @@ def _read_bytes(io: int) -> int:
         if line.startswith(b"rchar:"):
             return int(line[6:])
     return 0
-
-
-def _field(path: str, name: str) -> str:
-    with open(path) as file:
-        for line in file:
-            if line.startswith(name):
-                return line[len(name) :].strip()
-    raise ValueError(name)
 
 
 def _is_code(name: str) -> bool:

@@ -1,0 +1,35 @@
+"""How a process that iterates loaders ends: left in a file as Python itself comes to its end.
+
+A process that is killed leaves none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from multiprocessing import util
+
+from .records import Recorder, write_json
+
+_LINES = 20
+
+
+def watch(recorder: Recorder) -> None:
+    """Have the end noted in ``process-PID.ended``."""
+    # Not atexit, which children of multiprocessing leave out.
+    util.Finalize(None, _note, (recorder.base + ".ended",), exitpriority=0)
+
+
+def _note(path: str) -> None:
+    # In a child of multiprocessing it is on its way; else the interpreter has shown it.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit) and not error.code:
+        error = None
+    text = None
+    if error is not None:
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        text = "\n".join(lines[-_LINES:])
+    with contextlib.suppress(OSError):
+        write_json(path, {"error": text, "at_ns": time.monotonic_ns()})

@@ -1,0 +1,71 @@
+"""Epochs of batches that the probe hands over: each as long as the loader says, then it ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+_MAP = 0  # PyTorch's _DatasetKind.Map
+
+
+def parts_of(loader: Any) -> SimpleNamespace:
+    """Return what replay and drains need of a loader; it all lives as long as the iterator anyway.
+
+    Not the loader itself: one that a loop alone knows of is gone by then, and with persistent
+    workers the two would hold each other.
+    """
+    names = (
+        "dataset", "collate_fn", "pin_memory", "batch_size", "drop_last", "prefetch_factor",
+        "multiprocessing_context", "timeout", "worker_init_fn", "sampler", "_dataset_kind",
+        "_auto_collation", "_index_sampler",
+    )  # fmt: skip
+    parts = SimpleNamespace(**{name: getattr(loader, name) for name in names})
+    parts.in_order = getattr(loader, "in_order", True)
+    return parts
+
+
+def over(iterator: Any, seen_length: int | None) -> bool:
+    """Whether an iterator has handed out a whole epoch.
+
+    ``seen_length``: of an epoch that ended by itself. It counts for streams alone, whose length is
+    often not known, or not what they give.
+    """
+    parts = iterator.__dict__["_stoker_loader"]
+    if "length" not in vars(parts):
+        parts.length = _length(parts)
+        if parts._dataset_kind != _MAP and seen_length is not None:
+            parts.length = min(seen_length, parts.length or seen_length)
+    return parts.length is not None and iterator._num_yielded >= parts.length
+
+
+def _length(parts: SimpleNamespace) -> int | None:
+    """Return what ``len(loader)`` would say; None where it says nothing.
+
+    The loader is not asked: one over a stream would note that it was, and warn later on.
+    """
+    try:
+        if parts._dataset_kind == _MAP:
+            return len(parts._index_sampler)
+        examples: int = len(parts.dataset)
+        if parts.batch_size is None:
+            return examples
+        size: int = parts.batch_size
+        return examples // size if parts.drop_last else -(-examples // size)
+    except Exception:  # a user's __len__ may raise anything
+        return None
+
+
+def begun(loader: Any, kind: type) -> Any:
+    """Return what ``iter(loader)`` gives while the probe hands batches over: it reads nothing.
+
+    A new iterator, as PyTorch would make; with persistent workers the one that there is.
+    """
+    kept = getattr(loader, "_iterator", None)
+    if kept is not None and loader.persistent_workers and loader.num_workers > 0:
+        kept._num_yielded = 0
+        return kept
+    iterator: Any = object.__new__(kind)
+    iterator._num_yielded = 0
+    iterator._index_sampler = loader._index_sampler  # len() of it
+    iterator._shutdown = True  # there are no workers to stop
+    return iterator

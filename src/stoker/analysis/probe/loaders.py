@@ -1,0 +1,204 @@
+"""The loaders that a process iterates, and what the probe knows of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from . import ending, epochs, replay, takeover
+from .records import (
+    END_PLACE,
+    SLOTS,
+    TOLD,
+    TOLD_A_THREAD,
+    TOLD_AGAIN,
+    Recorder,
+    read_json,
+    write_json,
+)
+
+_clock = time.perf_counter_ns
+_PR_SET_PDEATHSIG = 1
+_RANKS = "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
+_SIZES = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
+_LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+
+
+def _number(names: tuple[str, ...], default: int) -> int:
+    """Return the first of these environment variables that is a number."""
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), default)
+
+
+class EndOfAnalysis(SystemExit):
+    """Ends the script when the analysis has what it needs; like ``sys.exit()``."""
+
+
+class Seen:
+    """What the probe knows of one loader; it does not keep it alive."""
+
+    def __init__(
+        self, process: Process, slot: int, site: str, built: tuple[str, ...], loader: Any
+    ) -> None:
+        self.process = process
+        self.slot = slot
+        self.site = site  # its name: no other loader of the process has it
+        self.built = built
+        self.loader = weakref.ref(loader)
+        self.describes = _described(loader)
+        self.batch_size = loader.batch_size
+        self.workers = loader.num_workers
+        self.place = loader.__dict__.get("_stoker_place")
+        self.epoch = -1
+        self.count = 0
+        self.replay_at, self.take_at = 8 + 2 * slot, 9 + 2 * slot  # places in the header
+        self.length: int | None = None  # batches of an epoch that ended by itself
+        self.bank: replay.Bank | None = None
+        self.conducted: type | None = None  # of its iterators, once they read nothing any more
+
+    def started(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:
+        """Take note of a new epoch."""
+        self.epoch += 1
+        iterator.__dict__["_stoker"] = self
+        iterator.__dict__["_stoker_loader"] = epochs.parts_of(loader)
+        self.process.iterators.add(iterator)
+        recorder = self.process.recorder
+        recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
+
+
+class Process:
+    """The probe in one process that iterates loaders."""
+
+    def __init__(self, folder: str, torch: ModuleType) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.torch = torch
+        self.recorder = Recorder(folder)
+        self.told_to_end = False
+        self.takeover: takeover.Takeover | None = None
+        self.seen: list[Seen] = []
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._end_with_parent()
+        ending.watch(self.recorder)
+
+    def _end_with_parent(self) -> None:
+        # A rank must not outlive the launcher that the analyzer's own end takes down.
+        with contextlib.suppress(Exception):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def adopt(self, loader: Any) -> Seen | None:
+        """Give a loader a slot; None where there is none left."""
+        known: tuple[int, int] | None = loader.__dict__.get("_stoker_slot")
+        if known is not None and known[0] == self.pid:
+            seen = self.seen[known[1]]
+            if seen.loader() is loader:  # and no copy of it
+                return seen
+        built = loader.__dict__.get("_stoker_built", ("somewhere",))
+        for seen in self.seen:
+            if seen.built == built and seen.loader() is None:  # made anew, for every epoch
+                seen.loader = weakref.ref(loader)
+                loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
+                return seen
+        if len(self.seen) == SLOTS:
+            return None
+        site = self._name(built)
+        seen = Seen(self, len(self.seen), site, built, loader)
+        loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
+        self.seen.append(seen)
+        plan = read_json(os.path.join(self.folder, "plan.json")) or {}
+        if site in plan.get("trains", ()):
+            self.recorder.header[seen.replay_at] = plan["replay_at"]
+        if plan.get("site") == site:
+            self.recorder.header[seen.take_at] = plan["take_at"]
+        self.register()
+        return seen
+
+    def _name(self, built: tuple[str, ...]) -> str:
+        """Name a loader by where it is built; loaders that one function makes, by its callers."""
+        names = {seen.site for seen in self.seen}
+        for site in built:
+            if site not in names:
+                return site
+        return f"{built[0]}#{sum(seen.built[0] == built[0] for seen in self.seen) + 1}"
+
+    def register(self) -> None:
+        """Tell the analyzer who this process is and which loaders it has."""
+        environ = os.environ
+        about = {
+            "pid": self.pid,
+            "rank": _number(_RANKS, 0),
+            "world_size": _number(_SIZES, 1),
+            "on_this_host": _number(_LOCAL_SIZES, 1),
+            "master": f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}",
+            "arguments": getattr(sys, "argv", []),
+            "loaders": [
+                {
+                    "slot": seen.slot,
+                    "site": seen.site,
+                    "built": seen.built,
+                    "place": seen.place,
+                    "describes": seen.describes,
+                    "batch_size": seen.batch_size,
+                    "workers": seen.workers,
+                }
+                for seen in self.seen
+            ],
+        }
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            about["rank"] = distributed.get_rank()
+            about["world_size"] = distributed.get_world_size()
+        write_json(self.recorder.base + ".json", about)
+
+    def end(self) -> NoReturn:
+        """End the script. Raises EndOfAnalysis, once more where the script caught it."""
+        how = TOLD
+        if threading.current_thread() is not threading.main_thread():
+            how = TOLD_A_THREAD
+        elif self.told_to_end:
+            how = TOLD_AGAIN
+        self.told_to_end = True
+        self.recorder.header[END_PLACE] = how
+        raise EndOfAnalysis(0) from None
+
+    def synchronise(self) -> None:
+        """Wait for the device, if the script uses one."""
+        cuda = self.torch.cuda
+        if cuda.is_initialized():
+            cuda.synchronize()
+
+
+def built() -> tuple[tuple[str, ...], tuple[str, int]]:
+    """Return what built a loader: file:line of it and of its callers, and its whole path and line.
+
+    The nearest is first, outside of packages; where everything is in packages, it alone.
+    """
+    nearest = sys._getframe(2)
+    frames = []
+    caller: FrameType | None = nearest
+    while caller is not None:
+        name = caller.f_code.co_filename
+        if "site-packages" not in name and "dist-packages" not in name and name[:1] != "<":
+            frames.append(caller)
+        caller = caller.f_back
+    places = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames or [nearest]]
+    path, line = places[0]
+    sites = tuple(f"{os.path.basename(name)}:{at}" for name, at in places)
+    return sites, (os.path.abspath(path), line)
+
+
+def _described(loader: Any) -> str:
+    size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        size = f"batches by {type(loader.batch_sampler).__name__}"
+    workers = f"{loader.num_workers} worker{'s' * (loader.num_workers != 1)}"
+    return f"{type(loader.dataset).__name__}, {size}, {workers}"

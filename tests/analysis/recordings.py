@@ -75,8 +75,7 @@ def recorded(job: Parts) -> Record:
     rank.replayed = _rows(BATCH_SIZE / job.G, 0.0, job.step_cpu_s, TRAINS | REPLAYED)
     for count, rate in job.P.items():
         rank.drains[f"warm-{count}"] = [_drain(count, rate, job.prep_cpu_s)]
-        trained_ns = int(1e9 * BATCH_SIZE / job.trained[count])
-        rank.trained[count] = [[(at * trained_ns, at * trained_ns) for at in range(BATCHES)]]
+        rank.trained[count] = [[BATCH_SIZE / job.trained[count]] * (BATCHES - 1)]
     record = Record(["train.py"], [rank], starts=1)
     if job.S is not None:
         cold = min(job.S, job.P[job.workers])

@@ -89,7 +89,9 @@ class View:
         table.caption = None if table.row_count else "no jobs yet"
         return table
 
-    def _row(self, job: Job) -> list[str]:
+    def _row(self, job: Job) -> list[Any]:
+        from rich.text import Text
+
         alive_s = max(1e-9, time.monotonic() - job.since_s)
         at, behind = ("", ""), ""
         if job.member is not None and job.line is not None:
@@ -101,7 +103,7 @@ class View:
             at = "", "joins next"
         return [
             str(job.pid),
-            job.label[:_LABEL],
+            Text(job.label[:_LABEL]),  # of a job's command line, no markup
             *at,
             behind,
             str(len(job.lent)),

@@ -735,7 +735,7 @@ def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(poin
         during = through_json(pipeline.record())
     after = through_json(pipeline.record())
     for record in (during, after):
-        decided = len(read(record).echoes[0].epochs[0].codes)
+        decided = len(read(record, None).echoes[0].epochs[0].codes)
         assert decided >= 5
         rest: list[list[int]] = []
         with leaving_nothing():

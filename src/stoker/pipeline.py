@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from stoker.buffers import Recycler
 from stoker.caution import warn
 from stoker.cursor import Cursor, PipelineIterator, reads_ahead
 from stoker.echoing.factor import exact_factor
+from stoker.echoing.following import MOST_FACTOR
 from stoker.echoing.record import read as read_record
 from stoker.echoing.record import written
 from stoker.engine.agreeing import ranks
@@ -23,6 +25,7 @@ from stoker.engine.plan import compiled, share_of
 from stoker.engine.position import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError
+from stoker.fitting import Fit
 from stoker.stages.batch import Batch, Collate
 from stoker.stages.cache import CacheStage, say_what_cannot_help
 from stoker.stages.device import To, torch_device
@@ -274,7 +277,7 @@ class Pipeline:
             if replay is not None:
                 if pool is not None or max_factor is not None:
                     raise ValueError("replay= has pool and max_factor of its own: leave them out")
-                record = read_record(replay)
+                record = read_record(replay, self._most_items())
                 most = record.echo(position, ".echo(replay=)").max_factor
             twin = self._with(Echo(None, most, size, size_bytes, position, record))
             if record is not None and self._given_seed is None:
@@ -531,6 +534,13 @@ class Pipeline:
         count = len(self._source)
         return count if share is None else share.count(count)
 
+    def _most_items(self) -> int | None:
+        """Return how many items come out of this chain in an epoch at most, None if not known."""
+        if isinstance(self._source, (LoaderSource, IterableSource)):
+            return None
+        echoes = (stage.max_factor for stage in self._stages if isinstance(stage, Echo))
+        return self._examples() * math.prod(echoes)
+
     def __bool__(self) -> bool:
         """Return True, whatever the length."""
         return True
@@ -679,7 +689,14 @@ class Pipeline:
 
         Raises StateError when the state belongs to another pipeline, seed or version.
         """
-        loaded = state.read(saved, self._outline(), self._given_seed)
+        addressed = not isinstance(self._source, (LoaderSource, IterableSource))
+        fit = Fit(
+            compiled(self._source, self._stages, self._budget),
+            self._examples() if addressed else None,
+            self._accounts(),
+            self._steps,
+        )
+        loaded = state.read(saved, self._outline(), self._given_seed, fit)
         self._seed = loaded.seed
         self._cursor.go_to(loaded.epoch, loaded.position)
         self._cursor.resolved = loaded.resolved
@@ -880,6 +897,8 @@ def _max_factor(most: Any) -> int:
         raise TypeError(f"max_factor= takes a whole number, not {most!r}")
     if most < 2:
         raise ValueError(f"max_factor= is at least 2, not {most}: .echo(1) echoes nothing")
+    if most > MOST_FACTOR:
+        raise ValueError(f"max_factor= is at most {MOST_FACTOR:,}, not {most:,}")
     return int(most)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from stoker.echoing import following, pool
 from stoker.engine.position import Position, Resolved
 from stoker.engine.sieve import Record
 from stoker.errors import StateError
+from stoker.fitting import Fit, pool_sizes, position
 from stoker.stats import Clock
 
 FORMAT = 1
@@ -66,7 +66,7 @@ def saved(
     return signed
 
 
-def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
+def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: Fit) -> Loaded:
     """Read a state for the pipeline with this outline and, if one was given, this seed.
 
     Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
@@ -74,43 +74,33 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None) -> Loaded:
     if not isinstance(state, dict) or "format" not in state:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
-        raise StateError(f"the state has format {state['format']}; this version reads {FORMAT}")
+        known = packing.shown(state["format"])
+        raise StateError(f"the state has format {known}; this version reads {FORMAT}")
     if state.get("checksum") != _checksum({k: v for k, v in state.items() if k not in _UNSIGNED}):
         raise StateError("the state is damaged: its checksum does not fit")
     try:
-        theirs, pools = list(state["pipeline"]), state["pools"]
-        if theirs != outline:
-            difference = difference_of(theirs, outline)
+        lines = list(state["pipeline"])
+        if lines != outline:
+            difference = difference_of(lines, outline)
             raise StateError(f"the state belongs to another pipeline: {difference}")
-        if seed is not None and seed != state["seed"]:
+        theirs = packing.whole(state["seed"], 0, None)
+        if seed is not None and seed != theirs:
             raise StateError(
-                f"the state belongs to another run: its seed is {state['seed']}, this pipeline's "
-                f"is {seed}"
+                f"the state belongs to another run: its seed is {theirs}, this pipeline's is {seed}"
             )
-        position = None
-        if state["yielded"] or "loader" in state:
-            position = Position(
-                state["yielded"],
-                state["uses"],
-                [_pool_unpacked(p) for p in pools],
-                list(state["pool_items"]),
-                [_unpacked(r) for r in state["left_out"]],
-                {int(account): n for account, n in state["spent"].items()},
-                state["filtered"],
-                state["fresh"],
-                state["loaded"],
-                state.get("loader"),
-            )
+        before = [packing.whole(count) for count in state["before"]]
+        sizes = pool_sizes(state["pool_sizes"], fit.plan)
         loaded = Loaded(
-            int(state["seed"]),
-            int(state["epoch"]),
-            position,
-            {int(at): Resolved(size) for at, size in state["pool_sizes"].items()},
-            Clock(*map(int, state["before"])),
+            theirs,
+            packing.whole(state["epoch"]),
+            position(state, fit, sizes),
+            sizes,
+            Clock(*before),
         )
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        version = _minor(state["numpy"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
-    if _minor(state["numpy"]) != _minor(np.__version__):
+    if version != _minor(np.__version__):
         warn(
             f"the state was saved under NumPy {state['numpy']}, this is {np.__version__}: its "
             "random streams may differ, and then so does the rest of the epoch",
@@ -124,10 +114,6 @@ def _pool_packed(snapshot: pool.Snapshot | following.Moment) -> dict[str, Any]:
     return pool.pack(snapshot)
 
 
-def _pool_unpacked(state: dict[str, Any]) -> pool.Snapshot | following.Moment:
-    return following.unpack(state) if "levels" in state else pool.unpack(state)
-
-
 def _packed(record: Record) -> dict[str, Any]:
     return {
         "number": record.number,
@@ -138,15 +124,10 @@ def _packed(record: Record) -> dict[str, Any]:
     }
 
 
-def _unpacked(state: dict[str, Any]) -> Record:
-    drops = array("q", packing.unpacked(state["drops"], state["number"]).tolist())
-    return Record(state["number"], state["survivors"], state["seen"], drops, state["total"])
-
-
 def _checksum(state: dict[str, Any]) -> int:
     try:
         return zlib.crc32(json.dumps(state, sort_keys=True).encode())
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"the state is damaged: {error}") from error
 
 
@@ -154,7 +135,7 @@ def difference_of(theirs: list[str], ours: list[str]) -> str:
     """Say where two outlines differ."""
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
-            return f"it has {a} where this one has {b}"
+            return f"it has {a if type(a) is str else packing.shown(a)} where this one has {b}"
     return f"it has {len(theirs)} stages, this one {len(ours)}"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -83,6 +82,12 @@ class Case:
             return ALONE
         eager = pool.code_of(self.group * eagerness // 12, over=False)
         return max(pool.code_of(pool.needed, over=True), eager)
+
+
+def fits(pool: Following) -> dict[str, int]:
+    """Return what is known of a pool when its state is read."""
+    size = {"size": pool.size, "group": pool.group, "items": 10**9}
+    return {"max_factor": pool.max_factor, **size}
 
 
 @st.composite
@@ -292,7 +297,7 @@ def test_restored_from_a_packed_moment_and_its_codes_it_draws_the_same(
         codes = bytes(step.code for step in whole)
         assert moment.codes == codes[moment.step :]
 
-        twin = unpack(json.loads(json.dumps(pack(moment))))
+        twin = unpack(json.loads(json.dumps(pack(moment))), **fits(pool))
         assert (twin.step, twin.admitted, twin.codes) == (
             moment.step,
             moment.admitted,
@@ -312,7 +317,7 @@ def test_restored_from_a_packed_moment_and_its_codes_it_draws_the_same(
 
         # A restored pool can be saved, too.
         again = case.pool()
-        again.restore(unpack(pack(restored.snapshot(at))))
+        again.restore(unpack(pack(restored.snapshot(at)), **fits(pool)))
         for step in whole[again.step :]:
             assert plain(again.draw(step.code, again.fresh_of(step.code))) == plain(step.draw)
 
@@ -367,10 +372,10 @@ def test_a_damaged_pool_is_noticed() -> None:
         {**packed, "levels": [" ".join([*packed["levels"][0].split(" ")[:2], ":"])]},
         {**packed, "step": "soon"},
     ):
-        with pytest.raises((ValueError, zlib.error)):
-            unpack(wrong)
+        with pytest.raises((ValueError, TypeError)):
+            unpack(wrong, **fits(pool))
     with pytest.raises(KeyError):
-        unpack({k: v for k, v in packed.items() if k != "codes"})
+        unpack({k: v for k, v in packed.items() if k != "codes"}, **fits(pool))
 
 
 # -- how the factor tracks: a clock that is but a number

@@ -42,7 +42,7 @@ def test_what_is_written_is_read_again(
     record = written(seed, outline, made)
     text = json.dumps(record)
     for given_ in (record, json.loads(text), text):
-        found = read(given_)
+        found = read(given_, None)
         assert (found.seed, found.pipeline, found.echoes) == (seed, outline, made)
 
 
@@ -86,15 +86,15 @@ def test_decisions_after_a_resume_join_those_before_it(
 
 def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> None:
     epochs = {epoch: Decisions(epoch, 0, b"a") for epoch in (1, 4)}
-    record = read(written(0, OUTLINE, {1: EchoRecord(4, 40, 10, epochs)}))
+    record = read(written(0, OUTLINE, {1: EchoRecord(4, 40, 10, epochs)}), None)
     assert record.of(1, 4) == epochs[4]
     with pytest.raises(stoker.StateError, match=r"no epoch 0; it has 1, 4$"):
         record.of(1, 0)
     many = {epoch: Decisions(epoch, 0, b"a") for epoch in range(40)}
     with pytest.raises(stoker.StateError, match=r"no epoch 99; it has 0, 1, .*9, \.\.\.$"):
-        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, many)})).of(0, 99)
+        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, many)}), None).of(0, 99)
     with pytest.raises(stoker.StateError, match="no epoch 0; it has none"):
-        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, {})})).of(0, 0)
+        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, {})}), None).of(0, 0)
     with pytest.raises(stoker.StateError, match=r"no decisions of echo\(auto\)"):
         record.echo(0, "echo(auto)")
     assert record.size(1, "echo(auto)", 10) == 40
@@ -112,7 +112,7 @@ def sound() -> dict[str, Any]:
 
 def refused(record: Any) -> str:
     with pytest.raises(stoker.StateError) as caught:
-        read(record)
+        read(record, None)
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 300
@@ -181,6 +181,6 @@ def test_a_damaged_letter_in_what_was_decided_is_noticed(at: int, letter: str) -
     at %= len(codes)
     epoch["codes"] = codes[:at] + letter + codes[at + 1 :]
     try:
-        assert read(damaged) == read(sound())  # some bits stand for nothing
+        assert read(damaged, None) == read(sound(), None)  # some bits stand for nothing
     except stoker.StateError:
         assert "damaged" in refused(damaged)

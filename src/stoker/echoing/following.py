@@ -26,6 +26,8 @@ from stoker import packing
 from stoker.echoing.pool import Draw
 
 SNAPSHOT_STEPS = 64
+MOST_FACTOR = 1 << 16
+"""The largest ``max_factor``: each has a queue of its own."""
 _CODES = 254  # a byte says how many grains of fresh items a step has
 ALONE = 255
 """The code of a step of fresh items alone, none of which the pool keeps."""
@@ -94,6 +96,11 @@ class Following:
     def reusable(self) -> int:
         """Items that the next step may use again."""
         return self.held - self._recent
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the epoch has no further step."""
+        return self.ended
 
     @property
     def needed(self) -> int:
@@ -194,6 +201,11 @@ class Following:
 
     # -- going back
 
+    @property
+    def replayed_steps(self) -> int:
+        """How many steps are replayed at most behind a moment."""
+        return SNAPSHOT_STEPS
+
     def snapshot(self, step: int) -> Moment:
         """Return what a resume at ``step`` needs."""
         moment = next(m for m in reversed(self._moments) if m.step <= step)
@@ -245,16 +257,33 @@ def pack(moment: Moment) -> dict[str, Any]:
     }
 
 
-def unpack(state: dict[str, Any]) -> Moment:
-    """Read what ``pack`` wrote. Raises ValueError or KeyError when it is damaged."""
-    step, levels = int(state["step"]), []
+def unpack(state: Any, *, max_factor: int, size: int, group: int, items: int) -> Moment:
+    """Read what ``pack`` wrote of a pool that was made with these arguments.
+
+    Args:
+        items: how many fresh items the epoch has, at most.
+
+    Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
+    """
+    admitted = packing.whole(state["admitted"], 0, items)
+    step = packing.whole(state["step"], 0, max_factor * admitted // group + 1)
+    if len(state["levels"]) != max_factor - 1:
+        raise ValueError("the packed pool has other levels than its factor")
+    held, levels, seen = 0, [], []
     for text in state["levels"]:
-        packed, *runs = text.split(" ")
-        ordinals = packing.unpacked(packed, 0)
-        lengths, ages = (packing.unpacked_small(run) for run in runs)
-        if len(lengths) != len(ages) or int(lengths.sum()) != len(ordinals):
+        packed, lengths_text, ages_text = str(text).split(" ")
+        ordinals = packing.unpacked(packed, 0, size - held, admitted)
+        lengths = packing.unpacked_small(lengths_text, len(ordinals), len(ordinals) + 1)
+        ages = packing.unpacked_small(ages_text, len(lengths), step)
+        sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
+        if not sound or (lengths < 1).any() or (np.diff(ages) > 0).any():
             raise ValueError("the packed pool is damaged")
         pieces = np.split(ordinals, np.cumsum(lengths)[:-1]) if len(lengths) else []
         levels.append(tuple(Stretch(p, step - int(a)) for p, a in zip(pieces, ages, strict=True)))
-    codes = packing.unpacked_bytes(str(state["codes"])).tobytes()
-    return Moment(step, int(state["admitted"]), tuple(levels), codes)
+        held += len(ordinals)
+        seen.append(ordinals)
+    if len(np.unique(np.concatenate(seen))) != held:
+        raise ValueError("an item is in the packed pool twice")
+    steps = max_factor * items // group + 1  # in the epoch
+    codes = packing.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
+    return Moment(step, admitted, tuple(levels), codes)

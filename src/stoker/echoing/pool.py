@@ -38,8 +38,14 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
+_FEW = 1024  # slots to begin with, where nobody knows how many items come
 _SLACK = 8  # draws beyond what chance is expected to waste
 _NO_SLOTS = np.empty(0, np.int64)
+
+
+def snapshot_steps(size: int, group: int) -> int:
+    """Return how many steps of a pool there are from one snapshot to the next."""
+    return max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
 
 
 class Draw(NamedTuple):
@@ -105,13 +111,14 @@ class Pool:
         self.items = items
         self._key = key
         self._random = Rekeyed()
-        rows = size if items is None else min(size, items)
         # An item has a slot. Arrays of one dimension: NumPy gathers from them ten times as fast.
-        self._ordinal = np.zeros(rows, np.int64)
-        self._uses = np.zeros(rows, np.int64)  # in all
-        self._remaining = np.zeros(rows, np.int64)
-        self._after = np.zeros(rows, np.int64)  # the step after the last use; 0: none, or unknown
-        self._mark = np.zeros(rows, np.int32)
+        self._slots = 0
+        self._ordinal = np.zeros(0, np.int64)
+        self._uses = np.zeros(0, np.int64)  # in all
+        self._remaining = np.zeros(0, np.int64)
+        self._after = np.zeros(0, np.int64)  # the step after the last use; 0: none, or unknown
+        self._mark = np.zeros(0, np.int32)
+        self._reserve(min(size, _FEW if items is None else items))
         self._places = np.arange(2 * group + _SLACK, dtype=np.int32)
         self._held = 0
         self._held_before = 0
@@ -119,7 +126,7 @@ class Pool:
         self._holes: Any = _NO_SLOTS
         self._fractions = Fractions(key)
         self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
-        self._snapshot_steps = max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
+        self._snapshot_steps = snapshot_steps(size, group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
         self.admitted = 0
@@ -171,6 +178,7 @@ class Pool:
                 slots, self._holes = int(self._holes[0]), self._holes[1:]
             else:
                 slots, self._extent = self._extent, self._extent + 1
+                self._reserve(self._extent)
             uses: Any = uses_of_first(self.factor, stop) - uses_of_first(self.factor, start)
             ordinals: Any = start
         else:
@@ -180,6 +188,7 @@ class Pool:
                 added = slice(self._extent, self._extent + new)
                 slots = np.r_[slots, added] if len(slots) else added
                 self._extent += new
+                self._reserve(self._extent)
             uses = counts(self.factor, start, stop)
             ordinals = np.arange(start, stop)
         self._ordinal[slots] = ordinals
@@ -189,6 +198,18 @@ class Pool:
         self.admitted = stop
         if stop == self.items:
             self.ended = True
+
+    def _reserve(self, slots: int) -> None:
+        """Have so many slots, and as many again for what comes."""
+        if slots <= self._slots:
+            return
+        slots = max(slots, min(2 * self._slots, self.size))
+        for name in ("_ordinal", "_uses", "_remaining", "_after", "_mark"):
+            column = getattr(self, name)
+            larger = np.zeros(slots, column.dtype)
+            larger[: len(column)] = column
+            setattr(self, name, larger)
+        self._slots = slots
 
     def end(self) -> None:
         """Note that no further fresh item comes in this epoch."""
@@ -260,6 +281,11 @@ class Pool:
             self._canonicalise()
             self._take_snapshot()
 
+    @property
+    def replayed_steps(self) -> int:
+        """How many steps are replayed at most behind a snapshot: until the next one, or a drain."""
+        return self._snapshot_steps + -(-self.size * self.factor // self.group) + 1
+
     def advance(self) -> Draw:
         """Admit what is wanted and draw; for pools that know their number of items."""
         self.admit(self.wanted())
@@ -277,6 +303,7 @@ class Pool:
     def restore(self, snapshot: Snapshot) -> None:
         """Go to where a snapshot was taken; the pool must be new."""
         held = len(snapshot.ordinals)
+        self._reserve(held)
         self._held = self._extent = held
         self._ordinal[:held] = snapshot.ordinals
         self._remaining[:held] = snapshot.remaining
@@ -405,13 +432,27 @@ def pack(snapshot: Snapshot) -> dict[str, int | str]:
     }
 
 
-def unpack(state: dict[str, int | str]) -> Snapshot:
-    """Read what ``pack`` wrote. Raises ValueError or KeyError when it is damaged."""
+def unpack(state: Any, *, factor: Fraction, size: int, group: int, items: int) -> Snapshot:
+    """Read what ``pack`` wrote of a pool that was made with these arguments.
+
+    Args:
+        items: how many fresh items the epoch has, at most.
+
+    Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
+    """
+    admitted = packing.whole(state["admitted"], 0, items)
+    held = packing.whole(state["held"], 0, min(size, admitted))
+    assigned = uses_of_first(factor, admitted)
+    step = packing.whole(state["step"], 0, assigned // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
-    held = int(state["held"])
-    ordinals = packing.unpacked(ordinals_text, 0)
-    remaining = packing.unpacked_small(remaining_text)
-    flags = np.unpackbits(packing.unpacked_bytes(recent), count=held).astype(bool)
-    if not len(ordinals) == len(remaining) == held:
+    ordinals = packing.unpacked(ordinals_text, 0, held, admitted)
+    remaining = packing.unpacked_small(remaining_text, held, -(-factor // 1) + 1)
+    flags = packing.unpacked_bytes(recent, -(-held // 8))
+    if not len(ordinals) == len(remaining) == held or len(flags) != -(-held // 8):
         raise ValueError("the packed pool is damaged")
-    return Snapshot(int(state["step"]), int(state["admitted"]), ordinals, remaining, flags)
+    if ((remaining < 1) | (remaining > counts_of(factor, ordinals))).any():
+        raise ValueError("items have other uses left than their factor gives them")
+    if assigned - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
+        raise ValueError(f"no pool is like that at step {step:,}")
+    was_used = np.unpackbits(flags, count=held).astype(bool)
+    return Snapshot(step, admitted, ordinals, remaining, was_used)

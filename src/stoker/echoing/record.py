@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from stoker import packing
+from stoker.echoing.following import MOST_FACTOR
 from stoker.errors import StateError
 
 FORMAT = 1
+_MOST_STEPS = 1 << 24  # in an epoch whose length nobody knows: a byte each
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Decisions:
             f"the record of epoch {self.epoch} ends at batch {step}, where the recorded run was "
             "left: without replay= the epoch goes on from there"
         )
+
+    def cannot_be(self, step: int) -> None:
+        """Say that no run could decide so. Raises StateError."""
+        raise StateError(f"the record of epoch {self.epoch} is damaged at batch {step}")
 
     def after(self, earlier: Decisions | None) -> Decisions:
         """Return these with what is on record from before them."""
@@ -145,15 +150,18 @@ def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) ->
     }
 
 
-def read(record: Any) -> RunRecord:
+def read(record: Any, items: int | None) -> RunRecord:
     """Read what ``written`` wrote.
+
+    Args:
+        items: how many fresh items an epoch has at most, None where nobody knows.
 
     Raises StateError when it is something else, or damaged.
     """
     if isinstance(record, str):
         try:
             record = json.loads(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StateError(f"this is no record of a stoker run: {error}") from error
     if not isinstance(record, Mapping) or "echoes" not in record:
         raise StateError("this is no record of a stoker run (pipeline.record() makes one)")
@@ -162,24 +170,27 @@ def read(record: Any) -> RunRecord:
             f"the record has format {record.get('format')}; this version reads {FORMAT}"
         )
     try:
-        echoes = {int(at): _echo(echo) for at, echo in record["echoes"].items()}
-        return RunRecord(int(record["seed"]), list(record["pipeline"]), echoes)
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        echoes = {int(at): _echo(echo, items) for at, echo in record["echoes"].items()}
+        return RunRecord(packing.whole(record["seed"], 0, None), _texts(record["pipeline"]), echoes)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
 
 
-def _echo(echo: Mapping[str, Any]) -> EchoRecord:
+def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
+    most, group = packing.whole(echo["max_factor"], 2, MOST_FACTOR), packing.whole(echo["group"], 1)
+    steps = _MOST_STEPS if items is None else most * items // group + 1
     epochs = {
         int(epoch): Decisions(
-            int(epoch), _whole(each["first"], 0), packing.unpacked_bytes(each["codes"]).tobytes()
+            int(epoch),
+            packing.whole(each["first"]),
+            packing.unpacked_bytes(each["codes"], steps).tobytes(),
         )
         for epoch, each in echo["epochs"].items()
     }
-    most, size, group = _whole(echo["max_factor"], 2), _whole(echo["pool"]), _whole(echo["group"])
-    return EchoRecord(most, size, group, epochs)
+    return EchoRecord(most, packing.whole(echo["pool"], 1), group, epochs)
 
 
-def _whole(number: Any, least: int = 1) -> int:
-    if not isinstance(number, int) or number < least:
-        raise ValueError(f"{number!r} cannot be")
-    return number
+def _texts(lines: Any) -> list[str]:
+    if type(lines) is not list or not all(type(line) is str for line in lines):
+        raise TypeError("the outline is no list of texts")
+    return list(lines)

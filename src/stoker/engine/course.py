@@ -71,20 +71,18 @@ def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
 
 
 def resume(segments: Sequence[SegmentStream], position: Position) -> None:
-    """Bring new streams to a position.
+    """Bring new streams to a position that was read for this pipeline.
 
-    Raises StateError when it was saved with other skip budgets.
+    Raises StateError where its parts do not fit each other.
     """
     snapshots = list(position.snapshots)
     items = list(position.items)
     records = list(position.records)
-    if records and len(records) != len(sieves_of(segments)):
-        raise StateError(
-            "the state was saved with other skip budgets: examples it left out cannot be told"
-        )
-    outputs = position.yielded
+    outputs = oldest = position.yielded  # of the stream at hand; as in ``needed``
     again: set[int] = set()
     for stream in reversed(segments):
+        if stream.total is not None and outputs > stream.total:
+            raise StateError(f"the state is damaged: it is at {outputs:,} of {stream.total:,}")
         stream.start_at(outputs)
         feed = stream.feed
         if feed is None:
@@ -96,18 +94,22 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
         if upstream is not None and records:
             record = records.pop()
         if isinstance(feed, EchoFeed):
-            taken = _uses_taken(outputs, stream)
-            again = feed.replay(snapshots.pop(), taken, again, items.pop())
-            outputs = feed.pool.admitted
+            taken, first = _uses_taken(outputs, stream), _uses_taken(oldest, stream)
+            snapshot = snapshots.pop()
+            again = feed.replay(snapshot, first, taken, again, items.pop())
+            outputs, oldest = feed.pool.admitted, snapshot.oldest
         else:
-            outputs *= each
+            outputs, oldest = outputs * each, oldest * each
         if upstream is not None:
             if record.total is not None:  # the last batch may have been short
                 outputs = min(outputs, record.total)
                 again = {n for n in again if n < record.total}
+            if position.records and not record.covers({*again, outputs}):
+                raise StateError("the state is damaged: what was left out does not fit the rest")
             record.seen = max(record.seen, outputs)  # all survived where nothing could be left out
             again = {record.number_of(n) for n in again}
             outputs = upstream.start_at(record, outputs)
+            oldest = record.number if position.records else oldest
     for pooled in _echoes(segments):
         pooled.refill()
 

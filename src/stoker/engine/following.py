@@ -11,6 +11,7 @@ from stoker.echoing.record import Decisions
 from stoker.engine.crew import Crew
 from stoker.engine.items import NotYet, Planning, Tally, Watched
 from stoker.engine.pooled import EchoFeed
+from stoker.errors import StateError
 from stoker.stages.echo import Echo
 
 
@@ -89,10 +90,12 @@ class FollowingFeed(EchoFeed[Following]):
                     if not item.scheduled:
                         item.job.values[item.row] = None
 
-    def replay(self, moment: Moment, uses: int, needed: set[int], items: int | None) -> set[int]:
+    def replay(
+        self, moment: Moment, first: int, uses: int, needed: set[int], items: int | None
+    ) -> set[int]:
         """Bring the schedule to where ``uses`` uses were taken."""
         pool = self.pool
-        steps = {number // pool.group for number in needed}
+        steps = self._steps_of(needed, moment.step, first)
         pool.restore(moment)
         held: set[int] = set()
         for code in moment.codes:
@@ -102,10 +105,13 @@ class FollowingFeed(EchoFeed[Following]):
             got = pool.fresh_of(code)
             if items is not None:
                 got = min(got, items - pool.admitted)
+            if got < pool.needed and pool.admitted + got != items:
+                raise StateError(f"the state is damaged: at step {at:,} its pool could not draw")
             draw = pool.draw(code, got)
             skip = uses - at * pool.group if pool.step * pool.group > uses else None
             held |= self._recall(draw, at, at in steps, skip)
         pool.ended = pool.admitted == items
+        self._check_replayed(steps, uses)
         return held | set(pool.held_ordinals().tolist())
 
 
@@ -124,7 +130,7 @@ class Replay:
     def code(self, pool: Following, upstream: Watched) -> int | None:
         """Return what was decided, once the fresh items are there.
 
-        Raises StateError where the record has nothing of this step.
+        Raises StateError where the record has nothing of this step, or too few fresh items.
         """
         code = self._decisions.code(pool.step)
         if code is None:
@@ -135,5 +141,8 @@ class Replay:
                 raise NotYet(None)
             self._decisions.spent(pool.step)
         else:
-            upstream.wait_for(pool.fresh_of(code))
+            fresh = pool.fresh_of(code)
+            upstream.wait_for(max(fresh, pool.needed))
+            if fresh < pool.needed and upstream.look(fresh) != (fresh, True):
+                self._decisions.cannot_be(pool.step)
         return code

@@ -117,6 +117,16 @@ class Plan:
     group: int
     buffer: int
 
+    def group_of(self, echo: Echo) -> int:
+        """Return how many items a step of an echo's pool has: one, where those are batches."""
+        at = self.parts.index(echo)
+        before = self.parts[at - 1] if at else None
+        if isinstance(before, Sift):
+            return self.group
+        if isinstance(before, Segment):
+            return 1 if before.batch is not None or before.batches_in else self.group
+        return 1
+
 
 def compiled(source: Any, stages: Sequence[Any], budget: Budget) -> Plan:
     """Sort stages into segments; ``budget`` is the pipeline's own for skipping examples."""

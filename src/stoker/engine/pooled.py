@@ -13,6 +13,7 @@ from stoker.echoing.following import Following
 from stoker.echoing.pool import Draw, Pool, Snapshot
 from stoker.engine.items import Item, Stream, Tally, Use
 from stoker.engine.plan import Failure
+from stoker.errors import StateError
 from stoker.randomness import fold_use
 from stoker.stages.echo import Echo
 
@@ -95,12 +96,15 @@ class EchoFeed(ABC, Generic[AnyPool]):
         """Draw once more, if the epoch has more."""
 
     @abstractmethod
-    def replay(self, snapshot: Any, uses: int, needed: set[int], items: int | None) -> set[int]:
+    def replay(
+        self, snapshot: Any, first: int, uses: int, needed: set[int], items: int | None
+    ) -> set[int]:
         """Bring the schedule from a snapshot to where ``uses`` uses were taken.
 
-        ``needed`` are the numbers of uses that ``again_for`` will be asked for; ``items`` is how
-        many fresh items the epoch has, if only the run before had found that out. Returns the
-        numbers of the upstream items that are still to be used.
+        The snapshot is the newest before use number ``first``. ``needed`` are the numbers of uses
+        that ``again_for`` will be asked for; ``items`` is how many fresh items the epoch has, if
+        only the run before had found that out. Returns the numbers of the upstream items that are
+        still to be used. Raises StateError where that cannot be so.
         """
 
     def again_for(self, start: int, count: int) -> list[Use]:
@@ -129,6 +133,22 @@ class EchoFeed(ABC, Generic[AnyPool]):
                 item.settled = True
                 del self._items[number]
             self._drawn.append((item, fold_use(item.word, use)))
+
+    def _steps_of(self, needed: set[int], step: int, first: int) -> set[int]:
+        """Return the steps that uses are of; check that a replay from ``step`` is no longer."""
+        group = self.pool.group
+        if not 0 <= first // group - step <= self.pool.replayed_steps:
+            raise StateError("the state is damaged: what a pool holds in it is too new, or too old")
+        return {number // group for number in needed}
+
+    def _check_replayed(self, steps: set[int], uses: int) -> None:
+        """Raise StateError unless a replay came to where the run was."""
+        pool = self.pool
+        over = (pool.ended and not isinstance(pool, Pool)) or (
+            isinstance(pool, Pool) and pool.exhausted
+        )
+        if not steps <= self._recalled.keys() or (pool.step * pool.group < uses and not over):
+            raise StateError("the state is damaged: its pool does not come to where the run was")
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Note a draw from before a resume; return the items that are still needed of it."""
@@ -213,13 +233,13 @@ class PooledFeed(EchoFeed[Pool]):
         return len(self._ahead) >= count
 
     def replay(
-        self, snapshot: Snapshot, uses: int, needed: set[int], items: int | None
+        self, snapshot: Snapshot, first: int, uses: int, needed: set[int], items: int | None
     ) -> set[int]:
         """Bring the schedule to where ``uses`` uses were taken."""
         self._items_before, self._replaying = items, True
         pool = self.pool
         self._replaying = False
-        steps = {number // pool.group for number in needed}
+        steps = self._steps_of(needed, snapshot.step, first)
         pool.restore(snapshot)
         held: set[int] = set()
         while pool.step * pool.group < uses:
@@ -234,6 +254,7 @@ class PooledFeed(EchoFeed[Pool]):
             draw = pool.draw()
             skip = uses - at * pool.group if pool.step * pool.group > uses else None
             held |= self._recall(draw, at, at in steps, skip)
+        self._check_replayed(steps, uses)
         return held | set(pool.held_ordinals().tolist())
 
 

@@ -118,7 +118,7 @@ class Pools:
         return Planned(
             ranks,
             echo.max_factor,
-            1 if self._keeps_batches(echo) else self._plan.group,
+            self._plan.group_of(echo),
             total,
             self._tempo.factor or UNIT,
             planning,
@@ -127,7 +127,7 @@ class Pools:
 
     def _made(self, feed: EchoFeed[Any], crew: Crew) -> Any:
         echo = feed.echo
-        group = 1 if self._keeps_batches(echo) else self._plan.group
+        group = self._plan.group_of(echo)
         resolved = self._resolved.get(echo.position)
         if echo.record is not None:
             size = echo.record.size(echo.position, echo.name, group)
@@ -149,15 +149,6 @@ class Pools:
         return Pool(
             echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
         )
-
-    def _keeps_batches(self, echo: Echo) -> bool:
-        at = self._plan.parts.index(echo)
-        before = self._plan.parts[at - 1] if at else None
-        if isinstance(before, Sift):
-            return False
-        if isinstance(before, Segment):
-            return before.batch is not None or before.batches_in
-        return True
 
     def _sized(self, feed: EchoFeed[Any], group: int, crew: Crew) -> Resolved:
         """Return a pool's size, by its first item where that decides."""

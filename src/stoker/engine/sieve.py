@@ -52,6 +52,11 @@ class Record:
         dropped = bisect.bisect_right(range(len(drops)), away, key=lambda j: drops[j] - base - j)
         return base + away + dropped
 
+    def covers(self, survivors: set[int]) -> bool:
+        """Tell whether survivors are known to it, or the next one, or the end."""
+        decided = self.survivors + self.seen - self.number - len(self.drops)
+        return all(n == self.total or self.survivors <= n <= decided for n in survivors)
+
     def since(self, survivor: int) -> Record:
         """Return the record from a survivor on."""
         number = self.number_of(survivor)

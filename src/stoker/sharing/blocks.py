@@ -26,7 +26,8 @@ from stoker.buffers import Recycler
 
 HEAD_BYTES = 4096
 GENERATION = struct.Struct("<Q")
-_SEALS = 0x1 | 0x2 | 0x4 | 0x10  # of itself, of shrinking, of growing, of future writing
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_LAST_SEALS = fcntl.F_SEAL_SEAL | 0x10  # the latter of future writing
 _SMALLEST_BYTES = 1 << 16  # what a recycler takes for worth keeping
 _STEPS = 8  # sizes of scratch memory between two powers of two
 
@@ -51,8 +52,9 @@ class Block:
             self._head = mmap.mmap(self.descriptor, HEAD_BYTES)
             # Whoever refers to this keeps the block; the block itself must not.
             self.contents: mmap.mmap | None = mmap.mmap(self.descriptor, HEAD_BYTES + size)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
             with contextlib.suppress(OSError):  # kernels before 5.1 have no seal of future writing
-                fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
+                fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _LAST_SEALS)
         except BaseException:
             os.close(self.descriptor)
             raise

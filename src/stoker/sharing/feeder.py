@@ -110,8 +110,10 @@ class Feeder:
         patience_s: float,
         founded: bool,
     ) -> None:
+        if pipeline.seed >= 1 << 64:
+            raise FeedError(f"a feed's seed is below 2**64, not {pipeline.seed}")
         self.name = name
-        self.target = target
+        self.target = messages.plain(target)
         self.patience_s = patience_s
         self.jobs: list[Job] = []
         self.blocks = Blocks()
@@ -310,12 +312,13 @@ class Feeder:
     def _greet(self, job: Job, hello: Hello) -> None:
         reason = self._mismatch(hello)
         if reason is not None:
-            self._send(job, Refused(reason))
+            self._send(job, Refused(messages.plain(reason)))
             self._drop(job)
             return
-        job.label, job.welcome = hello.label[:200], True
+        job.label = "".join(c if c.isprintable() else "?" for c in hello.label)
+        job.welcome = True
         self._greeted = True
-        if hello.outline:  # then those who were served before count
+        if self._founded and hello.outline:  # then those who were served before count
             self._gathering.again({*hello.peers} - {job.pid})
         self._send(
             job,
@@ -361,7 +364,7 @@ class Feeder:
     def _ask(self, job: Job, ask: Ask) -> None:
         member = job.member
         at = None if ask.epoch is None else (ask.epoch, ask.number)
-        if ask.number < 0 or (ask.epoch or 0) < 0:
+        if self.about.length is not None and ask.number > self.about.length:
             raise Malformed("no such position")
         job.turn = ask.turn
         if member is not None and not member.asked and at in (None, member.at):
@@ -398,6 +401,8 @@ class Feeder:
             return
         waiting.sort(key=lambda job: (job.want is None, job.want or (0, 0)))
         for job in waiting:
+            if not job.waits:  # it went while others were told something
+                continue
             found = self.lines.place_for(job.want)
             if found is not None:
                 line, at = found
@@ -504,4 +509,4 @@ class Feeder:
 
 
 def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:8000]
+    return messages.plain(f"{type(error).__name__}: {error}")

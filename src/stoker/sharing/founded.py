@@ -75,4 +75,4 @@ def refuse(listener: socket.socket, reason: str) -> None:
                 with connection:  # what is not read before the end would hide what is said
                     connection.settimeout(left_s)
                     messages.receive_as_feeder(connection)
-                    messages.send(connection, messages.Refused(reason))
+                    messages.send(connection, messages.Refused(messages.plain(reason)))

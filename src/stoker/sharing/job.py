@@ -114,9 +114,13 @@ class Job:
         """
         if not isinstance(state, dict) or not {"seed", "outline", "epoch", "number"} <= set(state):
             raise StateError("this is no state of a job that a feed served")
+        epoch, number = state["epoch"], state["number"]
         if state["outline"] != self.about.outline:
             raise StateError(f"the feed {self.name!r} serves another pipeline than the state's")
-        if state["epoch"] is None:
+        most = messages.LARGEST if self.about.length is None else self.about.length
+        if not _is_whole(number, most) or not (epoch is None or _is_whole(epoch, messages.LARGEST)):
+            raise StateError(f"the feed {self.name!r} has no output {number!r} of epoch {epoch!r}")
+        if epoch is None:
             self.at = None
             return
         if state["seed"] != self.about.seed:
@@ -124,12 +128,12 @@ class Job:
                 f"the feed {self.name!r} has seed {self.about.seed}, the state has "
                 f"{state['seed']}: give the source a seed= to resume"
             )
-        if not self.about.again and state["number"]:
+        if not self.about.again and number:
             raise StateError(
                 f"the feed {self.name!r} cannot make again what a loader or a stream gave: save "
                 "between epochs"
             )
-        self.at = int(state["epoch"]), int(state["number"])
+        self.at = epoch, number
 
     def close(self) -> None:
         """Leave the feed for good."""
@@ -153,12 +157,17 @@ class Job:
                     self._say(Ask(self._turn, *(self.at or (None, 0))))
                 elif isinstance(message, Failed):
                     raise FeedError(message.reason)
+                else:
+                    raise self.damaged(f"{type(message).__name__} where an epoch was to begin")
                 message = self.next_message(interrupt)
         except BaseException:  # nobody shall wait for who does not wait any more
             self._say(Leave())
             raise
         self._gathers = 0
-        self.at = message.epoch, message.number
+        began = message.epoch, message.number
+        if self.about.again and self.at not in (None, began):
+            raise self.damaged(f"it begins at {began}, not at {self.at}")
+        self.at = began
         self.passing = True
         return int(message.epoch)
 
@@ -183,14 +192,17 @@ class Job:
     def next_message(self, interrupt: int | None) -> Any:
         """Return what the feeder says next; None from another feeder, which must be asked anew.
 
-        Raises FeedError when the feeder is gone and nobody starts another one.
+        Raises FeedError when the feeder is gone and nobody starts another one, or says what makes
+        no sense.
         """
         while True:
             began = time.perf_counter_ns()
             try:
                 message, descriptors = self._received(interrupt)
-            except (OSError, Malformed):
+            except OSError:
                 message, descriptors = None, []
+            except Malformed as error:
+                raise self.damaged(str(error)) from None
             finally:
                 self._wait_ns += time.perf_counter_ns() - began
             if message is None:
@@ -199,6 +211,8 @@ class Job:
             self._descriptors += descriptors
             if isinstance(message, Peers):
                 self._peers = message.pids
+            elif isinstance(message, (Welcome, Refused)) or message.turn > self._turn:
+                raise self.damaged(f"{type(message).__name__} that nothing asked for")
             elif message.turn == self._turn:
                 return message
             elif isinstance(message, Item):  # of an epoch that was left
@@ -207,18 +221,24 @@ class Job:
                 self.give_back()
 
     def take(self, item: Item) -> Any:
-        """Return the value of the item that came last, or None if it came too late."""
+        """Return the value of the item that came last.
+
+        Raises Stale if it came too late; FeedError when it is damaged, or needs a class that is not
+        there.
+        """
         memories = []
         try:
             for mark in item.marks:
                 memories.append(parcels.mapped(self._descriptors.pop(0), mark))
             value = parcels.opened(item.outline, item.outline_at, item.places, memories)
+            if not self.about.batched and (type(value) is not list or len(value) != item.count):
+                raise ValueError(f"not the {item.count} examples that were announced")
         except BaseException as error:
             self._finished.append(item.lease)
             self.give_back()
-            if isinstance(error, parcels.Stale):
-                return None
-            raise
+            if isinstance(error, (FeedError, parcels.Stale)) or not isinstance(error, Exception):
+                raise
+            raise self.damaged(f"{type(error).__name__}: {error}") from error
         finally:
             self._drop()
         if memories:
@@ -227,6 +247,12 @@ class Job:
             self._finished.append(item.lease)
             self.give_back()
         return value
+
+    def damaged(self, how: str) -> FeedError:
+        """Have no more to do with this feeder; return what to raise."""
+        self._drop()
+        self._connection.close()
+        return FeedError(f"what the feeder of {self.name!r} sent is damaged: {how}")
 
     def _drop(self) -> None:
         while self._descriptors:
@@ -250,7 +276,7 @@ class Job:
             try:
                 leases: list[int] = []
                 with contextlib.suppress(IndexError):
-                    while len(leases) < 1000:
+                    while len(leases) < messages.MOST_LEASES:
                         leases.append(self._finished.popleft())
                 try:
                     messages.send(self._connection, Done(leases, self._wait_ns))
@@ -309,19 +335,25 @@ class Job:
                     f"FILE.py:FUNCTION --name {self.name}, or take stoker.share()"
                 )
             known = self._welcome
+            label = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
             hello = Hello(
                 messages.VERSION,
-                " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])[:200],
-                self._target,
+                messages.plain(label, messages.LABEL_CHARACTERS),
+                messages.plain(self._target),
                 known.seed if known and self._founds else None,
                 known.outline if known and self._founds else [],
-                self._peers[:1000],
+                self._peers[: messages.MOST_PEERS],
             )
             try:
                 messages.send(connection, hello)
                 answer, _ = messages.receive_as_job(connection)
-            except (OSError, Malformed):
+            except OSError:
                 answer = None
+            except Malformed as error:
+                connection.close()
+                raise FeedError(
+                    f"what the feeder of {self.name!r} sent is damaged: {error}"
+                ) from None
             except BaseException:
                 connection.close()
                 raise
@@ -452,16 +484,25 @@ class Pass(Iterator[Any]):
                 job.ask(self._wake_read)
             elif isinstance(message, Item):
                 skipped = number - message.number
-                if message.epoch != epoch or not 0 <= skipped < message.count:
-                    raise FeedError(
-                        f"the feed {job.name!r} handed out {message.number} of epoch "
-                        f"{message.epoch} where {number} of epoch {epoch} was due"
+                one = not job.about.batched or message.count == 1
+                if message.epoch != epoch or not 0 <= skipped < message.count or not one:
+                    raise job.damaged(
+                        f"{message.count} from {message.number} of epoch {message.epoch} on, where "
+                        f"{number} of epoch {epoch} was due"
                     )
-                value = job.take(message)
-                if value is None:  # it came too late: have it made again
+                try:
+                    value = job.take(message)
+                except parcels.Stale:  # have it made again
                     job.ask(self._wake_read)
                 else:
                     self._ready.extend([value] if job.about.batched else value[skipped:])
+            elif isinstance(message, Begin):
+                raise job.damaged("an epoch begins in the middle of another")
+            elif isinstance(message, End) and (message.epoch != epoch or message.total > number):
+                raise job.damaged(
+                    f"epoch {message.epoch} ends at {message.total}, where {number} of epoch "
+                    f"{epoch} was due"
+                )
             elif isinstance(message, (End, Failed)):
                 job.at, job.passing = (epoch + 1, 0), False
                 self.close()
@@ -477,6 +518,10 @@ class Pass(Iterator[Any]):
     def close(self) -> None:
         """Leave the epoch. What was handed out stays valid as long as it is referred to."""
         self._finish()
+
+
+def _is_whole(number: Any, most: int) -> bool:
+    return type(number) is int and 0 <= number <= most
 
 
 def _left(job: Job, *descriptors: int) -> None:

@@ -1,7 +1,8 @@
 """What a feeder and its jobs say to each other: one message, one packet, one schema.
 
 Packets go over a Unix socket that keeps their borders (SOCK_SEQPACKET), between processes of one
-user. What is too long, or does not fit the schema, ends the connection that it came over.
+user. What is too long, or does not fit the schema, ends the connection that it came over. So the
+schema bounds every number and every text: what was decoded can be answered, and computed with.
 """
 
 from __future__ import annotations
@@ -11,16 +12,30 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 VERSION = 2
 MOST_BYTES = 1 << 16
+LARGEST = (1 << 62) - 1
+"""The largest number in a message."""
+MOST_LEASES = 1000
+MOST_PEERS = 128
+LABEL_CHARACTERS = 200
+TEXT_CHARACTERS = 8000  # of a target, or a reason
 _MOST_DESCRIPTORS = 253
 _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
 _LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _CREDENTIALS = struct.Struct("iII")
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Seed = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64
+Pid = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARACTERS)]
+Target = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS)]
+Marks = Annotated[list[Number], msgspec.Meta(max_length=_MOST_DESCRIPTORS)]
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
@@ -43,11 +58,11 @@ class Hello(Message):
     """
 
     version: int
-    label: str
-    target: str = ""
-    seed: int | None = None
+    label: Label
+    target: Target = ""
+    seed: Seed | None = None
     outline: list[str] = []
-    peers: list[int] = []
+    peers: Annotated[list[Pid], msgspec.Meta(max_length=MOST_PEERS)] = []
 
 
 class Ask(Message):
@@ -56,9 +71,9 @@ class Ask(Message):
     What answers it has the same ``turn``; what has another answers an earlier one.
     """
 
-    turn: int
-    epoch: int | None
-    number: int
+    turn: Number
+    epoch: Number | None
+    number: Number
 
 
 class Done(Message):
@@ -69,8 +84,8 @@ class Done(Message):
         wait_ns: how long the job has waited for the feed so far.
     """
 
-    leases: list[int]
-    wait_ns: int
+    leases: Annotated[list[Number], msgspec.Meta(max_length=MOST_LEASES)]
+    wait_ns: Number
 
 
 class Leave(Message):
@@ -99,14 +114,14 @@ class Welcome(Message):
     name: str
     target: str
     batched: bool
-    length: int | None
-    seed: int
+    length: Number | None
+    seed: Seed
     outline: list[str]
     again: bool
     founded: bool
-    lent: int
-    pid: int
-    gathers: int
+    lent: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    pid: Pid
+    gathers: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 class Refused(Message):
@@ -118,15 +133,15 @@ class Refused(Message):
 class Peers(Message):
     """Who is served at present, by process id."""
 
-    pids: list[int]
+    pids: list[Pid]
 
 
 class Begin(Message):
     """An epoch begins for this job, at this output."""
 
-    turn: int
-    epoch: int
-    number: int
+    turn: Number
+    epoch: Number
+    number: Number
 
 
 class Item(Message):
@@ -139,36 +154,36 @@ class Item(Message):
         outline, outline_at, places: see ``parcels.Parcel``.
     """
 
-    turn: int
-    epoch: int
-    number: int
-    count: int
-    lease: int
-    marks: list[int]
+    turn: Number
+    epoch: Number
+    number: Number
+    count: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    lease: Number
+    marks: Marks
     outline: bytes
-    outline_at: tuple[int, int, int]
-    places: list[tuple[int, int]]
+    outline_at: tuple[Number, Number, Number] | None
+    places: list[tuple[Number, Number]]
 
 
 class End(Message):
     """The epoch had so many outputs, and the job has them all."""
 
-    turn: int
-    epoch: int
-    total: int
+    turn: Number
+    epoch: Number
+    total: Number
 
 
 class Failed(Message):
     """The pipeline failed at the output that would have come next."""
 
-    turn: int
+    turn: Number
     reason: str
 
 
 class Gone(Message):
     """The others went on without this job: it did not answer for too long."""
 
-    turn: int
+    turn: Number
 
 
 FromJob = Hello | Ask | Done | Leave
@@ -222,14 +237,15 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
-    if not packet:
-        return None, descriptors
     try:
-        return _read(packet, flags & _LOST, from_feeder=True), descriptors
+        message = _read(packet, flags & _LOST, from_feeder=True) if packet else None
+        if len(descriptors) != (len(message.marks) if isinstance(message, Item) else 0):
+            raise Malformed(f"{len(descriptors)} descriptors came with it")
     except Malformed:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+    return message, descriptors
 
 
 def _read(packet: bytes, lost: int, *, from_feeder: bool) -> Any:
@@ -237,8 +253,13 @@ def _read(packet: bytes, lost: int, *, from_feeder: bool) -> Any:
         raise Malformed("a message is too long")
     try:
         return _decoders[from_feeder].decode(packet)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(str(error)) from None
+
+
+def plain(text: str, most: int = TEXT_CHARACTERS) -> str:
+    """Return a text as it can be sent: names of files may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()[:most]
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:

@@ -9,6 +9,7 @@ there is seen by nobody else, and goes with the view.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import pickle
@@ -40,7 +41,7 @@ class Parcel:
     Attributes:
         value: the value, and scratch memory: what keeps the blocks.
         outline: the pickled outline, if it is short; else it lies at ``outline_at`` (block, offset,
-            length).
+            length), else None.
         places: of each array, its block's number and its offset there.
         blocks: the blocks.
         nbytes: shared memory that the contents take.
@@ -48,7 +49,7 @@ class Parcel:
 
     value: Any
     outline: bytes
-    outline_at: tuple[int, int, int]
+    outline_at: tuple[int, int, int] | None
     places: list[tuple[int, int]]
     blocks: list[Block]
     nbytes: int
@@ -90,7 +91,7 @@ def packed(value: Any, blocks: Blocks) -> Parcel:
             size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     within = 0 if len(outline) <= INLINE_BYTES else len(outline)
     kept = [value]
-    outline_at = (-1, 0, 0)
+    outline_at = None
     if size + within:
         scratch = blocks.scratch(size + within)
         kept.append(scratch)
@@ -192,9 +193,13 @@ class Stale(Exception):
 def mapped(descriptor: int, generation: int) -> mmap.mmap:
     """Map a block privately, and close its descriptor.
 
-    Raises Stale when something else is in it by now.
+    Raises Stale when something else is in it by now; OSError or ValueError when it is no block.
     """
     try:
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ValueError("a block that may shrink would end who reads it")
+        if os.fstat(descriptor).st_size <= HEAD_BYTES:
+            raise ValueError("a block has contents behind its head")
         memory = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
@@ -216,16 +221,17 @@ def keep(memory: mmap.mmap) -> None:
 
 def opened(
     outline: bytes,
-    outline_at: Sequence[int],
+    outline_at: Sequence[int] | None,
     places: Sequence[Sequence[int]],
     memories: Sequence[mmap.mmap],
 ) -> Any:
     """Return the value: its arrays are read-only views of the mappings, its tensors views.
 
-    Raises FeedError when a class that it needs cannot be imported here.
+    Raises FeedError when a class that it needs cannot be imported here, and anything when what came
+    is damaged.
     """
-    number, start, size = outline_at
-    if number >= 0:
+    if outline_at is not None:
+        number, start, size = outline_at
         outline = memories[number][HEAD_BYTES + start : HEAD_BYTES + start + size]
     return _Unpacker(outline, places, memories).load()
 

@@ -92,7 +92,8 @@ class View:
         table.caption = None if table.row_count else "no jobs yet"
         return table
 
-    def _row(self, job: Job) -> list[str]:
+    def _row(self, job: Job) -> list[Any]:
+
         alive_s = max(1e-9, time.monotonic() - job.since_s)
         at, behind = ("", ""), ""
         if job.member is not None and job.line is not None:

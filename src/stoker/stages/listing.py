@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.stages.answer import Answer
+from stoker.stages.files import IMAGE_SUFFIXES
 from stoker.stages.retry import persistently
-from stoker.stages.source import IMAGE_SUFFIXES
 from stoker.stages.storage import Entries, Storage
 
 T = TypeVar("T")

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from stoker.caching.mark import Mark, of_file
 from stoker.stages.access import Access, Root
+from stoker.stages.files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
 from stoker.stages.listing import Lister, Names
 from stoker.stages.reading import Place, Reader
-from stoker.stages.source import IMAGE_SUFFIXES, LabeledImage, read_file
+from stoker.stages.source import LabeledImage
 from stoker.stages.storage import UNKNOWN
 
 
@@ -130,7 +131,9 @@ class FilesSource:
 
     Raises:
         FileNotFoundError: no file fits the pattern.
-        ValueError: there are no files in the list, or of several file systems.
+        ValueError: there are no files in the list, or of several file systems; or the one named is
+            a pipe, a socket or a device. (In a list it is an example that fails; what fits a
+            pattern is left out, with a warning.)
         TypeError: there is something else than paths in the list.
         RemoteError, ImportError: as in ``RemoteFolderSource``.
     """
@@ -222,6 +225,10 @@ class FilesSource:
         if self._access is None:
             literal = not glob.has_magic(pattern)
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
+            special = [file for file in found if is_special(file)]
+            if literal and special:
+                raise ValueError(f"{pattern} is no regular file, and cannot be an example")
+            warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
         elif (start := _magic(pattern)) is None:
             files = Names([pattern])

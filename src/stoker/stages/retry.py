@@ -25,6 +25,7 @@ _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
     *(ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError),
 )
+_LASTING_ERRNOS = (errno.EINVAL, errno.EFBIG, errno.ENXIO)  # it is no file to be read
 _LASTING_NAMES = re.compile("Credential|Auth|Validation|Configuration|Unknown")
 
 
@@ -108,6 +109,8 @@ def _may_pass(error: Exception, status: int | None) -> bool:
     name = getattr(error, "os_error", error)
     if isinstance(name, socket.gaierror) and name.errno == socket.EAI_NONAME:
         return False  # no such host
+    if isinstance(error, OSError) and error.errno in _LASTING_ERRNOS:
+        return False
     return not (isinstance(error, _LASTING) or _LASTING_NAMES.search(type(error).__name__))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 from stoker import structure
 from stoker.buffers import Recycler
 from stoker.caching.mark import Mark, of_file
-
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
-)
+from stoker.stages.files import IMAGE_SUFFIXES, images_below, read_file, warn_left_out
 
 
 class Source(Protocol):
@@ -103,7 +99,9 @@ class LabeledImage(NamedTuple):
 class FolderSource:
     """Image files in one sub-folder a class, listed once, in sorted order.
 
-    Hidden files, and files that are no images by their suffix, are left out.
+    Hidden files, and files that are no images by their suffix, are left out. So is, with a warning,
+    what is named like an image and is no regular file (nor a link to one), and what cannot be
+    listed. A link that leads nowhere is an example that fails.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
@@ -125,9 +123,11 @@ class FolderSource:
                 "such as train/cat/0001.jpg"
             )
         self._files: list[tuple[str, int]] = []
+        left_out: list[str] = []
         for label, name in enumerate(self.classes):
-            found = sorted(_images_below(os.path.join(self.folder, name)))
+            found = sorted(images_below(os.path.join(self.folder, name), left_out))
             self._files += [(os.path.relpath(file, self.folder), label) for file in found]
+        warn_left_out(self.name, left_out)
         if not self._files:
             raise ValueError(
                 f"{self.folder} has no images in its {len(self.classes)} sub-folders (looked for "
@@ -163,24 +163,6 @@ class FolderSource:
     def path(self, index: int) -> str | None:
         """Return the file's path."""
         return os.path.join(self.folder, self._files[index][0])
-
-
-def read_file(path: str) -> bytes:
-    """Read a local file."""
-    with open(path, "rb", buffering=0) as handle:
-        return handle.read()
-
-
-def _images_below(folder: str) -> Iterator[str]:
-    """Yield image files, hidden ones left out, each folder once however it is linked."""
-    seen = set()
-    for at, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(at)
-        folders[:] = [] if real in seen else [f for f in folders if not f.startswith(".")]
-        for file in files if real not in seen else ():
-            if not file.startswith(".") and os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES:
-                yield os.path.join(at, file)
-        seen.add(real)
 
 
 class DatasetSource:

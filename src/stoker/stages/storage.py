@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from stoker.stages.files import read_file
 from stoker.stages.retry import StalledError, TruncatedError
 
 STALL_S = 10.0
@@ -86,13 +87,15 @@ class FileStorage(Storage):
         name = "_find" if fs.async_impl else "find"
         # The general one asks folder by folder, and leaves out those that fail.
         self._finds = getattr(type(fs), name) is not getattr(kind, name)
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        self._local = "file" in protocols
 
     async def read(self, path: str, size: int) -> bytes:
         """Read a file, and compare its length."""
         allowed_s = STALL_S + (_LARGE_BYTES if size == UNKNOWN else size) / _SLOWEST_BYTES_PER_S
         try:
             async with asyncio.timeout(allowed_s) as limit:
-                data: bytes = await self._call("cat_file", path)
+                data: bytes = await self._whole(path)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -133,6 +136,11 @@ class FileStorage(Storage):
 
     async def close(self) -> None:
         """Close nothing: fsspec keeps one such file system for all."""
+
+    async def _whole(self, path: str) -> Any:
+        if self._local:  # where there are pipes and devices, too
+            return await _in_thread(lambda: read_file(path))
+        return await self._call("cat_file", path)
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:

@@ -1,0 +1,177 @@
+"""Local files: regular ones alone are examples, and nothing else is waited for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+
+WITHIN_S = 20.0
+
+
+def within_time(act: Callable[[], Any]) -> Any:
+    """Return what a call gives, in a thread: reading a pipe would never come back."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WITHIN_S)
+    assert not thread.is_alive(), "it hangs"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    with listener:
+        at = os.getcwd()
+        os.chdir(path.parent)  # a socket's address is short
+        try:
+            listener.bind(path.name)
+        finally:
+            os.chdir(at)
+
+
+def make_link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_link_to_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
+SPECIAL = [make_pipe, make_socket, make_link_to_device, make_link_to_pipe]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "c").mkdir()
+    for n in range(4):
+        (tmp_path / "c" / f"{n}.png").write_bytes(b"%d" % n)
+    return tmp_path
+
+
+def read(pipeline: stoker.Pipeline, field: int = 0) -> list[Any]:
+    return [example[field] for example in pipeline]
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+def test_what_is_no_regular_file_is_left_out_of_a_folder(folder: Path, make: Any) -> None:
+    make(folder / "c" / "1a.png")
+    with pytest.warns(UserWarning, match=r"from_folder.*1a\.png") as caught:
+        pipeline = stoker.from_folder(folder)
+    assert caught[0].filename == __file__
+    assert within_time(lambda: read(pipeline)) == [b"0", b"1", b"2", b"3"]
+
+
+def test_how_many_are_left_out_is_said(folder: Path) -> None:
+    for n in range(3):
+        make_pipe(folder / "c" / f"x{n}.png")
+    with pytest.warns(UserWarning, match=r"c/x0\.png' and 2 more"):
+        stoker.from_folder(folder)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root lists everything")
+def test_a_folder_that_cannot_be_listed_is_said(folder: Path) -> None:
+    (folder / "c" / "locked").mkdir(mode=0)
+    with pytest.warns(UserWarning, match="cannot be listed.*c/locked"):
+        stoker.from_folder(folder)
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+@pytest.mark.parametrize("named", ["folder", "list", "url"])
+def test_a_file_that_was_replaced_fails_and_may_be_skipped(
+    folder: Path, make: Any, named: str
+) -> None:
+    files = [str(folder / "c" / f"{n}.png") for n in range(4)]
+
+    def build(**how: Any) -> stoker.Pipeline:
+        if named == "folder":
+            return stoker.from_folder(folder, **how)
+        if named == "list":
+            return stoker.from_files(files, **how)
+        pytest.importorskip("fsspec")
+        return stoker.from_files([f"file://{file}" for file in files], retry_s=1000.0, **how)
+
+    strict, lenient = build(), build(on_error=1)
+    (folder / "c" / "2.png").unlink()
+    make(folder / "c" / "2.png")
+    with pytest.raises(stoker.StageError, match=r"example 2 .*2\.png"):
+        within_time(lambda: read(strict))
+    field = 0 if named == "folder" else 1
+    assert within_time(lambda: read(lenient, field)) == [b"0", b"1", b"3"]
+    assert lenient.stats().skipped_examples == 1
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+def test_one_file_that_is_named_and_is_none_is_refused(folder: Path, make: Any) -> None:
+    make(folder / "it.png")
+    with pytest.raises(ValueError, match=r"it\.png is no regular file"):
+        stoker.from_files(folder / "it.png")
+
+
+def test_a_pattern_leaves_out_what_is_no_regular_file(folder: Path) -> None:
+    make_pipe(folder / "c" / "1a.png")
+    with pytest.warns(UserWarning, match=r"1a\.png"):
+        pipeline = stoker.from_files(f"{folder}/c/*.png")
+    assert within_time(lambda: read(pipeline, 1)) == [b"0", b"1", b"2", b"3"]
+
+
+def test_links_to_files_are_examples_and_folders_named_like_images_are_folders(
+    folder: Path,
+) -> None:
+    (folder / "c" / "0a.png").symlink_to("3.png")
+    (folder / "c" / "4.png").mkdir()
+    (folder / "c" / "4.png" / "5.png").write_bytes(b"5")
+    assert read(stoker.from_folder(folder)) == [b"0", b"3", b"1", b"2", b"3", b"5"]
+
+
+@pytest.mark.parametrize("target", ["nowhere", "2a.png"])
+def test_a_link_that_leads_nowhere_fails_and_may_be_skipped(folder: Path, target: str) -> None:
+    (folder / "c" / "2a.png").symlink_to(target)
+    with pytest.raises(stoker.StageError, match=r"2a\.png"):
+        read(stoker.from_folder(folder))
+    lenient = stoker.from_folder(folder, on_error=1)
+    assert read(lenient) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_file_became_a_folder(folder: Path) -> None:
+    pipeline = stoker.from_folder(folder)
+    (folder / "c" / "2.png").unlink()
+    (folder / "c" / "2.png").mkdir()
+    with pytest.raises(stoker.StageError, match="a folder") as caught:
+        read(pipeline)
+    assert isinstance(caught.value.__cause__, IsADirectoryError)
+
+
+def test_a_sparse_file_beyond_memory_fails_and_takes_none(folder: Path) -> None:
+    os.truncate(folder / "c" / "2.png", 1 << 42)
+    with pytest.raises(stoker.StageError, match="do not fit into memory"):
+        read(stoker.from_folder(folder))
+    assert read(stoker.from_folder(folder, on_error=1)) == [b"0", b"1", b"3"]
+
+
+def test_sparse_and_shortened_files_are_what_is_in_them(folder: Path) -> None:
+    pipeline = stoker.from_folder(folder)
+    os.truncate(folder / "c" / "1.png", 100_000)
+    os.truncate(folder / "c" / "2.png", 0)
+    assert read(pipeline) == [b"0", b"1" + bytes(99_999), b"", b"3"]

@@ -1,0 +1,357 @@
+"""States that were not saved but made: with a right checksum, and fields that cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import json
+import signal
+import time
+import tracemalloc
+import warnings
+import zlib
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker import packing
+from strategies import (
+    Examples,
+    Spec,
+    built,
+    few,
+    frozen,
+    jitter,
+    small_pools_allowed,
+    specs,
+    through_json,
+)
+
+WITHIN_S = 60
+MOST_BYTES = 1 << 24
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Fail what does not end, or takes more memory than these pipelines need."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(WITHIN_S)
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def signed(state: dict[str, Any]) -> dict[str, Any]:
+    """Give a state the checksum that its fields have."""
+    fields = {k: v for k, v in state.items() if k not in ("checksum", "loader")}
+    text = json.dumps(fields, sort_keys=True)
+    return {**state, "checksum": zlib.crc32(text.encode())}
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of everything in a state."""
+    children: Any = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    found = [path] if path else []
+    for key, child in children:
+        found += paths(child, (*path, key))
+    return found
+
+
+@functools.cache
+def bomb() -> str:
+    return packing.packed_bytes(np.zeros(1 << 26, np.uint8))
+
+
+ODD = [
+    *(None, True, "", "x", "::", " ", -1, 2.5, float("nan"), [], {}, [[]], {"x": 1}, {"0": 1}),
+    *(2**31, 2**53 + 1, 2**63, 2**64, 10**400, -(2**63), [0] * 3, [None], ["  "]),
+]
+
+
+def repacked(text: str, draw: Any) -> str:
+    """Return packed numbers with something done to one of them, or to how many there are."""
+    parts = text.split(" ")
+    at = draw(st.integers(0, len(parts) - 1))
+    halves = parts[at].split(":")
+    half = draw(st.integers(0, len(halves) - 1))
+    if draw(st.integers(0, 5)) == 0:
+        halves[half] = bomb()
+    else:
+        numbers = packing.unpacked_bytes(halves[half], 1 << 20).tolist()
+        kind = draw(st.sampled_from(["more", "fewer", "other", "other"]))
+        if kind == "more" or not numbers:
+            numbers += draw(st.lists(st.integers(0, 255), min_size=1, max_size=9))
+        elif kind == "fewer":
+            del numbers[draw(st.integers(0, len(numbers) - 1)) :]
+        else:
+            place = draw(st.integers(0, len(numbers) - 1))
+            numbers[place] = draw(st.sampled_from([0, 1, 2, 3, 7, 100, 254, 255]))
+        halves[half] = packing.packed_bytes(np.array(numbers, np.uint8))
+    parts[at] = ":".join(halves)
+    return " ".join(parts)
+
+
+def other(value: Any, draw: Any) -> Any:
+    """Return something else for a value: of another kind, or nearly the same."""
+    how = draw(st.integers(0, 2))
+    if how and type(value) is int:
+        return draw(st.sampled_from([value - 1, value + 1, value + 64, 2 * value, 0, 2**31, 1]))
+    if how and type(value) is str and len(value) > 8:
+        with contextlib.suppress(ValueError):
+            return repacked(value, draw)
+    if how and type(value) is list and value:
+        return draw(st.sampled_from([value[:-1], [*value, value[-1]], value[::-1], [value]]))
+    return draw(st.sampled_from(ODD))
+
+
+def crafted(state: dict[str, Any], draw: Any) -> tuple[dict[str, Any], set[str]]:
+    """Return a state with a field or two changed, and which."""
+    made = copy.deepcopy(state)
+    changed = set()
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
+        path = draw(st.sampled_from([p for p in paths(made) if p != ("checksum",)]))
+        changed.add(path[0])
+        at: Any = made
+        for step in path[:-1]:
+            at = at[step]
+        if draw(st.integers(0, 9)) == 0:
+            del at[path[-1]]
+        else:
+            at[path[-1]] = other(at[path[-1]], draw)
+    return signed(made), changed
+
+
+def try_to_go_on(pipeline: stoker.Pipeline, state: dict[str, Any], most: int) -> list[Any] | None:
+    """Load a state and take what is left of its epoch; None if it was refused."""
+    found: list[Any] | None
+    with warnings.catch_warnings(), small_pools_allowed():
+        warnings.filterwarnings("ignore", message="the state was saved under NumPy")
+        try:
+            pipeline.load_state_dict(state)
+            with iter(pipeline) as batches:
+                found = [frozen(batch) for batch in itertools.islice(batches, most + 1)]
+        except stoker.StateError as error:
+            said = str(error)
+            found = None
+    if found is None:
+        assert len(said.splitlines()) == 1
+        assert len(said) < 1000
+    else:
+        pipeline.state_dict()
+    return found
+
+
+PLAIN = {"numpy", "seed", "epoch", "before", "filtered", "spent", "fresh", "loaded", "uses"}
+
+
+@few(60)
+@given(
+    specs(max_examples=60, max_filters=2, byte_pools=True, points=("before", "after", "batch")),
+    st.data(),
+)
+def test_a_crafted_state_is_refused_or_the_run_is_right(spec: Spec, data: st.DataObject) -> None:
+    with small_pools_allowed():
+        pipeline = built(spec, 0)
+        whole = []
+        states = []
+        for batch in pipeline:
+            whole.append(frozen(batch))
+            states.append(through_json(pipeline.state_dict()))
+    states = states or [pipeline.state_dict()]
+    number = data.draw(st.integers(0, len(states) - 1), label="at")
+    state, changed = crafted(states[number], data.draw)
+    with bounded():
+        rest = try_to_go_on(built(spec, 0), state, spec.outputs)
+    if rest is None:
+        return
+    assert len(rest) <= spec.outputs - state["yielded"]
+    if not spec.filters and changed <= PLAIN | {"yielded"}:
+        if state["yielded"] and not changed & {"seed", "epoch"}:
+            assert rest == whole[state["yielded"] :]
+    elif not spec.filters:
+        assert len(rest) == spec.outputs - state["yielded"]
+
+
+class Slow(Examples):
+    """So that some is used again."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.0005)
+        return super().__getitem__(index)
+
+
+def followed(**echo: Any) -> stoker.Pipeline:
+    source = stoker.from_dataset(Slow(90), seed=0, on_error=90).shuffle()
+    chain = source.filter(lambda n: n % 5 > 0, on="id").echo("auto", **echo)
+    return chain.random_map(jitter, on="x").batch(4).workers(1)
+
+
+@functools.cache
+def followed_states() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    pipeline = followed(max_factor=3, pool=20)
+    states = []
+    with small_pools_allowed():
+        for _ in pipeline:
+            states.append(through_json(pipeline.state_dict()))
+    return states, through_json(pipeline.record())
+
+
+@few(40)
+@given(st.data())
+def test_a_crafted_state_under_auto(data: st.DataObject) -> None:
+    state = data.draw(st.sampled_from(followed_states()[0]), label="state")
+    state, _ = crafted(state, data.draw)
+    with bounded():
+        rest = try_to_go_on(followed(max_factor=3, pool=20), state, 3 * 90)
+    assert rest is None or len(rest) <= 3 * 90 // 4 + 1
+
+
+@few(40)
+@given(st.data())
+def test_a_crafted_record(data: st.DataObject) -> None:
+    record = copy.deepcopy(followed_states()[1])
+    path = data.draw(st.sampled_from(paths(record)), label="where")
+    at: Any = record
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = other(at[path[-1]], data.draw)
+    with bounded(), small_pools_allowed():
+        found = 0
+        with contextlib.suppress(stoker.StateError):
+            pipeline = followed(replay=record).workers(0)
+            found = sum(1 for _ in itertools.islice(pipeline, 1000))
+        assert found <= 3 * 90 // 4 + 1
+
+
+class Stateful:
+    """A loader with a state of its own."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < 12:
+            self.at += 1
+            yield np.full(3, self.at)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@few(40)
+@given(st.data())
+def test_a_crafted_state_over_a_loader(data: st.DataObject) -> None:
+    """But for its own state, which is the loader's business."""
+
+    def build() -> stoker.Pipeline:
+        return stoker.from_loader(Stateful(), seed=0).echo("auto", max_factor=2)
+
+    pipeline = build()
+    with iter(pipeline) as batches:
+        for _ in range(data.draw(st.integers(0, 6))):
+            next(batches)
+        state = through_json(pipeline.state_dict())
+    loader = state.pop("loader", None)
+    state, _ = crafted(state, data.draw)
+    if loader is not None and data.draw(st.integers(0, 4)):
+        state["loader"] = loader
+    with bounded():
+        rest = try_to_go_on(build(), state, 24)
+    assert rest is None or len(rest) <= 24
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "more than an epoch": {"yielded": 2**31, "uses": 2**33},
+    "beyond the last": {"yielded": 16, "uses": 64},
+    "uses that are none of these": {"uses": 23},
+    "a seed below 0": {"seed": -1},
+    "no version": {"numpy": 3},
+    "a loader that is none": {"loader": {"at": 3}},
+    "a huge pool": {"pool_sizes": {"0": 2**31}},
+    "a pool of nobody": {"pool_sizes": {"0": 12, "7": 12}},
+    "no pool": {"pools": []},
+    "another end": {"pool_items": [25]},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused_when_it_is_loaded(what: str) -> None:
+    spec = Spec(30, 4, echoes=(("before", Fraction(2), 12),))
+    pipeline = stoker.from_dataset(Examples(30)).shuffle().map(_same).echo(2, pool=12)
+    pipeline = pipeline.random_map(jitter, on="x").batch(4)
+    with iter(pipeline) as batches:
+        for _ in range(6):
+            next(batches)
+        state = through_json(pipeline.state_dict())
+    assert spec.outputs == len(pipeline)
+    with pytest.raises(stoker.StateError) as caught:
+        pipeline.load_state_dict(signed({**state, **REFUSED[what]}))
+    assert "\n" not in str(caught.value)
+
+
+def _same(example: Any) -> Any:
+    return example
+
+
+@pytest.mark.parametrize("field", ["pools", "left_out"])
+def test_a_bomb_is_refused_before_it_is_inflated(field: str) -> None:
+    pipeline = followed() if field == "left_out" else built(Spec(30, 4, echoes=BEFORE), 0)
+    with iter(pipeline) as batches, small_pools_allowed():
+        for _ in range(3):
+            next(batches)
+        state = through_json(pipeline.state_dict())
+    inner = state[field][0]
+    name = "drops" if field == "left_out" else "packed"
+    inner[name] = " ".join(f"{bomb()}:{part.split(':')[-1]}" for part in inner[name].split(" "))
+    with bounded(), pytest.raises(stoker.StateError, match="packed"):
+        pipeline.load_state_dict(signed(state))
+
+
+BEFORE = (("before", Fraction(2), 12),)
+
+
+def test_a_state_beyond_steps_is_refused() -> None:
+    pipeline = stoker.from_dataset(Examples(30), seed=0).batch(3)
+    with iter(pipeline) as batches:
+        for _ in range(5):
+            next(batches)
+        state = pipeline.state_dict()
+    with pytest.raises(stoker.StateError, match=r"at batch 5.*\.steps\(4\)"):
+        pipeline.steps(4).load_state_dict(state)
+    pipeline.steps(5).load_state_dict(state)
+
+
+def test_the_memory_of_a_pool_is_that_of_its_items() -> None:
+    """Not of what it may hold, where filters leave open how many come."""
+    tracemalloc.start()
+    try:
+        chain = stoker.from_dataset(range(100), seed=0).filter(lambda n: n % 2 == 0)
+        assert len(list(chain.echo(2, pool=1 << 24).batch(10))) == 10
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()

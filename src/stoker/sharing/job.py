@@ -84,7 +84,7 @@ class Job:
         before = self._pass() if self._pass is not None else None
         if before is not None:
             before.close()
-        if os.getpid() != self._owner:
+        if not self.is_own:
             self._begin_in_child()
         made = Pass(self)
         self._pass = weakref.ref(made)
@@ -99,6 +99,8 @@ class Job:
     def state_dict(self) -> dict[str, Any]:
         """Return where this job is: the feed's epoch, and what comes next in it."""
         epoch, number = (None, 0) if self.at is None else self.at
+        if epoch is not None and number and number == self.about.length:
+            epoch, number = epoch + 1, 0  # that was the last
         return {
             "feed": self.name,
             "seed": self.about.seed,
@@ -181,6 +183,11 @@ class Job:
                 file=sys.stderr,
             )
         self._gathers = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process is the one that is served, and no forked child of it."""
+        return os.getpid() == self._owner
 
     def leave(self) -> None:
         """Leave an epoch early: what comes next is the one after it."""
@@ -299,9 +306,11 @@ class Job:
 
     def returned(self, lease: int) -> None:
         """Take note that nothing refers to a hand-over any more."""
+        if not self.is_own:
+            return  # a forked child: the hand-over is its parent's, who may hold the lock
         with self._lock:
             known = self._lent.pop(lease, None)
-        if known is not None and os.getpid() == self._owner:
+        if known is not None:
             self._finished.append(lease)
             self.give_back()
 
@@ -527,4 +536,5 @@ def _is_whole(number: Any, most: int) -> bool:
 def _left(job: Job, *descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-    job.leave()
+    if job.is_own:
+        job.leave()

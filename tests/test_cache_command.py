@@ -100,7 +100,7 @@ def test_a_kept_cache_is_listed(kept: str) -> None:
 def test_a_temporary_cache_is_listed_while_it_is_there(temporary: str) -> None:
     row = row_of(os.path.basename(temporary))
     assert row is not None
-    for part in ("from_arrays", " 10 ", "2.0 MiB", "yes", "until its last user ends"):
+    for part in ("from_arrays", " 10 ", "2.0 MiB", "yes", "while used"):
         assert part in row
     assert os.path.isdir(temporary)
 

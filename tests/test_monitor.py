@@ -114,6 +114,7 @@ def test_passes_are_added_up_and_may_be_broken_off(
 
 
 PROGRAM = """
+import os
 import sys
 import stoker
 
@@ -143,6 +144,14 @@ def two():
             pass
 
 
+def forks():
+    local()
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    os.waitpid(child, 0)
+
+
 def fails(at):
     for batch in stoker.monitor(Loader()):
         if batch == at:
@@ -159,6 +168,7 @@ eval(sys.argv[1])
         ("local()", 2, ["2 epochs"]),
         ("anew()", 3, ["3 epochs"]),
         ("two()", 2, ["1 epoch", "1 epoch"]),
+        ("forks()", 2, ["2 epochs"]),
         ("fails(0)", 0, []),
         ("fails(3)", 1, ["1 epoch"]),
     ],

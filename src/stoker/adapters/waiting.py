@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 import weakref
@@ -156,11 +157,13 @@ class _Account:
             gone, so that a loader for each epoch is told of once.
         owner: the loader.
         epochs: the passes that tell something.
+        pid: the process that tells them: no child of it that was forked.
     """
 
     place: tuple[str, int]
     owner: weakref.ref[Monitored[Any]]
     epochs: list[EpochWait] = field(default_factory=list)
+    pid: int = field(default_factory=os.getpid)
 
 
 _accounts: list[_Account] = []
@@ -182,7 +185,7 @@ def _open_account(monitored: Monitored[Any]) -> None:
 
 def _tell() -> None:
     for account in _accounts:
-        if account.epochs:
+        if account.epochs and account.pid == os.getpid():
             print(_report(account.epochs), file=sys.stderr)
 
 

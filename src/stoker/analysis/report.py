@@ -205,6 +205,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[dict[str, Any]] = []
     """The raw figures of each phase."""
 
+    def __repr__(self) -> str:
+        """Return what ``print`` shows, for notebooks."""
+        return str(self)
+
     def __str__(self) -> str:
         """Return the verdict, the split, the rates and what would help, as a few lines."""
         split = self.split

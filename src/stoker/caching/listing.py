@@ -43,7 +43,7 @@ def table() -> None:
             format_bytes(head[USED_BYTES]),
             format_bytes(about.limit_bytes),
             "yes" if place.in_use(folder) else "none",
-            "until its last user ends" if about.temporary else "until removed",
+            "while used" if about.temporary else "until removed",
         )
     console = Console()
     (console if console.is_terminal else Console(width=1000)).print(shown)

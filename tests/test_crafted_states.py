@@ -122,7 +122,7 @@ def other(value: Any, draw: Any) -> Any:
             return repacked(value, draw)
     if how and type(value) is list and value:
         return draw(st.sampled_from([value[:-1], [*value, value[-1]], value[::-1], [value]]))
-    return draw(st.sampled_from(ODD))
+    return copy.deepcopy(draw(st.sampled_from(ODD)))
 
 
 def crafted(state: dict[str, Any], draw: Any) -> tuple[dict[str, Any], set[str]]:

@@ -97,12 +97,12 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: Fit) 
             sizes,
             Clock(*before),
         )
-        version = _minor(state["numpy"])
+        version = _minor(state["numpy"][:80])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
     if version != _minor(np.__version__):
         warn(
-            f"the state was saved under NumPy {state['numpy']}, this is {np.__version__}: its "
+            f"the state was saved under NumPy {state['numpy'][:80]}, this is {np.__version__}: its "
             "random streams may differ, and then so does the rest of the epoch",
         )
     return loaded
@@ -135,7 +135,8 @@ def difference_of(theirs: list[str], ours: list[str]) -> str:
     """Say where two outlines differ."""
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
-            return f"it has {a if type(a) is str else packing.shown(a)} where this one has {b}"
+            there = a if type(a) is str and len(a) < 200 else packing.shown(a)
+            return f"it has {there} where this one has {b}"
     return f"it has {len(theirs)} stages, this one {len(ours)}"
 
 

@@ -51,11 +51,19 @@ class StalledError(Exception):
     """Nothing came for too long."""
 
 
+class GarbledError(Exception):
+    """What came is no HTTP."""
+
+
+class UnusableError(ValueError):
+    """An answer that says what cannot be used, and will say it again; not tried again."""
+
+
 class NoListingError(ValueError):
     """What came is no listing of a folder; not tried again."""
 
 
-_OWN = (StatusError, TruncatedError, StalledError)
+_OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
 
 
 async def persistently(

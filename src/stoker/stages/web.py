@@ -13,7 +13,15 @@ from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from stoker.stages import storage
-from stoker.stages.retry import NoListingError, StalledError, StatusError, TruncatedError
+from stoker.stages.files import refuse_too_large
+from stoker.stages.retry import (
+    GarbledError,
+    NoListingError,
+    StalledError,
+    StatusError,
+    TruncatedError,
+    UnusableError,
+)
 from stoker.stages.storage import UNKNOWN, Entries, Storage, needed
 
 _LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-"
@@ -36,9 +44,9 @@ class WebStorage(Storage):
 
         async def client(**settings: Any) -> Any:
             aiohttp = self._aiohttp
-            return aiohttp.ClientSession(
-                **{"connector": aiohttp.TCPConnector(limit=requests), **settings}
-            )
+            # What comes encoded is refused: only of plain bytes the length tells whether all came.
+            own = {"connector": aiohttp.TCPConnector(limit=requests), "auto_decompress": False}
+            return aiohttp.ClientSession(**{**own, **settings})
 
         # A session of its own can be closed, and then by us alone.
         own = {"skip_instance_cache": True, "asynchronous": True}
@@ -53,7 +61,8 @@ class WebStorage(Storage):
 
     async def read(self, path: str, size: int) -> bytes:
         """Read a file; that its length is what the answer tells is checked by the session."""
-        data, _ = await self._get(path)
+        data, answer = await self._get(path)
+        _check_promise(answer)
         if len(data) != size != UNKNOWN:
             raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
         return data
@@ -64,6 +73,7 @@ class WebStorage(Storage):
         page, answer = await self._get(url)
         if answer.content_type not in ("text/html", "application/xhtml+xml"):
             raise NoListingError(f"{url} is no listing of a folder: it is {answer.content_type}")
+        _check_promise(answer)
         names = _linked(page.decode("utf-8", "surrogateescape"), str(answer.url))
         files = [name for name in names if not name.endswith("/")]
         folders = [name.rstrip("/") for name in names if name.endswith("/")]
@@ -89,9 +99,42 @@ class WebStorage(Storage):
                 if answer.status != 200:
                     retry_after = answer.headers.get("Retry-After")
                     raise StatusError(answer.status, answer.reason, retry_after)
-                return await answer.read(), answer
+                encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+                if encoding != "identity":
+                    raise UnusableError(f"the answer is encoded ({encoding}), unasked")
+                return await _body(answer, url), answer
         except TimeoutError as error:
             raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
+        except self._aiohttp.TooManyRedirects as error:
+            raise UnusableError(f"more than {len(error.history)} redirects") from error
+        except self._aiohttp.ClientResponseError as error:  # whose status is made up
+            raise GarbledError(f"the answer is no HTTP: {_line(error.message)}") from error
+        except self._aiohttp.RedirectClientError as error:
+            raise UnusableError(f"it redirects to {_line(str(error))}") from error
+
+
+async def _body(answer: Any, url: str) -> bytes:
+    """Read a body, however long, as long as there is the memory for it."""
+    refuse_too_large(answer.content_length or 0, url)
+    body = bytearray()
+    looked = 0
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > 2 * looked:  # it may never end
+            looked = len(body)
+            refuse_too_large(2 * looked, url)
+    return bytes(body)
+
+
+def _check_promise(answer: Any) -> None:
+    """Refuse an answer of which nobody can tell whether it is whole."""
+    chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+    if answer.content_length is None and not chunked:
+        raise UnusableError("the answer does not tell its length")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def _linked(page: str, base: str) -> list[str]:

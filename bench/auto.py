@@ -149,7 +149,7 @@ class Speed:
 def fresh_of_steps(pipeline: Any, factor: int | str, batches: int) -> NDArray[np.int64]:
     """Return how many fresh examples each batch of the epoch brought."""
     if factor == "auto":
-        decisions = read(pipeline.record()).of(0, 0)
+        decisions = read(pipeline.record(), batches * BATCH).of(0, 0)
         grain = -(-BATCH // 255)
         return np.frombuffer(decisions.codes, np.uint8).astype(np.int64) * grain
     if factor == 1:

@@ -152,8 +152,8 @@ def _jobs(home: str, total: int) -> tuple[list[dict[str, Any]], int]:
                 answers.append(json.loads(process.stdout.readline()))
         blocks = 0
         for folder in place.all_stores():
-            about = place.about_of(folder)
-            if about is not None and home in about.describes:
+            told = place.told_by(folder)
+            if told is not None and home in told[0].describes:
                 blocks += sum(os.stat(file).st_blocks * 512 for file in Path(folder).iterdir())
         return answers, blocks
     finally:

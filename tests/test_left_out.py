@@ -1044,3 +1044,42 @@ def test_ctrl_c_ends_a_search_that_finds_nothing(tmp_path: Path, workers: int, k
             assert watch.gone()
         code, _, errors = running.finish()
     assert (code, errors) == (0, "")
+
+
+def survivors(**echo: Any) -> stoker.Pipeline:
+    chain = stoker.from_dataset(np.arange(403), seed=5).echo("auto", **echo)
+    return chain.filter(lambda x: int(x) % 3 != 1).batch(8)
+
+
+def test_under_auto_with_a_filter_behind_every_state_resumes_to_every_survivor() -> None:
+    good = {i for i in range(403) if i % 3 != 1}
+    for _ in range(3 if os.environ.get("STOKER_TEST_PROFILE") != "full" else 40):
+        pipeline = survivors()
+        states, seen = [], [set[int]()]
+        for batch in pipeline:
+            states.append(through_json(pipeline.state_dict()))
+            seen.append(seen[-1] | set(batch.tolist()))
+        assert seen[-1] == good
+        for before, state in zip(seen[1:], states, strict=True):
+            resumed = survivors()
+            resumed.load_state_dict(state)
+            rest = {i for batch in resumed for i in batch.tolist()}
+            assert before | rest == good
+
+
+@pytest.mark.parametrize(("length", "echo"), [(7, {}), (60, {"pool": 10})])
+def test_a_short_last_step_of_which_nobody_knew_that_it_was_the_last_resumes(
+    length: int, echo: Any
+) -> None:
+    def build() -> stoker.Pipeline:
+        chain = stoker.from_dataset(np.arange(length), seed=5).echo("auto", **echo)
+        return chain.filter(lambda x: int(x) % 3 != 1).batch(5)
+
+    good = {i for i in range(length) if i % 3 != 1}
+    pipeline = build()
+    seen: set[int] = set()
+    for batch in pipeline:
+        seen |= set(batch.tolist())
+        resumed = build()
+        resumed.load_state_dict(through_json(pipeline.state_dict()))
+        assert seen | {i for each in resumed for i in each.tolist()} == good

@@ -631,7 +631,7 @@ def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
 
 def test_without_a_group_this_is_the_only_process(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch.distributed")
-    for size in (None, "1"):
+    for size in (None, "", "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         if size is not None:
             monkeypatch.setenv("WORLD_SIZE", size)

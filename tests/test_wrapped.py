@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from pathlib import Path
@@ -190,6 +191,29 @@ def test_a_loader_that_has_more_than_its_length_is_not_at_its_end() -> None:
     assert pipeline.state_dict()["epoch"] == 1
 
 
+def test_what_a_loader_raises_behind_its_length_is_raised_where_it_is_asked_for() -> None:
+    def batches() -> Any:
+        yield from [np.arange(2)] * 2
+        raise ArithmeticError
+
+    class Sized:
+        def __iter__(self) -> Any:
+            return batches()
+
+        def __len__(self) -> int:
+            return 2
+
+    pipeline = stoker.from_loader(Sized())
+    iterator = iter(pipeline)
+    for _ in range(2):
+        next(iterator)
+    for _ in range(2):
+        with pytest.raises(stoker.StateError, match="no state in its middle"):
+            pipeline.state_dict()
+    with pytest.raises(ArithmeticError):
+        next(iterator)
+
+
 def test_a_loader_whose_state_is_an_attribute_error_has_none() -> None:
     class Wrapper:  # as accelerate's around a plain DataLoader
         def __init__(self) -> None:
@@ -271,6 +295,44 @@ def test_what_was_left_behind_when_the_loop_broke_comes_again() -> None:
     restored = built(spec, 0)
     restored.load_state_dict(pipeline.state_dict())
     assert stream(restored) == whole[3:]
+
+
+@pytest.mark.parametrize("left", ["break", "close", "fails"])
+def test_a_loop_that_is_left_may_acknowledge_late_and_raises_what_is_its_own(left: str) -> None:
+    def fails(x: Any) -> Any:
+        if int(x) == 399 and left == "fails":
+            raise ArithmeticError
+        return x
+
+    def build() -> stoker.Pipeline:
+        return stoker.from_arrays(np.arange(800), seed=0).map(fails).batch(4)
+
+    pipeline = build()
+    pipeline.acknowledge(0)
+    iterator = iter(pipeline)
+    error = pytest.raises(stoker.StageError, match="Arithmetic")
+    with error if left == "fails" else contextlib.nullcontext():
+        for number, _ in enumerate(iterator):
+            if number == 98 and left != "fails":
+                break
+    if left == "close":
+        iterator.close()
+    else:
+        del iterator
+    with pytest.raises(stoker.StateError, match="more than 63 batches"):
+        pipeline.state_dict()
+    handed_out = 99
+    pipeline.acknowledge(97)
+    for finished in (97, 98, 99):
+        resumed = build()
+        resumed.load_state_dict(through_json(pipeline.state_dict()))
+        assert resumed.state_dict()["yielded"] == finished
+        if left != "fails":
+            assert int(next(iter(resumed))[0]) == 4 * finished
+        if finished < handed_out:
+            pipeline.acknowledge()
+    with pytest.raises(ValueError, match="no batch was handed out"):
+        pipeline.acknowledge()
 
 
 def test_under_auto_no_example_is_lost_behind_a_reader_that_runs_ahead() -> None:

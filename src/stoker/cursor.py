@@ -128,13 +128,13 @@ class Cursor:
         self.resolved: dict[int, Resolved] = {}
         self.warned_of_cache = False
         self.before = Clock()  # what was handed out before the epoch at hand
-        self._over = Clock()  # and before the one that ended last
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator] | None = None
         self._found: _Found | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
+        self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
         self._acknowledged = False  # whether the trainer says what it has finished with
 
     def live(self) -> PipelineIterator | None:
@@ -201,12 +201,12 @@ class Cursor:
             if self._run is not run:
                 pass
             elif run.complete or run.has_handed_out_all:
-                self._unfinished = run.unfinished()
-                self._over = self.before
+                self._leave_unfinished(run)
                 self.epoch, self.before = self._behind(run)
                 self.position, self._fresh_start = None, True
             elif run.yielded > run.began_at:
-                self.position = run.position()
+                self._leave_unfinished(run)
+                self.position = run.last_position()
             else:
                 self._go_back()
         finally:  # should Ctrl-C come in between
@@ -214,6 +214,11 @@ class Cursor:
                 threading.Thread(target=run.close, name="stoker-closing", daemon=True).start()
             else:
                 run.close()
+
+    def _leave_unfinished(self, run: Run) -> None:
+        """Keep where a run's outputs stand that were not acknowledged: they still may be."""
+        self._unfinished = run.unfinished()
+        self._unfinished_in = self.epoch, self.before
 
     def _behind(self, run: Run) -> tuple[int, Clock]:
         """Return the epoch that follows a whole run, and the clock then."""
@@ -284,7 +289,8 @@ class Cursor:
             oldest = self._unfinished[0]
             if oldest is None:
                 raise StateError(FORGOTTEN)
-            return self.epoch - 1, oldest, self._over
+            epoch, before = self._unfinished_in
+            return epoch, oldest, before
         if run is None or run.closed:
             return self.epoch, self.position or Position(), self.before
         if run.is_inherited:

@@ -675,8 +675,9 @@ class Pipeline:
 
         For wrappers that read ahead: from the first call on, ``state_dict()`` is the state behind
         the last batch that was acknowledged, so that those which were handed out and not trained on
-        come again after a resume. Call it behind each training step, up to 63 batches late, and
-        ``acknowledge(0)`` before the first, if an epoch may be shorter than what is read ahead.
+        come again after a resume. Call it behind each training step, up to 63 batches late and
+        before the next ``iter()``; and ``acknowledge(0)`` before the first, if an epoch may be
+        shorter than what is read ahead.
 
         Raises ValueError for more batches than were handed out.
         """

@@ -53,7 +53,7 @@ def name() -> Iterator[str]:
 
 
 HELLO = Hello(messages.VERSION, "a job", "", 11, ["a", "b"], [1, 2])
-WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7)
+WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
 ITEM = Item(1, 0, 5, 1, 9, [3], b"outline", (0, 1, 2), [(0, 64)])
 FROM_JOB = [HELLO, Ask(1, None, 0), Ask(2, 3, 4), Done([1, 2, 300], 10**9), Leave()]
 FROM_FEEDER = [
@@ -477,8 +477,8 @@ def first_of(name: str, says: Says) -> str:
         b"\xc1",
         messages._encode(WELCOME)[:-1],
         messages._encode(WELCOME).replace(b"\xa1n", b"\xa1\xff"),
-        messages._encode(Welcome("n", "t", True, -1, 1, [], True, False, 2, 7)),
-        messages._encode(Welcome("n", "t", True, 3, 1, [], True, False, 0, 7)),
+        messages._encode(Welcome("n", "t", True, -1, 1, [], True, False, 2, 7, 0)),
+        messages._encode(Welcome("n", "t", True, 3, 1, [], True, False, 0, 7, 0)),
         messages._encode(Gone(1)),
     ],
     ids=["no message", "half", "no UTF-8", "a length below 0", "nothing lent", "no welcome"],

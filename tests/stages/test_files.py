@@ -90,11 +90,19 @@ def test_how_many_are_left_out_is_said(folder: Path) -> None:
         stoker.from_folder(folder)
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root lists everything")
 def test_a_folder_that_cannot_be_listed_is_said(folder: Path) -> None:
     (folder / "c" / "locked").mkdir(mode=0)
-    with pytest.warns(UserWarning, match="cannot be listed.*c/locked"):
-        stoker.from_folder(folder)
+    before = os.geteuid()
+    if before == 0:  # root lists everything
+        for path in (folder, *folder.parents):
+            if path.owner() == "root" and path.stat().st_uid == 0 and "pytest" in str(path):
+                path.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        with pytest.warns(UserWarning, match="cannot be listed.*c/locked"):
+            stoker.from_folder(folder)
+    finally:
+        os.seteuid(before)
 
 
 @pytest.mark.parametrize("make", SPECIAL)

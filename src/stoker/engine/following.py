@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -40,7 +41,12 @@ class Demand:
 
 
 class FollowingFeed(EchoFeed[Following]):
-    """Feeds a segment by what is decided step by step."""
+    """Feeds a segment by what is decided step by step.
+
+    Args:
+        leaks: whether uses may be left out behind it. Then a state tells which ones, ahead of its
+            position, and the steps that they belong to must be the same after a resume.
+    """
 
     total = None
     follows = True
@@ -54,17 +60,27 @@ class FollowingFeed(EchoFeed[Following]):
         tally: Tally,
         crew: Crew,
         decides: Decides,
+        *,
+        leaks: bool,
     ) -> None:
         super().__init__(echo, make_pool, upstream, tally)
         self.blocking = False
         self._crew = crew
         self._decides = decides
+        self._leaks = leaks
+        self._decided: deque[int] = deque()  # before a resume, about steps behind it
 
     def _step(self) -> bool:
         pool, upstream = self.pool, self.upstream
         if pool.ended:
             return False
-        code = self._decides.code(pool, upstream)
+        code: int | None
+        if self._decided:
+            code = self._decided[0]
+            upstream.wait_for(max(pool.fresh_of(code), pool.needed))
+            self._decided.popleft()
+        else:
+            code = self._decides.code(pool, upstream)
         if code is None:
             pool.ended = True
             return False
@@ -98,14 +114,17 @@ class FollowingFeed(EchoFeed[Following]):
         steps = self._steps_of(needed, moment.step, first)
         pool.restore(moment)
         held: set[int] = set()
-        for code in moment.codes:
+        for place, code in enumerate(moment.codes, 1):
             at = pool.step
             if at * pool.group >= uses:
+                if self._leaks:
+                    self._decided.extend(moment.codes[place - 1 :])
                 break
             got = pool.fresh_of(code)
             if items is not None:
                 got = min(got, items - pool.admitted)
-            if got < pool.needed and pool.admitted + got != items:
+            last = place == len(moment.codes) if items is None else pool.admitted + got == items
+            if got < pool.needed and not last:
                 raise StateError(f"the state is damaged: at step {at:,} its pool could not draw")
             draw = pool.draw(code, got)
             skip = uses - at * pool.group if pool.step * pool.group > uses else None

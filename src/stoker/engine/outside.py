@@ -87,6 +87,7 @@ class LoaderStream:
         self._pulled = loaded
         self._fresh = fresh
         self._peeked: Item | None = None
+        self._failed: Exception | None = None  # while it was asked whether that is all
         self._errors: list[BaseException] = []
         self._source = source
         self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
@@ -101,6 +102,9 @@ class LoaderStream:
         if self._peeked is not None:
             item, self._peeked = self._peeked, None
             return item
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
         if self._iterator is None:
             return None
         began = time.perf_counter_ns()
@@ -132,6 +136,16 @@ class LoaderStream:
         """Return the next batch without taking it."""
         self._peeked = self.pull()
         return self._peeked
+
+    def has_ended(self) -> bool:
+        """Ask the loader whether that is all; what it raises or gives then comes with the next."""
+        if self._failed is not None:
+            return False
+        try:
+            return self.peek() is None
+        except Exception as error:
+            self._failed = error
+            return False
 
     def again(self, number: int) -> Item:
         """Refuse: states that would need this are refused before."""

@@ -75,7 +75,8 @@ class Pools:
         feed: EchoFeed[Any]
         if echo.follows:
             decides = self._decides(echo, stream, planning)
-            feed = FollowingFeed(echo, make, stream, tally, crew, decides)
+            leaks = self._leaks(echo)
+            feed = FollowingFeed(echo, make, stream, tally, crew, decides, leaks=leaks)
         else:
             feed = PooledFeed(echo, make, stream, tally)
         self.feeds.append(feed)
@@ -122,8 +123,13 @@ class Pools:
             total,
             self._tempo.factor or UNIT,
             planning,
-            leaky=any(isinstance(part, Sift) for part in parts[parts.index(echo) :]),
+            leaky=self._leaks(echo),
         )
+
+    def _leaks(self, echo: Echo) -> bool:
+        """Whether uses may be left out behind an echo."""
+        parts = self._plan.parts
+        return any(isinstance(part, Sift) for part in parts[parts.index(echo) :])
 
     def _made(self, feed: EchoFeed[Any], crew: Crew) -> Any:
         echo = feed.echo

@@ -165,7 +165,7 @@ class Run:
             return False
         if self.yielded == self.steps:
             return True
-        return self._loader is None or self._ahead is not None or self._loader.peek() is None
+        return self._loader is None or self._ahead is not None or self._loader.has_ended()
 
     @property
     def is_inherited(self) -> bool:
@@ -312,6 +312,10 @@ class Run:
         if self.finished is not None and at.yielded != self.finished:
             raise StateError(FORGOTTEN)
         return self._position(at)
+
+    def last_position(self) -> Position:
+        """Return where the last output stands that was handed out."""
+        return self._position(self._handed[-1])
 
     def _position(self, at: _Handed) -> Position:
         if self._loader is not None or self._iterated is not None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import NoReturn
 
 from stoker.errors import StokerError
@@ -30,11 +31,17 @@ def main(descriptor: int, settings: str) -> NoReturn:
     sys.argv = [founding.target.rpartition(":")[0]]
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # what is open is closed then, too
+    status = 1
     try:
         _serve(listener, founding)
+        status = 0
+    except SystemExit:
+        status = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         _close_caches()
-        os._exit(0)  # threads of the user's may not want to end
+        os._exit(status)  # threads of the user's may not want to end
 
 
 def _serve(listener: socket.socket, founding: Founding) -> None:

@@ -57,7 +57,7 @@ def shard_of(rank: Any, world: Any, uneven: Any) -> Shard:
         group = process_group()
         launched = os.environ.get("WORLD_SIZE", "1")
         assumed = group is None
-        if assumed and launched.strip() != "1":
+        if assumed and launched.strip() not in ("", "1"):
             raise ValueError(
                 f".shard() found no process group, but WORLD_SIZE={launched} in the environment: "
                 "call torch.distributed.init_process_group first, or give rank= and world="

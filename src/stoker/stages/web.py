@@ -115,7 +115,9 @@ class WebStorage(Storage):
 
 async def _body(answer: Any, url: str) -> bytes:
     """Read a body, however long, as long as there is the memory for it."""
-    refuse_too_large(answer.content_length or 0, url)
+    if answer.content_length is not None:
+        refuse_too_large(answer.content_length, url)
+        return bytes(await answer.read())
     body = bytearray()
     looked = 0
     async for part in answer.content.iter_any():

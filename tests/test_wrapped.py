@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -405,76 +404,72 @@ class Model(pl.LightningModule):
 
 
 class Stop(pl.Callback):
+    def __init__(self, step, acknowledges):
+        self.step, self.acknowledges = step, acknowledges
+
     def on_train_batch_end(self, trainer, *_):
-        if ACKNOWLEDGES:
+        if self.acknowledges:
             train.acknowledge()
-        if trainer.global_step == STEP:
-            trainer.save_checkpoint(CHECKPOINT)
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint("checkpoint")
             trainer.should_stop = True
 
 
-def fit(checkpoint=None):
+def fit(callback, checkpoint=None):
     model = Model()
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[Stop()],
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
     )
     trainer.fit(model, train, ckpt_path=checkpoint)
     return model.seen
 
 
-def build():
-    if KIND == "loader":
+def build(kind):
+    if kind == "loader":
         return stoker.echo(torch.utils.data.DataLoader(Data(), 16), 2)
     chain = stoker.from_dataset(Data(), seed=0).shuffle()
-    return (chain.echo() if KIND == "auto" else chain).batch(16).to("cpu")
+    return (chain.echo() if kind == "auto" else chain).batch(16).to("cpu")
 
 
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Lightning has to say
-train = build()
-try:
-    first = fit()
-except stoker.StateError as error:
-    say(json.dumps(str(error)))
-else:
-    train, STEP = build(), None
-    say(json.dumps([first, fit(CHECKPOINT), train.epoch]))
+os.chdir(FOLDER)
+for kind, step, acknowledges in CASES:
+    train = build(kind)
+    try:
+        first = fit(Stop(step, acknowledges))
+    except stoker.StateError as error:
+        say(json.dumps(str(error)))
+    else:
+        train = build(kind)
+        say(json.dumps([first, fit(Stop(None, acknowledges), "checkpoint"), train.epoch]))
 """
 
-
-def fitted(folder: Path, kind: str, step: int, *, acknowledges: bool) -> Any:
-    values = {
-        "KIND": kind,
-        "STEP": step,
-        "ACKNOWLEDGES": acknowledges,
-        "CHECKPOINT": str(folder / "checkpoint"),
-    }
-    said = [f"{name} = {value!r}" for name, value in values.items()]
-    (told,) = run(folder, "\n".join(["import warnings", *said, LIGHTNING]))
-    return told
+RESUMED = [("plain", 3, False), ("plain", 8, False), ("auto", 3, True), ("loader", 16, False)]
+REFUSED = ("auto", 3, False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "step", "acknowledges"),
-    [("plain", 3, False), ("plain", 8, False), ("auto", 3, True), ("loader", 16, False)],
-)
-def test_lightning_trains_each_epoch_whole_across_a_resume(
-    tmp_path: Path, kind: str, step: int, acknowledges: bool
-) -> None:
-    first, rest, epoch = fitted(tmp_path, kind, step, acknowledges=acknowledges)
-    assert len(first) == step
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    folder = tmp_path_factory.mktemp("lightning")
+    cases = [*RESUMED, REFUSED]
+    settings = f"import warnings\nFOLDER, CASES = {str(folder)!r}, {cases!r}\n"
+    return dict(zip(cases, run(folder, settings + LIGHTNING), strict=True))
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_lightning_trains_each_epoch_whole_across_a_resume(case: Any, fitted: Any) -> None:
+    first, rest, epoch = fitted[case]
+    assert len(first) == case[1]
     assert epoch == 2
     for number in range(2):
         seen = {i for each, batch in first + rest if each == number for i in batch}
         assert seen == set(range(128))
 
 
-def test_lightning_without_a_length_is_refused_a_state_that_would_lose_a_batch(
-    tmp_path: Path,
-) -> None:
-    told = fitted(tmp_path, "auto", 3, acknowledges=False)
-    assert "Lightning reads a batch ahead" in told
-    assert "pipeline.acknowledge()" in told
+def test_lightning_without_a_length_is_refused_a_state_that_would_lose_a_batch(fitted: Any) -> None:
+    assert "Lightning reads a batch ahead" in fitted[REFUSED]
+    assert "pipeline.acknowledge()" in fitted[REFUSED]
 
 
 def test_states_of_a_loader_that_nobody_will_ask_for_are_not_kept() -> None:

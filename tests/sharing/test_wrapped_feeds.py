@@ -1,0 +1,96 @@
+"""Feeds under wrappers: trials, loops that stop at the length, reading ahead, a forked child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PREP = """
+import numpy as np
+import stoker
+
+
+def batches():
+    chain = stoker.from_arrays(np.arange(96), seed=0).shuffle()
+    return chain.map(abs).cache("4MiB", version="1").batch(8)
+
+
+def examples():
+    return stoker.from_arrays(np.arange(96), seed=0).shuffle()
+"""
+JOB = """
+import json
+import os
+import sys
+
+import numpy as np
+import stoker
+import prep
+
+
+def numbers(batches):
+    return [np.asarray(batch).tolist() for batch in batches]
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    alone = prep.batches()
+    whole = [numbers(alone) for _ in range(3)]
+
+    train = stoker.share(prep.batches, name=name)
+    iter(train).close()
+    assert numbers(train) == whole[0], "a trial spent an epoch"
+    iterator = iter(train)
+    assert [np.asarray(next(iterator)).tolist() for _ in range(12)] == whole[1]
+    state = train.state_dict()
+    assert (state["epoch"], state["yielded"]) == (2, 0)
+    assert (state["loader"]["epoch"], state["loader"]["number"]) == (2, 0)
+    assert numbers(train) == whole[2]
+    train.load_state_dict(state)
+    assert numbers(train) == whole[2]
+
+    ahead = stoker.share(prep.batches, name=name + "-ahead")
+    ahead.acknowledge(0)
+    iterator = iter(ahead)
+    for _ in range(5):
+        next(iterator)
+    ahead.acknowledge(3)
+    state = json.loads(json.dumps(ahead.state_dict()))
+    iterator.close()
+    ahead.load_state_dict(state)
+    assert numbers(ahead) == whole[0][3:]
+
+    echoed = stoker.share(prep.examples, name=name + "-echoed").echo().batch(8)
+    echoed.acknowledge(0)
+    iterator = iter(echoed)
+    seen, held = set(), [next(iterator), next(iterator)]
+    for _ in range(3):
+        seen |= set(held.pop(0).tolist())
+        held.append(next(iterator))
+        echoed.acknowledge()
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    state = echoed.state_dict()
+    iterator.close()
+    echoed.load_state_dict(state)
+    for batch in echoed:
+        seen |= set(batch.tolist())
+    assert seen == set(range(96)), "examples were lost"
+"""
+
+
+def test_a_feed_is_no_other_under_a_wrapper(tmp_path: Path) -> None:
+    (tmp_path / "prep.py").write_text(PREP)
+    (tmp_path / "job.py").write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "job.py", f"wrapped-{os.getpid()}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

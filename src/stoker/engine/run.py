@@ -42,6 +42,17 @@ FORGOTTEN = (
 )
 
 
+_forks = 0  # between the first process and this one
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class _Handed(NamedTuple):
     """How far an epoch was when an output had been handed out."""
 
@@ -95,13 +106,13 @@ class Run:
         self.was_asked = False
         self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
         self.finished: int | None = None  # outputs that the trainer says it has finished with
-        self._owner = os.getpid()
+        self._forks = _forks
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
-        self._handed: deque[_Handed] = deque(maxlen=_REMEMBERED)
-        self._remember()
+        self._handed: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)  # _Handed
+        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
         self.repeats = 0
         self.wait_ns = 0
         self.batch_bytes = 0
@@ -174,7 +185,7 @@ class Run:
         Then nothing in here may be used: its threads are not there, its locks may be held for ever,
         its processes are the parent's.
         """
-        return os.getpid() != self._owner
+        return self._forks != _forks
 
     @property
     def short(self) -> bool:
@@ -240,7 +251,7 @@ class Run:
         self.repeats += item.repeats
         if self._loader is not None:
             self.loaded = max(self.loaded, item.ordinal + 1)
-        self._remember()
+        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
         if not self.batch_bytes:
             self.batch_bytes = structure.nbytes(value)
             for feed in self.pools.feeds:
@@ -252,11 +263,11 @@ class Run:
 
     def _forget(self) -> None:
         if self._loader is not None:
-            self._loader.forget_before(self._handed[0].loaded)
+            self._loader.forget_before(self._oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            course.forget(self.segments, self._handed[0].yielded)
+            course.forget(self.segments, self._oldest.yielded)
         finally:
             self._planning.lock.release()
 
@@ -273,9 +284,6 @@ class Run:
             self._tempo.factor = planned.factor
             self.crew.plan()  # who plans ahead may have come to where nobody had agreed
 
-    def _remember(self) -> None:
-        self._handed.append(_Handed(self.yielded, self.uses, self.fresh, self.loaded))
-
     def acknowledge(self, outputs: int) -> None:
         """Take note that the trainer has finished with so many more outputs.
 
@@ -288,8 +296,12 @@ class Run:
                 f"{self.yielded - self.began_at} were handed out"
             )
         self.finished = finished
-        while len(self._handed) > 1 and self._handed[0].yielded < finished:
+        while len(self._handed) > 1 and self._oldest.yielded < finished:
             self._handed.popleft()
+
+    @property
+    def _oldest(self) -> _Handed:
+        return _Handed(*self._handed[0])
 
     def unfinished(self) -> deque[Position | None]:
         """Return, oldest first, where each output began that was handed out and not acknowledged.
@@ -298,7 +310,8 @@ class Run:
         """
         if self.finished is None:
             return deque()
-        known = [at for at in self._handed if self.finished <= at.yielded < self.yielded]
+        handed = [_Handed(*numbers) for numbers in self._handed]
+        known = [at for at in handed if self.finished <= at.yielded < self.yielded]
         forgotten = self.yielded - self.finished - len(known)
         return deque([*[None] * forgotten, *map(self._position, known)])
 
@@ -308,14 +321,15 @@ class Run:
         Of a loader or a stream without what a resume needs, for there is none; and without waiting
         for who may be reading it.
         """
-        at = self._handed[-1] if self.finished is None else self._handed[0]
-        if self.finished is not None and at.yielded != self.finished:
+        if self.finished is None:
+            return self.last_position()
+        if self._oldest.yielded != self.finished:
             raise StateError(FORGOTTEN)
-        return self._position(at)
+        return self._position(self._oldest)
 
     def last_position(self) -> Position:
         """Return where the last output stands that was handed out."""
-        return self._position(self._handed[-1])
+        return self._position(_Handed(*self._handed[-1]))
 
     def _position(self, at: _Handed) -> Position:
         if self._loader is not None or self._iterated is not None:

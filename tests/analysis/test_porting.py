@@ -20,7 +20,7 @@ import pytest
 
 from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
 from stoker.analysis.porting import code, port
-from stoker.analysis.probe import takeover
+from stoker.analysis.probe import epochs, takeover
 from stoker.analysis.probe.example import described
 from stoker.caching.values import encoded
 
@@ -270,7 +270,7 @@ def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
     data = torch.utils.data.TensorDataset(torch.ones(20, 4))
     sampler = torch.utils.data.RandomSampler(data, **options)
     loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
-    drains = takeover._Drains(loader, SimpleNamespace(torch=torch, pid=0))
+    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
     found = drains.describe(None) | drains.look()
     assert (port({"batch_size": 4}, found) is not None) == ported
 
@@ -289,7 +289,7 @@ class InWorkers(torch.utils.data.Dataset[Any]):
 def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
-        drains = takeover._Drains(loader, SimpleNamespace(torch=torch, pid=0))
+        drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
         expected = {"example_bytes": 16, "varies": False} if workers else {}
         assert drains.look() == expected
 
@@ -312,7 +312,7 @@ class SlowToStart(torch.utils.data.Dataset[Any]):
 
 def test_a_slow_start_takes_nothing_from_a_drain() -> None:
     loader = torch.utils.data.DataLoader(SlowToStart(), 4)
-    drains = takeover._Drains(loader, SimpleNamespace(torch=torch, pid=0))
+    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
     drains._indices = [[0], [1]]
     command = {
         "fresh": False, "once": False, "hears": False, "tag": "drain", "workers": 0,

@@ -56,7 +56,8 @@ def job(
     step_cpu_s: float = 0.0002,
 ) -> Report:
     """Return a report of a job with these rates; what limits it follows from them."""
-    reasons = {} if S and C else {"S": "no file was opened by the dataset", "C": "nor read again"}
+    reasons = {} if S else {"S": "no file was opened by the dataset"}
+    reasons |= {} if C else {"C": "nor read again"}
     loader = Loader(
         name=name,
         describes=f"ImageFolder, batches of 256, {workers} workers",
@@ -101,7 +102,7 @@ def job(
     split = Split(now.compute, now.prep_stall, now.fetch_stall)
     rates = msgspec.structs.replace(
         report.rates,
-        F=about(now.fetch, 0.1) if S and C else None,
+        F=about(now.fetch, 0.1) if S else None,
     )
     found = msgspec.structs.replace(
         report,
@@ -152,6 +153,7 @@ PREP = job(
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, miss_s=1 / 700)
 UNKNOWN = job(G=3_000, P={1: 180, 2: 355, 4: 690}, workers=4, S=None, C=None)
+ARCHIVE = job(G=4_000, P={1: 1_000, 8: 8_000}, workers=8, S=900, C=None)
 RANKS = job(G=2_000, P={1: 260, 4: 1_000}, workers=4, S=800, ranks=2)
 PROCESSORS = job(G=3_000, P={1: 500, 4: 1_900}, workers=4, S=2_500, cores=4, step_cpu_s=0.001)
 
@@ -161,6 +163,7 @@ REPORTS = {
     "compute": COMPUTE,
     "alone": ALONE,
     "unknown": UNKNOWN,
+    "archive": ARCHIVE,
     "ranks": RANKS,
     "processors": PROCESSORS,
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from typer.testing import CliRunner
 
 from analysis.recordings import Parts, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
@@ -17,12 +19,13 @@ from stoker.analysis.findings import report_of
 from stoker.analysis.model import Change, predict
 from stoker.analysis.porting import Port
 from stoker.analysis.questions import ask
-from stoker.analysis.report import Report, measured
+from stoker.analysis.report import Action, Report, Split, measured, write_report
 from stoker.analysis.verdict import verdict
+from stoker.cli import app
 
 CODES = {
     "workers": "num_workers=",
-    "cache": "stoker.cached(",
+    "cache": "cache",
     "storage": "--storage-mbps",
     "accelerator": "--accelerator",
     "sharing": "stoker feed",
@@ -156,6 +159,50 @@ def test_porting_is_named_where_it_wins() -> None:
     assert not [action for action in actions(random) if "port" in action.title]
     fed = replace(COMPUTE, examples=20_000, after_s=after_s, port=PORT)
     assert not [action for action in actions(fed) if "port" in action.title]
+
+
+def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:
+    def cached(port: Port | None) -> Action:
+        report = replace(FETCH, examples=20_000, port=port)
+        (found,) = (a for a in actions(report) if "never evicts" in a.title)
+        return found
+
+    for port in (None, replace(PORT, varies=True)):
+        found = cached(port)
+        assert "stoker.cached" not in found.code
+        assert "stoker.from_files(...).cache(...)" in found.code
+        assert "iB" not in found.title + found.code
+    assert cached(PORT).code == 'dataset = stoker.cached(Photographs(root), "19.6 GiB")'
+
+
+def test_less_is_kept_of_decoded_examples_than_of_files() -> None:
+    large = replace(FETCH, examples=64_000, port=PORT)  # a MB each, in half of 64 GiB
+    (found,) = (a for a in actions(large) if "stoker.cached(" in a.code)
+    assert "(51% of the dataset)" in found.title
+    files = [a for a in actions(replace(large, port=None)) if "never evicts" in a.title]
+    assert "(100% of the dataset)" in files[0].title
+    assert found.gain.value < files[0].gain.value
+
+
+def test_a_little_to_gain_is_not_nothing() -> None:
+    little = job(G=600, P={1: 145, 4: 577}, workers=4, S=9_000)
+    assert little.bound == "compute"
+    said = verdict(replace(little, actions=actions(little)))
+    assert said.endswith("At most 4% is to gain in the data path")
+    fed = replace(COMPUTE, split=Split(1.0, 0.0, 0.0))
+    assert verdict(fed).endswith("There is nothing to gain in the data path")
+
+
+def test_storage_for_small_examples_can_be_asked_about(tmp_path: Path) -> None:
+    small = replace(FETCH, example_bytes=100.0)
+    (action,) = (a for a in actions(small) if "--storage-mbps" in a.code)
+    assert "0.18" in action.code
+    assert "gives the job 0.09 MB/s" in action.why
+    write_report(small, tmp_path / "REPORT.json")
+    words = action.code.replace("REPORT.json", str(tmp_path / "REPORT.json")).split()
+    assert CliRunner().invoke(app, words[1:]).exit_code == 0
+    (action,) = (a for a in actions(FETCH) if "--storage-mbps" in a.code)
+    assert action.code.endswith("--storage-mbps 205")
 
 
 def test_data_from_a_network_gets_advice_too() -> None:

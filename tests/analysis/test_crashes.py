@@ -116,6 +116,77 @@ def test_a_crash_behind_a_launcher_that_hides_it_is_told(tmp_path: Path) -> None
     assert "all done" not in found.report["crash"]["output"]
 
 
+def in_shell(folder: Path, commands: str) -> str:
+    shell = folder / "train.sh"
+    shell.write_text(f"#!/bin/sh\n{commands}\necho all done\n")
+    shell.chmod(0o755)
+    return "./train.sh"
+
+
+LEAVING = {
+    "os._exit": """
+        if __name__ == "__main__":
+            train(DataLoader(Sleepy(0.0005, 80), 4), epochs=1)
+            os._exit(0)
+    """,
+    "daemonic": """
+        import multiprocessing
+
+        def work(done):
+            train(DataLoader(Sleepy(0.0005, 80), 4), epochs=1)
+            done.set()
+            time.sleep(600)
+
+        if __name__ == "__main__":
+            done = multiprocessing.Event()
+            multiprocessing.Process(target=work, args=(done,), daemon=True).start()
+            done.wait()
+    """,
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+def test_a_process_that_leaves_without_pythons_end_is_no_crash(how: str, tmp_path: Path) -> None:
+    write_script(tmp_path, LEAVING[how])
+    found = analyze(tmp_path, in_shell(tmp_path, f"{sys.executable} train.py"))
+    assert "crashed" not in found.errors
+    assert found.report is not None, found.errors
+    assert found.report["crash"] is None
+    assert found.code == 0
+
+
+def test_a_rank_that_was_started_again_and_did_well_is_no_crash(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            train(DataLoader(Sleepy(0.0005, 80), 4), epochs=1)
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                raise OSError("the network is away for once")
+        """,
+    )
+    again = ["--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
+    found = analyze(tmp_path, "torchrun", *again, "train.py")
+    assert "crashed" not in found.errors
+    assert found.report is not None, found.errors
+    assert found.report["crash"] is None
+    assert found.code == 0
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(3)"])
+def test_a_trainer_that_is_gone_behind_a_shell_is_told(end: str, tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        f"""
+        if __name__ == "__main__":
+            train(DataLoader(Sleepy(0.0005, 80), 4), epochs=1)
+            {end}
+        """,
+    )
+    found = analyze(tmp_path, in_shell(tmp_path, f"{sys.executable} train.py"))
+    told(found, "its process was killed, or left behind", WHEN["as it is"], "all done")
+
+
 RANKS = (
     CRASHING
     + """

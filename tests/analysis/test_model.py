@@ -323,6 +323,7 @@ def test_reports_are_limited_by_what_they_say() -> None:
         "compute": "compute",
         "alone": "prep",
         "unknown": "prep",
+        "archive": "fetch",
         "ranks": "fetch",
         "processors": "processors",
     }

@@ -213,7 +213,8 @@ def grid(job: Measured) -> list[Change]:
 
 
 COMPUTE_GRID = """
-return jobs.map(([measured, changes]) => changes.map(([change, needs]) => {
+return jobs.map(([job, changes]) => changes.map(([change, needs]) => {
+    const measured = fromJson(job);
     const found = predict(measured, change);
     return [found, predictWithPageCache(measured, change).rate,
         needs ? cacheNeeded(measured, change, found) : null,

@@ -7,8 +7,12 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
+from collections import UserDict, namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +20,12 @@ import pytest
 
 from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
 from stoker.analysis.porting import code, port
+from stoker.analysis.probe import epochs, takeover
 from stoker.analysis.probe.example import described
+from stoker.caching.values import encoded
 
 torch = pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image")
 
 
 def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
@@ -190,3 +197,125 @@ class Drawn:
 def test_examples_that_are_drawn_at_random_are_told(draw: Callable[[], Any], varies: bool) -> None:
     assert described(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
     assert described({}) == {}
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@dataclass
+class Record:
+    x: Any
+
+
+Pair = namedtuple("Pair", "x y")
+Local = namedtuple("NotFound", "x")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        lambda: torch.ones(4).as_subclass(Subclass),
+        lambda: UserDict(x=np.ones(4)),
+        lambda: (Image.new("L", (4, 4)), np.ones(4)),
+        lambda: (np.ones(4), np.array([object()])),
+        lambda: torch.ones(4).to_sparse(),
+        lambda: Local(np.ones(4)),
+        lambda: {"x": {1}, "y": np.ones(4)},
+    ],
+)
+def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError):
+        encoded(example())
+    assert described([example()]) == {}
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        Pair(np.ones(4), "a"),
+        Record(torch.ones(4)),
+        {"x": [np.full(4, np.nan), np.float32("nan"), float("nan")], 1: None},
+        (np.array(["a", "b"]), np.array("NaT", "datetime64[s]"), torch.full((4,), torch.nan)),
+        (np.ones(3, [("a", "<f4")]), b"bytes", 1j, 1 << 70),
+    ],
+)
+def test_what_a_cache_holds_is_equal_to_itself(example: Any) -> None:
+    encoded(example)
+    found = described([example])
+    assert found["example_bytes"] > 0
+    assert not found["varies"]
+
+
+def test_a_label_that_is_drawn_makes_another_example() -> None:
+    class Labelled:
+        def __getitem__(self, index: int) -> Any:
+            return np.ones(4), random.randrange(1000)
+
+    assert described(Labelled())["varies"]
+
+
+@pytest.mark.parametrize(
+    ("options", "ported"),
+    [
+        ({}, True),
+        ({"replacement": True}, False),
+        ({"num_samples": 5}, False),
+        ({"replacement": True, "num_samples": 50}, False),
+    ],
+)
+def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
+    options: dict[str, Any], ported: bool
+) -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(20, 4))
+    sampler = torch.utils.data.RandomSampler(data, **options)
+    loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
+    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+    found = drains.describe(None) | drains.look()
+    assert (port({"batch_size": 4}, found) is not None) == ported
+
+
+class InWorkers(torch.utils.data.Dataset[Any]):
+    """Can be read in a worker alone, as a handle that forks share may be."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        assert torch.utils.data.get_worker_info() is not None
+        return torch.ones(4)
+
+
+def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
+    for workers in (0, 1):
+        loader = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
+        drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+        expected = {"example_bytes": 16, "varies": False} if workers else {}
+        assert drains.look() == expected
+
+
+class SlowToStart(torch.utils.data.Dataset[Any]):
+    """Takes longer to its first example than a drain may take."""
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._started:
+            self._started = True
+            time.sleep(0.3)
+        return torch.ones(4)
+
+
+def test_a_slow_start_takes_nothing_from_a_drain() -> None:
+    loader = torch.utils.data.DataLoader(SlowToStart(), 4)
+    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+    drains._indices = [[0], [1]]
+    command = {
+        "fresh": False, "once": False, "hears": False, "tag": "drain", "workers": 0,
+        "seconds": 0.1, "longest": 0.2, "least": 12, "most": 1000,
+    }  # fmt: skip
+    assert len(drains.drain(command)["arrivals_ns"]) >= 2

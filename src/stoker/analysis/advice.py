@@ -7,6 +7,7 @@ import math
 from stoker.analysis import porting
 from stoker.analysis.gains import changed, gain, kept, of_workers, prepared
 from stoker.analysis.model import Change, Measured, most_workers, predict, smallest_cache
+from stoker.analysis.porting import Port
 from stoker.analysis.report import Action, Report, measured, measured_apart
 from stoker.machine import format_bytes
 
@@ -94,20 +95,41 @@ def _cache(report: Report) -> list[Action]:
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
+    port, kept_size = report.port, size
+    if not report.stages and port is not None and not port.varies:  # it keeps what is decoded
+        kept_whole = _kept_whole(report, port)
+        kept_size = int(min(size / whole * kept_whole, room))
+        size = int(kept_size / kept_whole * whole)
     if size / whole <= (report.cached_fraction or 0.0):
         return []
     share = f"{size / whole:.0%} of the dataset"
-    text = format_bytes(math.ceil(size / 2**20) * 2**20)
+    title = f"keep {format_bytes(kept_size)} ({share}) in a cache that never evicts"
+    text = format_bytes(math.ceil(kept_size / 2**20) * 2**20)
+    why = ""
+    if report.stages:
+        code = f'.cache("{text}")'
+    elif port is not None and not port.varies:
+        code = f'dataset = stoker.cached({port.dataset}, "{text}")'
+        why = ", as the dataset gives it"
+    else:
+        title = f"keep what is read ({share}) in a cache that never evicts"
+        code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
+        why = ": what is read, not what is made of it, which may be drawn at random"
     fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
     return [
         Action(
-            f"keep {format_bytes(size)} ({share}) in a cache that never evicts",
-            f'.cache("{text}")' if report.stages else f'dataset = stoker.cached(dataset, "{text}")',
+            title,
+            code,
             gain(report, changed(Change(cache_bytes=size))),
-            f"from the second epoch on, against the {report.cached_fraction or 0.0:.0%} that were "
-            f"in the page cache{fits}",
+            f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
+            f"were in the page cache{fits}",
         )
     ]
+
+
+def _kept_whole(report: Report, port: Port) -> float:
+    """Return the bytes that all examples take in a cache, as the dataset gives them."""
+    return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
 def _storage(report: Report) -> list[Action]:
@@ -118,11 +140,16 @@ def _storage(report: Report) -> list[Action]:
     return [
         Action(
             "move the data to storage twice as fast",
-            f"stoker what-if REPORT.json --storage-mbps {2 * now:.0f}",
+            f"stoker what-if REPORT.json --storage-mbps {_figure(2 * now):g}",
             gain(report, changed(Change(storage_mbps=2 * now))),
-            f"storage gives the job {now:,.0f} MB/s",
+            f"storage gives the job {_figure(now):,g} MB/s",
         )
     ]
+
+
+def _figure(value: float) -> float:
+    """Keep three digits."""
+    return float(f"{value:.3g}")
 
 
 def _stages(report: Report) -> list[Action]:
@@ -163,7 +190,7 @@ def _porting(report: Report) -> list[Action]:
     if port is None or port.varies or not report.examples:
         return []
     whole = report.examples * port.example_bytes
-    kept_whole = report.examples * (1.05 * port.example_bytes + _KEPT_BYTES)
+    kept_whole = _kept_whole(report, port)
     size = int(min(kept_whole, _MEMORY * report.memory_bytes))
     held = size / kept_whole
     text = format_bytes(math.ceil(size / 2**20) * 2**20)

@@ -253,7 +253,8 @@ function drawAll() {
 }
 
 function show(data) {
-  ({ report, measured } = data);
+  report = data.report;
+  measured = data.measured && fromJson(data.measured);
   showHead();
   showRanks();
   showActions();

@@ -3,6 +3,12 @@
 
 const FED = 0.05;
 
+// JSON has no infinity: where storage is known, and the page cache is not, that is no limit.
+function fromJson(measured) {
+  const limitless = measured.storage !== null && measured.cache === null;
+  return limitless ? { ...measured, cache: Infinity } : measured;
+}
+
 const inverse = (value) => (value <= 0 ? Infinity : value === Infinity ? 0 : 1 / value);
 
 function fetchRate(cachedFraction, storage, cache) {

@@ -110,6 +110,9 @@ class _Conductor:
                 self._say("ending the script")
                 session.finish()
                 return
+            if self.over() and session.ranks:
+                self._say("the time is up: ending the script")
+                session.finish()
             if session.ended_by_itself:
                 self._life = session.batches()
         finally:

@@ -66,8 +66,17 @@ class Session:
 
     @property
     def ranks(self) -> list[RankRecord]:
-        """All processes that iterate loaders."""
-        return list(self._ranks.values())
+        """All processes that iterate loaders; of a rank that was started again, the latest."""
+        latest: dict[tuple[int, int], int] = {}
+        for rank in self._ranks.values():
+            about = rank.about
+            place = about["parent"], rank.rank
+            latest[place] = max(latest.get(place, 0), about["generation"])
+        return [
+            rank
+            for rank in self._ranks.values()
+            if rank.about["generation"] == latest[rank.about["parent"], rank.rank]
+        ]
 
     def rows(self, rank: RankRecord) -> list[Row]:
         """Return all rows of a rank so far."""
@@ -253,12 +262,17 @@ class Session:
             reasons[phase] = f"{who} ended by itself before the phase was over"
 
     def _failed_ranks(self) -> list[tuple[RankRecord, str]]:
-        """Return the ranks that failed, the first one first, with what they said; killed ones."""
-        said = []
+        """Return the ranks that failed, the first one first, with what they said; killed ones.
+
+        Daemonic children are ended by force as their parent ends: that is no failure.
+        """
+        said, went_well = [], self._started.exit_code == 0
         for rank in self.ranks:
             end = records.read_json(f"{self._watched[rank.pid].base}.ended")
             if end is not None and end["error"] is not None:
                 said.append((end["at_ns"], rank, end["error"]))
+            elif end is None and went_well and rank.about["daemon"]:
+                continue
             elif end is None and rank.pid != self._started.pid and not runs(rank.pid):
                 said.append((records.NEVER, rank, ""))
         return [(rank, text) for _, rank, text in sorted(said, key=lambda one: one[0])]

@@ -50,9 +50,11 @@ def _found(report: Report, *, sure: bool) -> str:
         )
     who = "Training" if report.trains_on_cpu else "The accelerator"
     if report.bound == "compute":
+        left = 1.0 / split.compute - 1.0
+        gain = f"At most {left:.0%} is" if left >= 0.005 else "There is nothing"
         return (
             f"{who} {'is' if sure else 'seems to be'} fed: {split.compute:.0%} of the time is "
-            "compute. There is nothing to gain in the data path"
+            f"compute. {gain} to gain in the data path"
         )
     text = ""
     if len(report.ranks) > 1:

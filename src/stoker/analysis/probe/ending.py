@@ -1,15 +1,18 @@
 """How a process that iterates loaders ends: left in a file as Python itself comes to its end.
 
-A process that is killed leaves none.
+A process that is killed leaves none, nor one that leaves by ``os._exit`` with an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import sys
 import time
 import traceback
 from multiprocessing import util
+from typing import NoReturn
 
 from .records import Recorder, write_json
 
@@ -19,7 +22,18 @@ _LINES = 20
 def watch(recorder: Recorder) -> None:
     """Have the end noted in ``process-PID.ended``."""
     # Not atexit, which children of multiprocessing leave out.
-    util.Finalize(None, _note, (recorder.base + ".ended",), exitpriority=0)
+    path = recorder.base + ".ended"
+    util.Finalize(None, _note, (path,), exitpriority=0)
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        # Children that are forked have it, too; what ended as Python does has said how.
+        if status == 0 and os.getpid() == recorder.pid and not os.path.exists(path):
+            _note(path)
+        leave(status)
+
+    os._exit = _exit
 
 
 def _note(path: str) -> None:

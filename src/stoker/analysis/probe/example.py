@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 import time
 from typing import Any
 
-from .replay import _tensors
-
 _READS = 8  # a flip that is drawn each time goes unseen in one of 128 cases
 _LONGEST_S = 1.0
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
 def described(dataset: Any) -> dict[str, Any]:
     """Return the bytes of the first example's arrays, and whether reading it again changes them.
 
-    Nothing where the dataset does not give it.
+    Nothing where the dataset does not give it, or a cache could not hold it: see
+    ``stoker/caching/values.py``, which this follows, for nothing of stoker is imported here.
     """
     began = time.perf_counter()
     try:
         _draw(0)
-        first = _arrays(dataset[0])
+        first = _leaves(dataset[0])
         varies = False
         for seed in range(1, _READS):
             _draw(seed)
-            varies = varies or not _equal(first, _arrays(dataset[0]))
+            varies = varies or not _equal(first, _leaves(dataset[0]))
             if varies or time.perf_counter() - began > _LONGEST_S:
                 break
     except Exception:
         return {}
-    return {"example_bytes": sum(array.nbytes for array in first), "varies": varies}
+    return {"example_bytes": sum(getattr(leaf, "nbytes", 0) for leaf in first), "varies": varies}
 
 
 def _draw(seed: int) -> None:
@@ -44,24 +45,59 @@ def _draw(seed: int) -> None:
             found(seed)
 
 
-def _arrays(value: Any) -> list[Any]:
-    found = _tensors(value)
+def _leaves(value: Any) -> list[Any]:
+    """Return the arrays and plain values inside. Raises TypeError for what no cache holds."""
+    parts = _parts(value)
+    if parts is not None:
+        return [leaf for part in parts for leaf in _leaves(part)]
+    if type(value) not in _PLAIN and not _is_array(value) and not _is_tensor(value):
+        raise TypeError(type(value).__name__)
+    return [value]
 
-    def look(part: Any) -> None:
-        if type(part).__module__ == "numpy" and hasattr(part, "nbytes"):
-            found.append(part)
-        elif isinstance(part, (tuple, list)):
-            for inner in part:
-                look(inner)
-        elif isinstance(part, dict):
-            for inner in part.values():
-                look(inner)
 
-    look(value)
-    return found
+def _parts(value: Any) -> list[Any] | None:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return list(value)
+    if kind is dict:
+        return [*value, *value.values()]
+    if isinstance(value, tuple):
+        names = getattr(kind, "_fields", None)
+    else:
+        names = getattr(kind, "__dataclass_fields__", None)
+        names = None if names is None else [field.name for field in dataclasses.fields(value)]
+    if names is None or getattr(value, "__dict__", {}).keys() - set(names):
+        return None
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return [getattr(value, name) for name in names] if found is kind else None
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or (type(value) is not numpy.ndarray and not isinstance(value, numpy.generic)):
+        return False
+    return not value.dtype.hasobject
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor:
+        return False
+    strided = value.layout == torch.strided and not value.is_quantized
+    return bool(strided and value.device.type == "cpu")
 
 
 def _equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other, strict=True)
-    )
+    return len(one) == len(other) and all(map(_same, one, other))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two leaves are the same; what is no number is so to itself."""
+    if type(a) is not type(b) or any(
+        getattr(a, name, None) != getattr(b, name, None) for name in ("shape", "dtype")
+    ):
+        return False
+    same = (a == b) | ((a != a) & (b != b))
+    return bool(same.all() if hasattr(same, "all") else same)

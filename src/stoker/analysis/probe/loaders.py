@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -139,6 +140,9 @@ class Process:
             "world_size": _number(_SIZES, 1),
             "on_this_host": _number(_LOCAL_SIZES, 1),
             "master": f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}",
+            "parent": os.getppid(),
+            "generation": _number(("TORCHELASTIC_RESTART_COUNT",), 0),
+            "daemon": multiprocessing.current_process().daemon,
             "arguments": getattr(sys, "argv", []),
             "loaders": [
                 {

@@ -161,15 +161,33 @@ class _Drains:
             "ordered": loader.in_order,
             "cuda": self._torch.cuda.is_initialized(),
             "copy_s": self._copy_s(batch),
-            "sampler": type(loader.sampler).__name__,
+            "sampler": _sampler(loader.sampler),
             "shuffles": bool(getattr(loader.sampler, "shuffle", False)),
             "drop_last": loader.drop_last,
             "collates": loader.collate_fn is not self._module._utils.collate.default_collate,
         }
 
     def look(self) -> dict[str, Any]:
-        """Look at an example. Last of all: in this process, a dataset may open what forks share."""
-        return {} if self._iterable else example.described(self._loader.dataset)
+        """Look at an example, where the script reads them: in a worker, if it has any.
+
+        Last of all: in this process, a dataset may open what forks share.
+        """
+        loader = self._loader
+        if self._iterable:
+            return {}
+        if loader.num_workers == 0:
+            return example.described(loader.dataset)
+        (found,) = self._module.DataLoader(
+            loader.dataset,
+            None,
+            sampler=[0],
+            num_workers=1,
+            collate_fn=_described_there,
+            multiprocessing_context=loader.multiprocessing_context,
+            worker_init_fn=loader.worker_init_fn,
+            generator=self._torch.Generator(),
+        )
+        return dict(found)
 
     def _copy_s(self, batch: Any) -> float | None:
         from .replay import _tensors
@@ -224,7 +242,9 @@ class _Drains:
                     ended, error = "error", f"{type(problem).__name__}: {problem}"
                     break
                 arrivals.append(_clock())
-                cpu = cpu or time.process_time_ns()  # start-up is none of the batches' time
+                if len(arrivals) == 1:  # start-up is none of the batches' time
+                    cpu = time.process_time_ns()
+                    longest += arrivals[0] - began
                 enough = len(arrivals) >= command["least"] and arrivals[-1] >= until
                 if command["once"]:
                     enough = False
@@ -280,6 +300,21 @@ class _Drains:
         with warnings.catch_warnings():  # of more workers than processors, which is meant
             warnings.simplefilter("ignore")
             return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
+
+
+def _sampler(sampler: Any) -> str:
+    """Name a sampler; nothing for one that is not PyTorch's, or leaves out or repeats examples."""
+    kind = type(sampler)
+    repeats = getattr(sampler, "replacement", False)
+    if repeats or getattr(sampler, "_num_samples", None) is not None:
+        return ""
+    return kind.__name__ if kind.__module__.startswith("torch.utils.data.") else ""
+
+
+def _described_there(_: Any) -> dict[str, Any]:
+    """Describe an example in a worker."""
+    dataset = sys.modules["torch.utils.data.dataloader"].get_worker_info().dataset
+    return example.described(dataset)
 
 
 def _begin(tag: str, hears: bool) -> None:

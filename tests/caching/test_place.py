@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,45 @@ def test_where_another_user_made_it_a_path_does_as_well(memory: str, tmp_path: P
     )
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+UNPRIVILEGED = """
+import os
+if not os.getuid():
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+"""
+"""Run in front of a program: the system bars it from what it may not open, root or not."""
+
+
+@pytest.mark.parametrize("whose", ["another's", "one's own"])
+def test_a_store_that_cannot_be_opened_is_refused_at_once(whose: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:  # which everybody may reach
+        os.chmod(parent, 0o777)
+        path = os.path.join(parent, "cache")
+        joined(path).leave()
+        if whose == "one's own":
+            os.chmod(path, 0)
+            if not os.getuid():
+                os.chown(path, 65534, 65534)
+        elif os.getuid():
+            pytest.skip("only root can have the store of another user")
+        done = python(
+            f"""
+            from stoker.caching import place
+            from stoker.errors import CacheError
+            {textwrap.indent(UNPRIVILEGED, " " * 12).lstrip()}
+            try:
+                place.joined({path!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
+                    on_damage="rebuild")
+            except CacheError as error:
+                print(error)
+            """
+        )
+        assert done.stdout.startswith(f"{path} cannot be opened: "), done.stderr
+        assert os.listdir(parent) == ["cache"]
+        os.chmod(path, 0o700)
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])

@@ -160,7 +160,7 @@ def _made(path: str, limit_bytes: int, describes: str, temporary: bool) -> Place
     """Make a store; None when somebody else was faster."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = os.listdir(path)
         if found and not _is_store(found):
             raise CacheError(
@@ -310,8 +310,10 @@ def _opened(path: str, parent: Folder | None = None) -> Folder | None:
     """Open a store's folder; None where there is none. Raises CacheError where it is another's."""
     try:
         folder = Folder(path, parent)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise CacheError(f"{path} cannot be opened: {error}") from error
     with contextlib.ExitStack() as undo:
         undo.callback(folder.close)
         if not _is_store(folder.names()):

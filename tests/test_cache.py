@@ -547,12 +547,21 @@ def test_what_may_number_files_anew_is_told_by_the_system() -> None:
         "24 23 0:50 / /mnt/a\\040b rw,relatime - fuse.gcsfuse bucket rw,user_id=0",
         "25 23 0:51 / /mnt/s rw - fuse.sshfs host: rw",
         "26 23 0:52 / /mnt/n rw - nfs4 host:/ rw",
+        "27 23 8:17 / /mnt/u rw - vfat /dev/sdb1 rw",
+        "28 23 0:53 / /mnt/c rw - cifs //host/share rw",
     ]
     mounts = "\n".join(lines)
-    for device, expected in (((8, 2), False), ((0, 50), True), ((0, 51), True), ((0, 52), False)):
-        assert mark.in_user_space(os.makedev(*device), mounts) is expected
-    assert mark.in_user_space(os.makedev(0, 99), mounts) is False  # a part of a file system
-    assert mark.in_user_space(os.makedev(8, 2), "") is False
+    for device, expected in (
+        ((8, 2), False),
+        ((0, 50), True),
+        ((0, 51), True),
+        ((0, 52), False),
+        ((8, 17), True),
+        ((0, 53), True),
+    ):
+        assert mark.numbers_anew(os.makedev(*device), mounts) is expected
+    assert mark.numbers_anew(os.makedev(0, 99), mounts) is False  # a part of a file system
+    assert mark.numbers_anew(os.makedev(8, 2), "") is False
 
 
 def told(**info: Any) -> int:

@@ -7,6 +7,8 @@ import contextlib
 import json
 import pickle
 import random
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -426,6 +428,58 @@ def test_the_check_for_it_changes_nobody_s_draws() -> None:
         assert len(set(inner.asked)) == LENGTH
         assert (len(inner.asked) > LENGTH) is cache  # one was read again
     assert found[0] == found[1]
+
+
+def test_where_another_thread_may_draw_none_is_set_back() -> None:
+    """It would draw the same again."""
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        random.seed(1)
+        _ = stoker.cached(Drawing(), "1MiB")[0]
+        after = random.random()
+    finally:
+        ends.set()
+        other.join()
+    random.seed(1)
+    assert after == [random.random() for _ in range(10)][-1]  # nine readings came before
+
+
+class Interrupted(Numbers):
+    """Is interrupted by a signal while the first item is read again."""
+
+    def __getitem__(self, index: int) -> Any:
+        if self.asked:
+            signal.raise_signal(signal.SIGUSR1)
+        return super().__getitem__(index)
+
+
+def test_what_a_signal_handler_raises_while_an_item_is_read_again_passes() -> None:
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError("time is over")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        dataset = stoker.cached(Interrupted(), "1MiB")
+        with pytest.raises(TimeoutError, match="time is over"):
+            _ = dataset[0]
+        assert dataset.cache_stats().items == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Stamped(Numbers):
+    """Items say when they were read."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), time.perf_counter_ns()
+
+
+def test_the_refusal_names_the_ways_around_it() -> None:
+    says = r"(?s)random part: .*a time stamp.*leave that field out or round it, or cache in front"
+    with pytest.raises(ValueError, match=says):
+        _ = stoker.cached(Stamped(), "1MiB")[0]
 
 
 class Stream(IterableDataset[Any]):

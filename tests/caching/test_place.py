@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import stoker
 from scripts import script
 from stoker.caching import place
 from stoker.caching.folder import Folder
+from stoker.caching.handles import HANDLES
 
 pytestmark = pytest.mark.alone
 
@@ -115,6 +117,45 @@ def test_where_another_user_made_it_a_path_does_as_well(memory: str, tmp_path: P
     assert (done.returncode, done.stderr) == (0, "")
 
 
+UNPRIVILEGED = """
+import os
+if not os.getuid():
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+"""
+"""Run in front of a program: the system bars it from what it may not open, root or not."""
+
+
+@pytest.mark.parametrize("whose", ["another's", "one's own"])
+def test_a_store_that_cannot_be_opened_is_refused_at_once(whose: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:  # which everybody may reach
+        os.chmod(parent, 0o777)
+        path = os.path.join(parent, "cache")
+        joined(path).leave()
+        if whose == "one's own":
+            os.chmod(path, 0)
+            if not os.getuid():
+                os.chown(path, 65534, 65534)
+        elif os.getuid():
+            pytest.skip("only root can have the store of another user")
+        done = python(
+            f"""
+            from stoker.caching import place
+            from stoker.errors import CacheError
+            {textwrap.indent(UNPRIVILEGED, " " * 12).lstrip()}
+            try:
+                place.joined({path!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
+                    on_damage="rebuild")
+            except CacheError as error:
+                print(error)
+            """
+        )
+        assert done.stdout.startswith(f"{path} cannot be opened: "), done.stderr
+        assert os.listdir(parent) == ["cache"]
+        os.chmod(path, 0o700)
+
+
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_a_link_in_the_place_of_the_folder_in_memory_is_not_followed(
     memory: str, tmp_path: Path, kind: str
@@ -155,9 +196,53 @@ def test_who_may_write_to_a_folder_is_told_by_its_mode(tmp_path: Path) -> None:
 def test_what_others_may_write_to_is_no_store(folder: str) -> None:
     joined(folder).leave()
     os.chmod(folder, 0o777)
-    with pytest.raises(stoker.CacheError, match="or may write to it"):
+    with pytest.raises(stoker.CacheError, match=f"others may write to it.*chmod go-w {folder}"):
         joined(folder)
     assert not place.is_store(folder)
+    os.chmod(folder, 0o755)
+    joined(folder).leave()
+
+
+def test_where_modes_are_not_kept_no_store_is_made(tmp_path: Path) -> None:
+    """FAT has none, for example: ``mkdir`` does not say so."""
+    code = f"""
+        import os
+        made = os.mkdir
+        os.mkdir = lambda path, *a, **k: (made(path, *a, **k), os.chmod(path, 0o777))
+        from stoker.caching import place
+        place.joined({str(tmp_path / "on" / "cache")!r}, limit_bytes=1 << 20, describes="a test",
+            temporary=False, on_damage="rebuild")
+    """
+    done = python(code)
+    says = f"no cache can be made in {tmp_path / 'on'}: its file system does not keep who may write"
+    assert f"CacheError: {says}" in done.stderr
+    assert os.listdir(tmp_path / "on") == []
+
+
+def test_a_folder_beside_the_one_in_memory_is_not_taken_for_it() -> None:
+    memory = place.memory_folder()
+    assert place.in_memory(os.path.join(memory, "cache"))
+    assert not place.in_memory(f"{memory}-mine/cache")
+    with tempfile.TemporaryDirectory(prefix=f"{memory}-") as parent:
+        path = os.path.join(parent, "cache")
+        joined(path).leave()
+        assert path in place.all_stores()
+
+
+def test_a_place_whose_store_cannot_be_opened_is_left(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("stoker.caching.handles.Store", full)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            HANDLES.get(folder, lambda: joined(folder))
+    assert len(os.listdir("/proc/self/fd")) == before
+    place.remove(folder)
+    assert not os.path.exists(folder)
 
 
 def fifo(path: str) -> None:
@@ -248,6 +333,21 @@ def test_a_folder_that_only_looks_like_a_store_is_not_removed(folder: str, about
     with pytest.raises(stoker.CacheError, match=r"holds other things|is no cache"):
         place.remove(folder)
     assert tree(folder) == before
+
+
+def test_a_file_of_one_s_own_named_users_is_no_store(folder: str) -> None:
+    os.mkdir(folder, 0o700)
+    Path(folder, "users").write_text("alice\nbob\n")
+    for on_damage in ("refuse", "rebuild"):
+        with pytest.raises(stoker.CacheError, match="holds other things than a cache"):
+            joined(folder, on_damage=on_damage)
+    assert not place.is_store(folder)
+    with pytest.raises(stoker.CacheError, match="is no cache"):
+        place.remove(folder)
+    left_over = os.path.join(os.path.dirname(folder), ".gone-0123456789abcdef")
+    os.rename(folder, left_over)
+    place.sweep(folder)
+    assert Path(left_over, "users").read_text() == "alice\nbob\n"
 
 
 KILLED = {

@@ -1237,3 +1237,64 @@ def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: 
     """
     codes, went_on, errors, damaged = play(tmp_path, textwrap.dedent(body))[0]
     assert (codes, went_on, errors, damaged) == ([0] * forks, True, [], 0)
+
+
+def looked_through(folder: str) -> None:
+    """Leave a store so that its tables are read through before it is used again."""
+    with opened(folder) as store:
+        store.add([item(1)])
+    os.utime(os.path.join(folder, "data.mdb"), ns=(1, 1))
+
+
+OPENED = """
+import os, sys
+sys.path[:] = {places!r}
+from stoker.caching import place
+os.chdir({where!r})
+place.joined({folder!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
+    on_damage="refuse").leave()
+print("sound")
+"""
+
+
+@pytest.mark.parametrize("name", ["lmdb", "struct", "numpy"])
+def test_what_lies_in_the_current_folder_is_no_damage(
+    folder: str, tmp_path: Path, name: str
+) -> None:
+    looked_through(folder)
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('another module of that name')")
+    code = OPENED.format(places=sys.path, where=str(tmp_path), folder=folder)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == "sound\n", done.stderr
+
+
+def test_a_program_that_found_stoker_by_its_own_path_checks_a_store(
+    folder: str, tmp_path: Path
+) -> None:
+    looked_through(folder)
+    code = OPENED.format(places=["", *sys.path], where=str(tmp_path), folder=folder)
+    done = subprocess.run(
+        [getattr(sys, "_base_executable", sys.executable), "-I", "-c", code],
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "sound\n", done.stderr
+
+
+@pytest.mark.parametrize("on_damage", ["rebuild", "refuse"])
+def test_a_store_that_cannot_be_checked_is_not_thrown_away(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_damage: str
+) -> None:
+    looked_through(folder)
+    (tmp_path / "lmdb.py").write_text("raise ImportError('no lmdb here')")
+    with monkeypatch.context() as context:
+        context.syspath_prepend(str(tmp_path))  # this process has its own one already
+        with pytest.raises(stoker.CacheError, match=r"cannot be checked: .*no lmdb here"):
+            joined(folder, on_damage=on_damage)
+    with opened(folder) as store:
+        assert found(store, [1]) == {1: content(1)}

@@ -560,3 +560,53 @@ def naming(name: str, like: Any) -> bytes:
 def test_what_a_filter_left_out_is_one_and_the_same() -> None:
     assert there_and_back(LEFT_OUT) is LEFT_OUT
     assert pickle.loads(pickle.dumps(LEFT_OUT)) is LEFT_OUT
+
+
+PADDED = {
+    "long": np.dtype(np.longdouble),
+    "long complex": np.dtype(np.clongdouble),
+    "long, swapped": np.dtype(np.longdouble).newbyteorder(),
+    "aligned": np.dtype([("a", "i1"), ("b", "f8"), ("c", "i2")], align=True),
+    "nested": np.dtype(
+        [("a", "i1"), ("b", np.dtype([("x", "i1"), ("y", "f4")], align=True), (2,)), ("c", "g")],
+        align=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_what_lies_between_numbers_is_not_stored(name: str) -> None:
+    """Memory that was never written: the same value is the same record whatever it holds."""
+    dtype = PADDED[name]
+    records, arrays = [], []
+    for rest in (0, 255):
+        array = np.full(6 * dtype.itemsize, rest, np.uint8).view(dtype).reshape(2, 3)
+        number(array, 3)
+        arrays.append(array)
+        records.append(b"".join(encoded([array, array[::2, 1:], array[1, 1]])))
+    assert records[0] == records[1]
+    whole, part, one = decoded(memoryview(records[1]))
+    assert (whole == arrays[1]).all()
+    assert whole.dtype == dtype
+    assert (part == arrays[1][::2, 1:]).all()
+    assert one == arrays[1][1, 1]
+
+
+def number(array: Any, value: int) -> None:
+    """Set each number of an array, and nothing between them."""
+    if array.dtype.names is not None:
+        for name in array.dtype.names:
+            number(array[name], value)
+        return
+    size = np.dtype(np.longdouble).itemsize
+    if array.dtype.char not in "gG" or np.finfo(np.longdouble).nmant != 63:
+        array[...] = value
+        return
+    new = np.full(array.shape, value, array.dtype)
+    raw = new.reshape(-1).view(np.uint8).reshape(-1, size)
+    start = 10 if array.dtype.isnative else 0
+    raw[:, start : start + size - 10] = RNG.integers(0, 255, (len(raw), size - 10), np.uint8)
+    array[...] = new
+
+
+RNG = np.random.default_rng(0)

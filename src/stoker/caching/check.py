@@ -10,6 +10,8 @@ import lmdb
 
 from stoker.caching.store import COUNTS_KEY, DATA, KEY_BYTES, PAGE_BYTES
 
+BEGINS = "the check begins"
+"""Printed first: what comes behind it is about the store."""
 _META = struct.Struct("<IIQQ")  # of LMDB's first two pages: magic, version, address, map size
 _MAGIC = 0xBEEFC0DE
 
@@ -58,4 +60,5 @@ def main(folder: str, limit_bytes: int) -> str:
 
 
 if __name__ == "__main__":
+    print(BEGINS, flush=True)
     sys.exit(main(sys.argv[1], int(sys.argv[2])) or 0)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 
 import xxhash
 
+from stoker.caching import check
 from stoker.caching.about import ABOUT, FORMAT, About, boot
 from stoker.caching.counters import DAMAGED, DATA_NS, Counters
 from stoker.caching.folder import Folder
 from stoker.caching.store import COUNTERS, DATA, FILES, PAGE_BYTES, changed_ns
+from stoker.errors import CacheError
 
 LEFT = "left"
 REBOOTED = "it was in use when the machine went down"
 _META_BYTES = 2 * PAGE_BYTES  # what LMDB reads when it opens its file
 _DIGEST_BYTES = 32
+_FROM_OTHERS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
 def damage(folder: Folder, about: About | None) -> str:
-    """Tell what is wrong with a store that nobody else uses; "" for nothing."""
+    """Tell what is wrong with a store that nobody else uses; "" for nothing.
+
+    Raises CacheError where that cannot be found out.
+    """
     if about is None:
         return f"{ABOUT} cannot be read"
     if about.format != FORMAT:
@@ -75,17 +82,28 @@ def _damage_of_data(folder: Folder, limit_bytes: int) -> str:
 
 
 def _read_through(folder: Folder, limit_bytes: int) -> str:
-    """Read the tables in another process: what cannot be trusted may crash its reader."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.caching.check", folder.inside, str(limit_bytes)],
-        pass_fds=[folder.descriptor],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Read the tables in another process: what cannot be trusted may crash its reader.
+
+    Raises CacheError where that process cannot be run, or was ended by others.
+    """
+    places = [entry for entry in sys.path if isinstance(entry, str) and entry]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", check.__name__, folder.inside, str(limit_bytes)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},  # it imports what is here
+            pass_fds=[folder.descriptor],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise CacheError(f"the cache in {folder.path} cannot be checked: {error}") from error
+    lines = done.stderr.strip().splitlines()
+    if check.BEGINS not in done.stdout.splitlines() or -done.returncode in _FROM_OTHERS:
+        why = lines[-1] if lines else f"its reader ended with code {done.returncode}"
+        raise CacheError(f"the cache in {folder.path} cannot be checked: {why}")
     if done.returncode == 0:
         return ""
     if done.returncode < 0:
         return f"reading it ends with signal {-done.returncode}"
-    said = (done.stderr.strip().splitlines() or ["it cannot be read"])[-1]
-    return said.removeprefix(f"{folder.inside}: ")
+    return (lines or ["it cannot be read"])[-1].removeprefix(f"{folder.inside}: ")

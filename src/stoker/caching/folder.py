@@ -54,19 +54,27 @@ class Folder:
         own = f"/proc/self/fd/{self.descriptor}"
         return own if os.path.isdir(own) else self.path
 
-    def check_owner(self, *, alone: bool) -> None:
-        """Raise CacheError unless it is this user's, and others may not write to it.
+    def is_own(self, *, alone: bool) -> bool:
+        """Tell whether it is this user's, and others may not write to it.
 
         Args:
             alone: whether they may not read it either.
         """
         found = os.fstat(self.descriptor)
         barred = _OTHERS_WRITE | _OTHERS_READ if alone else _OTHERS_WRITE
-        if found.st_uid != os.getuid() or found.st_mode & barred:
+        return found.st_uid == os.getuid() and not found.st_mode & barred
+
+    def check_owner(self, *, alone: bool) -> None:
+        """Raise CacheError unless it is this user's own, as ``is_own`` has it."""
+        if self.is_own(alone=alone):
+            return
+        if os.fstat(self.descriptor).st_uid == os.getuid():
+            does, bars = ("read or write to it", "go-rwx") if alone else ("write to it", "go-w")
             raise CacheError(
-                f"{self.path} is not a folder of this user's alone: somebody else made it, or may "
-                "write to it"
+                f"{self.path} is not a folder of this user's alone: others may {does}. If none "
+                f"has, take that from them: chmod {bars} {self.path}"
             )
+        raise CacheError(f"{self.path} is not a folder of this user's alone: somebody else made it")
 
     def is_current(self) -> bool:
         """Tell whether it is still what its path leads to."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from stoker.caching.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
-from stoker.caching.place import Place, memory_folder
+from stoker.caching.place import Place, in_memory
 from stoker.caching.store import Added, Store
 from stoker.caching.writer import Writer
 from stoker.caution import warn
@@ -35,8 +35,7 @@ class Handle:
         self.uses = 0
         self.place = place
         self._line_open = False
-        in_memory = place.folder.startswith(memory_folder())
-        self.store = Store(place.inside, place.about.limit_bytes, in_memory=in_memory)
+        self.store = Store(place.inside, place.about.limit_bytes, in_memory=in_memory(place.folder))
         self.writer = Writer(self.store, self._written, self._failed)
 
     def damaged(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
@@ -140,7 +139,12 @@ class Handles:
             place = join()
             if place is None:
                 return None
-            handle = self._open[folder] = Handle(place)
+            try:
+                handle = Handle(place)
+            except BaseException:
+                place.leave()
+                raise
+            self._open[folder] = handle
             self._close_with_process()
         handle.uses += 1
         return handle

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+_NUMBERED_ANEW = {"vfat", "msdos", "exfat", "cifs", "smb3"}
+
 
 class Mark(NamedTuple):
     """What tells the content of an example from that of others, and from its own former one."""
@@ -33,13 +35,13 @@ def of_file(name: str, found: os.stat_result, label: int = 0) -> Mark:
         found: what the system says of it.
         label: as in ``Mark``.
     """
-    inode = 0 if in_user_space(found.st_dev, _mounts()) else found.st_ino
+    inode = 0 if numbers_anew(found.st_dev, _mounts()) else found.st_ino
     return Mark(name, found.st_size, found.st_mtime_ns, label, found.st_ctime_ns, inode)
 
 
 @functools.cache
-def in_user_space(device: int, mounts: str) -> bool:
-    """Tell whether a file system is one of user space (FUSE): those may number files anew.
+def numbers_anew(device: int, mounts: str) -> bool:
+    """Tell whether a file system may number files anew: those of user space, FAT and CIFS do.
 
     Args:
         device: its number.
@@ -49,7 +51,7 @@ def in_user_space(device: int, mounts: str) -> bool:
     for line in mounts.splitlines():
         before, _, behind = line.partition(" - ")
         if before.split(" ")[2:3] == [number]:
-            return behind.startswith("fuse")
+            return behind.startswith("fuse") or behind.split(" ")[0] in _NUMBERED_ANEW
     return False
 
 

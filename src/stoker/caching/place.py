@@ -102,7 +102,7 @@ def joined(
                 return None
             made = _made(path, limit_bytes, describes, temporary)
             if made is not None:
-                if not path.startswith(memory_folder()):
+                if not in_memory(path):
                     register.add(path)
                 return made
             continue  # somebody else was first
@@ -160,9 +160,8 @@ def _made(path: str, limit_bytes: int, describes: str, temporary: bool) -> Place
     """Make a store; None when somebody else was faster."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)
-    with contextlib.suppress(OSError):
-        found = os.listdir(path)
-        if found and not _is_store(found):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), Folder(path) as found:
+        if found.names() and not _is_store(found):
             raise CacheError(
                 f"{path} holds other things than a cache: give path= a folder of its own"
             )
@@ -173,6 +172,12 @@ def _made(path: str, limit_bytes: int, describes: str, temporary: bool) -> Place
             folder = Folder(making)
             undo.callback(folder.close)
             undo.callback(folder.clear, _USERS)
+            if not folder.is_own(alone=False):
+                raise CacheError(
+                    f"no cache can be made in {parent}: its file system does not keep who may "
+                    "write to a folder, so that others may change the cache. Give path= on another "
+                    "one (ext4, xfs, btrfs, tmpfs)"
+                )
             users = folder.file(_USERS, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # who sweeps took it for left over
             return None
@@ -276,20 +281,26 @@ def _sweep_in(parent: Folder | None) -> None:
     for name in filter(_LEFT_OVER.fullmatch, parent.names() if parent is not None else ()):
         with contextlib.suppress(CacheError, OSError), Folder(name, parent) as folder:
             folder.check_owner(alone=True)
-            if not _others(folder.names()):
+            if not _others(folder):
                 with _lock_of(folder, os.O_RDWR | os.O_CREAT) as alone:
                     if alone:
                         folder.clear(_USERS)
 
 
-def _is_store(names: list[str]) -> bool:
-    """Tell whether a folder with these names in it is a store, not another with such a name."""
-    return _USERS in names and (ABOUT in names or not _others(names))
+def _is_store(folder: Folder) -> bool:
+    """Tell whether a folder is a store by what is in it, not another with such a name in it."""
+    names, others = folder.names(), _others(folder)
+    return _USERS in names and _USERS not in others and (ABOUT in names or not others)
 
 
-def _others(names: list[str]) -> list[str]:
-    """Return the names that are no store's."""
-    return [n for n in names if n not in _NAMES and not n.startswith((f".{ABOUT}.", ".left."))]
+def _others(folder: Folder) -> list[str]:
+    """Return the names in a folder that are no store's: its ``users`` has nothing in it."""
+    names = folder.names()
+    others = [n for n in names if n not in _NAMES and not n.startswith((f".{ABOUT}.", ".left."))]
+    with contextlib.suppress(OSError):
+        if folder.stat(_USERS).st_size:
+            others.append(_USERS)
+    return others
 
 
 @contextlib.contextmanager
@@ -310,11 +321,13 @@ def _opened(path: str, parent: Folder | None = None) -> Folder | None:
     """Open a store's folder; None where there is none. Raises CacheError where it is another's."""
     try:
         folder = Folder(path, parent)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise CacheError(f"{path} cannot be opened: {error}") from error
     with contextlib.ExitStack() as undo:
         undo.callback(folder.close)
-        if not _is_store(folder.names()):
+        if not _is_store(folder):
             return None
         folder.check_owner(alone=False)
         undo.pop_all()
@@ -344,7 +357,7 @@ def _removed(folder: Folder) -> bool:
 def _remove(folder: Folder) -> None:
     """Remove a store whose users are locked out. Raises CacheError where there is more in it."""
     path = folder.path
-    others = _others(folder.names())
+    others = _others(folder)
     if others:
         raise CacheError(
             f"{path} holds other things than a cache, and is not removed: {min(others)!r}"
@@ -369,6 +382,11 @@ def memory_folder() -> str:
     shared = "/dev/shm"
     root = shared if os.path.isdir(shared) else tempfile.gettempdir()
     return os.path.join(root, f"stoker-{os.getuid()}")
+
+
+def in_memory(path: str) -> bool:
+    """Tell whether a store lies there."""
+    return os.path.dirname(path) == memory_folder()
 
 
 def made_memory_folder() -> str:

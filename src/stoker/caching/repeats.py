@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from stoker.caching import values
+from stoker.interrupts import pass_on
 
 _TIMES = 8  # what chance leaves as it is every other time passes once in 256
+_NEVER_DRAW = {"stoker-cache", "stoker-parent-watch"}  # threads that run nobody else's code
 
 
 class Repeats:
@@ -30,14 +32,18 @@ class Repeats:
         self._lock = threading.Lock()
 
     def check(self, what: str, value: Any, again: Callable[[], Any]) -> None:
-        """Compare an item with what it is when it is made again. Nobody's draws are changed by it.
+        """Compare an item with what it is when it is made again.
+
+        In the main thread, where no other could be drawing, the global generators are set back
+        behind it; elsewhere they have drawn more than without it, and nothing is drawn twice.
 
         Args:
             what: the item, for people.
             value: what it is.
             again: makes it again. What it raises is no answer: it may be made once only.
 
-        Raises ValueError when they differ, TypeError for values that cannot be stored.
+        Raises ValueError when they differ, TypeError for values that cannot be stored, and what a
+        signal handler raises meanwhile.
         """
         with self._lock:
             if not self.known and not _same(value, again):
@@ -45,7 +51,10 @@ class Repeats:
                     f"{what} is another one each time it is read: a cache would repeat the same "
                     "random draws in every epoch. Cache what comes before the random part: a "
                     "dataset without it, augmented in collate_fn or in a pipeline "
-                    "(from_dataset(...).cache(...).random_map(...))"
+                    "(from_dataset(...).cache(...).random_map(...)). If nothing is random in it, "
+                    "a time stamp, a counter or the last digits of floats differ, and a cache "
+                    "would keep those of the first reading: leave that field out or round it, or "
+                    "cache in front of what makes it"
                 )
             self.known = True
 
@@ -56,7 +65,8 @@ def _same(value: Any, again: Callable[[], Any]) -> bool:
         for _ in range(_TIMES):
             try:
                 other = again()
-            except Exception:
+            except Exception as error:
+                pass_on(error)
                 return True
             if b"".join(values.encoded(other)) != expected:
                 return False
@@ -65,14 +75,28 @@ def _same(value: Any, again: Callable[[], Any]) -> bool:
 
 @contextlib.contextmanager
 def _draws_kept() -> Iterator[None]:
-    """Have the global generators go on as if nothing had been drawn meanwhile."""
+    """Have the global generators go on as if nothing had been drawn meanwhile.
+
+    Not where other threads may draw from them meanwhile: those would draw the same again.
+    """
+    if not _draws_alone():
+        yield
+        return
     numpy_state, python_state = np.random.get_state(), random.getstate()
     torch = sys.modules.get("torch")
     torch_state = torch.get_rng_state() if torch is not None else None
     try:
         yield
     finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        if torch is not None:
-            torch.set_rng_state(torch_state)
+        if _draws_alone():  # no thread was begun meanwhile
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+            if torch is not None:
+                torch.set_rng_state(torch_state)
+
+
+def _draws_alone() -> bool:
+    """Tell whether this is the main thread, and no other runs code that may draw."""
+    this = threading.current_thread()
+    others = [t for t in threading.enumerate() if t is not this and t.name not in _NEVER_DRAW]
+    return this is threading.main_thread() and not others

@@ -24,6 +24,8 @@ from stoker import structure
 _LENGTHS = struct.Struct("<HI")
 _BARE = _LENGTHS.pack(0, 0)
 _PLAIN = (type(None), bool, float, str)
+_PADS_LONG = np.finfo(np.longdouble).nmant == 63  # x87's: 10 bytes, in 12 or 16
+_LONG_BYTES = 10
 _KEPT = 256  # outlines whose readers are kept
 
 _Node = list[Any]
@@ -101,10 +103,10 @@ def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any
         return [kind.__name__, _node(kind.__bases__[0](value), numbers, contents, at)]
     if kind is np.ndarray and _is_plain_dtype(value.dtype):
         numbers.append(value.shape)
-        contents.append(value.tobytes())
+        contents.append(_bytes(value))
         return ["array", _described(value.dtype)]
     if isinstance(value, np.generic) and _is_plain_dtype(value.dtype):
-        contents.append(value.tobytes())
+        contents.append(_bytes(np.asarray(value)))
         return ["scalar", _described(value.dtype)]
     if kind is int:
         numbers.append(str(value))
@@ -157,6 +159,39 @@ def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at
         "function, or holds more than its fields. Define it at the top of a module, or use a tuple "
         "or a dict"
     )
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> bytes:
+    """Return an array's content; what lies between its numbers is whatever memory held: zeros."""
+    if not _has_padding(array.dtype):
+        return array.tobytes()
+    clean = np.zeros(array.shape, array.dtype)
+    _fill(clean, array)
+    return clean.tobytes()
+
+
+def _has_padding(dtype: np.dtype[Any]) -> bool:
+    if dtype.subdtype is not None:
+        return _has_padding(dtype.subdtype[0])
+    if dtype.names is None:
+        return _PADS_LONG and dtype.char in "gG"
+    fields = [dtype[name] for name in dtype.names]
+    return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_padding, fields))
+
+
+def _fill(out: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
+    """Copy the numbers, and nothing of what lies between them."""
+    for name in array.dtype.names or ():
+        _fill(out[name], array[name])
+    if array.dtype.names is None:
+        if _has_padding(array.dtype):
+            array = array.copy()
+            size = np.dtype(np.longdouble).itemsize
+            parts = array.reshape(-1).view(np.uint8).reshape(-1, size)
+            parts[
+                :, slice(_LONG_BYTES, size) if array.dtype.isnative else slice(size - _LONG_BYTES)
+            ] = 0
+        out[...] = array
 
 
 def _is_plain_tensor(tensor: Any) -> bool:

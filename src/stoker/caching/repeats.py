@@ -15,7 +15,6 @@ from stoker.caching import values
 from stoker.interrupts import pass_on
 
 _TIMES = 8  # what chance leaves as it is every other time passes once in 256
-_NEVER_DRAW = {"stoker-cache", "stoker-parent-watch"}  # threads that run nobody else's code
 
 
 class Repeats:
@@ -34,8 +33,8 @@ class Repeats:
     def check(self, what: str, value: Any, again: Callable[[], Any]) -> None:
         """Compare an item with what it is when it is made again.
 
-        In the main thread, where no other could be drawing, the global generators are set back
-        behind it; elsewhere they have drawn more than without it, and nothing is drawn twice.
+        In the main thread the global generators are set back behind it; elsewhere they have drawn
+        more than without it, and nothing is drawn twice.
 
         Args:
             what: the item, for people.
@@ -77,9 +76,9 @@ def _same(value: Any, again: Callable[[], Any]) -> bool:
 def _draws_kept() -> Iterator[None]:
     """Have the global generators go on as if nothing had been drawn meanwhile.
 
-    Not where other threads may draw from them meanwhile: those would draw the same again.
+    In the main thread only: set back by another, they would give training the same draws again.
     """
-    if not _draws_alone():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     numpy_state, python_state = np.random.get_state(), random.getstate()
@@ -88,15 +87,7 @@ def _draws_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if _draws_alone():  # no thread was begun meanwhile
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)
-            if torch is not None:
-                torch.set_rng_state(torch_state)
-
-
-def _draws_alone() -> bool:
-    """Tell whether this is the main thread, and no other runs code that may draw."""
-    this = threading.current_thread()
-    others = [t for t in threading.enumerate() if t is not this and t.name not in _NEVER_DRAW]
-    return this is threading.main_thread() and not others
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)

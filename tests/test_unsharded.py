@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import stoker
 from scripts import script
 
 # torch's own stand-in for a group of any size within one process: nothing is sent.
@@ -84,3 +86,17 @@ def test_whatever_the_loader_is(tmp_path: Path, name: str) -> None:
 
 def test_one_rank_has_everything_by_right(tmp_path: Path) -> None:
     assert warned(tmp_path, "echo", ["plain", "list"], world=1) == []
+
+
+def test_without_a_group_nothing_of_a_loader_is_looked_at() -> None:
+    class Closed:
+        def __iter__(self) -> Any:
+            return iter([np.arange(2)])
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+    asked: list[str] = []
+    list(stoker.echo(Closed(), 2))
+    assert not {"sampler", "batch_sampler", "num_replicas"} & set(asked)

@@ -34,7 +34,7 @@ def warn_unsharded_loader(loader: Any) -> None:
 
     What a dataset does by itself cannot be told.
     """
-    if not _divides(loader, _DEPTH):
+    if _ranks() > 1 and not _divides(loader, _DEPTH):  # else nothing of it is touched
         _warn(
             "no DistributedSampler was found in it. DataLoader(dataset, "
             "sampler=DistributedSampler(dataset)) gives each its part. (Where the dataset divides "
@@ -51,11 +51,15 @@ def warn_unsharded_feed() -> None:
     )
 
 
-def _warn(advice: str, what: str) -> None:
+def _ranks() -> int:
     group = process_group()
-    if group is not None and group[1] > 1 and what not in _told:
+    return 1 if group is None else group[1]
+
+
+def _warn(advice: str, what: str) -> None:
+    if _ranks() > 1 and what not in _told:
         _told.add(what)
-        warn(f"each of {group[1]} ranks iterates over all {what}: {advice}")
+        warn(f"each of {_ranks()} ranks iterates over all {what}: {advice}")
 
 
 def _divides(part: Any, depth: int) -> bool:

@@ -83,10 +83,10 @@ from harness import Ratio, Report, interleaved, parser, report
 from numpy.typing import NDArray
 
 import stoker
-from stoker import randomness
-from stoker.echoing.factor import exact_factor
-from stoker.echoing.pool import Pool
-from stoker.echoing.record import read
+from stoker import rng
+from stoker.schedule.factor import exact_factor
+from stoker.schedule.fixed import Pool
+from stoker.schedule.record import read
 
 BATCH = 32
 POOL_BATCHES = 8
@@ -154,7 +154,7 @@ def fresh_of_steps(pipeline: Any, factor: int | str, batches: int) -> NDArray[np
         return np.frombuffer(decisions.codes, np.uint8).astype(np.int64) * grain
     if factor == 1:
         return np.full(batches, BATCH, np.int64)
-    key = randomness.key(SEED, 0, randomness.ECHO)
+    key = rng.key(SEED, 0, rng.ECHO)
     pool = Pool(exact_factor(factor), POOL_BATCHES * BATCH, BATCH, key, batches * BATCH)
     fresh = []
     while not pool.exhausted:

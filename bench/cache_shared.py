@@ -47,7 +47,7 @@ from harness import parser, report
 from throttled import write_files
 
 import stoker
-from stoker.caching import place
+from stoker.cache import store_dir
 
 FILE_BYTES = 100 << 10
 JOBS = 4
@@ -151,8 +151,8 @@ def _jobs(home: str, total: int) -> tuple[list[dict[str, Any]], int]:
                 assert process.stdout is not None
                 answers.append(json.loads(process.stdout.readline()))
         blocks = 0
-        for folder in place.all_stores():
-            told = place.told_by(folder)
+        for folder in store_dir.all_stores():
+            told = store_dir.told_by(folder)
             if told is not None and home in told[0].describes:
                 blocks += sum(os.stat(file).st_blocks * 512 for file in Path(folder).iterdir())
         return answers, blocks

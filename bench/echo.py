@@ -80,8 +80,8 @@ import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
-from stoker import randomness
-from stoker.echoing.pool import Pool
+from stoker import rng
+from stoker.schedule.fixed import Pool
 
 BATCH = 32
 POOL_BATCHES = 4
@@ -168,7 +168,7 @@ def last_fresh_step(fresh: int, factor: int) -> int:
     """Return the number of the batch that the last fresh example was admitted for, from 1."""
     if factor == 1:
         return fresh // BATCH
-    key = randomness.key(SEED, 0, randomness.ECHO)
+    key = rng.key(SEED, 0, rng.ECHO)
     pool = Pool(Fraction(factor), POOL_BATCHES * BATCH, BATCH, key, fresh)
     while not pool.ended:
         pool.advance()

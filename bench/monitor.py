@@ -33,7 +33,6 @@ from typing import Any
 from harness import interleaved, parser, report
 
 import stoker
-from stoker.adapters import waiting
 
 
 def ns_per_batch(batches: Iterable[Any], count: int) -> float:
@@ -49,7 +48,7 @@ def main() -> None:
     count, rounds = (1_000, 1) if arguments.quick else (1_000_000, arguments.rounds)
     ready = [None] * count
     monitored = stoker.monitor(ready)
-    atexit.unregister(waiting._tell)  # nobody asks for its verdict here
+    atexit.unregister(monitored._tell)  # nobody asks for its verdict here
     cases: dict[str, Callable[[], float]] = {
         "plain": lambda: ns_per_batch(ready, count),
         "monitored": lambda: ns_per_batch(monitored, count),

@@ -96,7 +96,7 @@ from gil import jpegs
 from harness import Ratio, parser, report
 from peers import environment
 
-from stoker.sharing.staging import BATCHES
+from stoker.feed.staging import BATCHES
 
 Found = dict[tuple[str, int], list[dict[str, Any]]]  # arm, jobs: a row for each round
 
@@ -175,7 +175,7 @@ def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
             first = psutil.Process(root.pid)
             found += [first, *first.children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
-        if any("stoker.sharing.founded" in part for part in process.info["cmdline"] or ()):
+        if any("stoker.feed.autostarted" in part for part in process.info["cmdline"] or ()):
             found.append(process)
     return found
 

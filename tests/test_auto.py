@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 import stoker
 from scripts import children
 from stoker import testing
-from stoker.echoing.record import read
-from stoker.engine import ahead
+from stoker.engine import prefetch
+from stoker.schedule.record import read
 from strategies import (
     POINTS,
     Examples,
@@ -1328,7 +1328,7 @@ def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
 def test_closing_does_not_wait_long_for_a_loader_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ahead, "_JOIN_S", 0.2)  # it is a few seconds
+    monkeypatch.setattr(prefetch, "_JOIN_S", 0.2)  # it is a few seconds
     loader = Batches(16, held=4)
     before = threads()
     iterator = iter(stoker.from_loader(loader, seed=0).to("cpu").echo())

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Script, Watch, run, script
-from stoker.caching import mark
-from stoker.stages import storage
+from stoker.cache import fingerprint
+from stoker.sources.remote import storage
 from strategies import Keep, few, frozen, jitter, small_pools_allowed, stream, through_json
 
 LIMIT = "4MiB"
@@ -559,9 +559,9 @@ def test_what_may_number_files_anew_is_told_by_the_system() -> None:
         ((8, 17), True),
         ((0, 53), True),
     ):
-        assert mark.numbers_anew(os.makedev(*device), mounts) is expected
-    assert mark.numbers_anew(os.makedev(0, 99), mounts) is False  # a part of a file system
-    assert mark.numbers_anew(os.makedev(8, 2), "") is False
+        assert fingerprint.numbers_anew(os.makedev(*device), mounts) is expected
+    assert fingerprint.numbers_anew(os.makedev(0, 99), mounts) is False  # a part of a file system
+    assert fingerprint.numbers_anew(os.makedev(8, 2), "") is False
 
 
 def told(**info: Any) -> int:
@@ -920,7 +920,7 @@ PRESSED = """
     def pressed(number, frame):
         global inside
         while frame is not None:
-            if os.path.join("stoker", "caching") in frame.f_code.co_filename:
+            if os.path.join("stoker", "cache") in frame.f_code.co_filename:
                 inside += 1
                 raise KeyboardInterrupt
             frame = frame.f_back
@@ -960,7 +960,7 @@ READ = """
 
     def pressed(number, frame):
         while frame is not None:
-            if os.path.join("stoker", "caching") in frame.f_code.co_filename:
+            if os.path.join("stoker", "cache") in frame.f_code.co_filename:
                 raise KeyboardInterrupt
             frame = frame.f_back
 

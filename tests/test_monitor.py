@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.adapters import waiting
+from stoker.adapters import monitored
 
 
 class Clock:
@@ -29,8 +29,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(waiting.time, "perf_counter", made)
-    monkeypatch.setattr(waiting, "_accounts", [])  # the tests' own end is not theirs
+    monkeypatch.setattr(monitored.time, "perf_counter", made)
+    monkeypatch.setattr(monitored, "_accounts", [])  # the tests' own end is not theirs
     return made
 
 

@@ -3,9 +3,18 @@
 from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
-from stoker.adapters.waiting import EpochWait, Monitored, monitor
+from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.analysis.pipelines import analyze
-from stoker.caching.dataset import CachedDataset, cached
+from stoker.cache.cached_dataset import CachedDataset, cached
+from stoker.constructors import (
+    echo,
+    from_arrays,
+    from_dataset,
+    from_files,
+    from_folder,
+    from_iterable,
+    from_loader,
+)
 from stoker.cursor import PipelineIterator
 from stoker.errors import (
     BudgetSpent,
@@ -21,15 +30,6 @@ from stoker.errors import (
 )
 from stoker.feeds import from_feed, share
 from stoker.pipeline import Pipeline
-from stoker.sources import (
-    echo,
-    from_arrays,
-    from_dataset,
-    from_files,
-    from_folder,
-    from_iterable,
-    from_loader,
-)
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
 
 __version__ = "0.1.0"

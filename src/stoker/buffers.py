@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker import structure
+from stoker import pytree
 
 _RECYCLED_FROM_BYTES = 1 << 16  # below, allocating is cheaper than a finaliser
 _ALIGNMENT = 64
@@ -61,7 +61,7 @@ class Recycler:
 
     def copied(self, value: Any) -> Any:
         """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
-        copy: Any = structure.map_leaves(self._copied_leaf, value)
+        copy: Any = pytree.map_leaves(self._copied_leaf, value)
         return copy
 
     def clear(self) -> None:
@@ -78,7 +78,7 @@ class Recycler:
             out = self.array(leaf.shape, leaf.dtype)
             np.copyto(out, leaf)
             return out
-        return structure.copied(leaf)
+        return pytree.copied(leaf)
 
     def _returned(self, reference: weakref.ref[Any]) -> None:
         _, raw = self._live.pop(id(reference))

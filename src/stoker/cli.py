@@ -120,11 +120,11 @@ def analyze(
     """
     from rich.console import Console
 
-    from stoker.analysis import launching, phases, words
+    from stoker.analysis import launching, phases, terminal
     from stoker.analysis.crash import headline
     from stoker.analysis.findings import report_of
     from stoker.analysis.page import write_page
-    from stoker.analysis.record import AnalysisError
+    from stoker.analysis.probe_record import AnalysisError
     from stoker.analysis.report import write_report
 
     errors = Console(stderr=True, highlight=False)
@@ -133,7 +133,7 @@ def analyze(
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
         command = launching.command_line(script)
-        errors.print(words.what_it_will_do(command, budget * 60), markup=False)
+        errors.print(terminal.what_it_will_do(command, budget * 60), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
             record = phases.analyzed(command, budget_s=budget * 60, loader=loader, say=say)
@@ -148,7 +148,7 @@ def analyze(
     except (OSError, ValueError, AnalysisError) as error:
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
-    words.show(report, Console(highlight=False))
+    terminal.show(report, Console(highlight=False))
     if report.crash is not None:
         errors.print(f"stoker analyze: {headline(report.crash)}", markup=False)
         raise typer.Exit(1)
@@ -263,7 +263,7 @@ def feed(
 
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
-    from stoker.sharing.serving import serve
+    from stoker.feed.serving import serve
 
     try:
         limit = int(staging) if staging is not None and staging.isdigit() else staging
@@ -286,7 +286,7 @@ def cache_list() -> None:
 
     Example: stoker cache list
     """
-    from stoker.caching.listing import table
+    from stoker.cache.inventory import table
 
     table()
 
@@ -301,7 +301,7 @@ def cache_info(
 
     Example: stoker cache info /scratch/cache
     """
-    from stoker.caching.listing import info
+    from stoker.cache.inventory import info
 
     _ending(lambda: info(which))
 
@@ -316,7 +316,7 @@ def cache_remove(
 
     Example: stoker cache remove /scratch/cache
     """
-    from stoker.caching.listing import removed
+    from stoker.cache.inventory import removed
 
     _ending(lambda: typer.echo(f"removed {removed(which)}"))
 

@@ -12,11 +12,11 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from stoker.caution import warn
-from stoker.echoing.record import EchoRecord
-from stoker.engine.crew import is_worker
+from stoker.engine.epoch import FORGOTTEN, Run
+from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position, Resolved
-from stoker.engine.run import FORGOTTEN, Run
 from stoker.errors import StateError, StokerError
+from stoker.schedule.record import EchoRecord
 from stoker.stages.echo import Echo
 from stoker.stats import Clock, PoolStats, Stats
 
@@ -109,7 +109,7 @@ def reads_ahead() -> str | None:
     return None
 
 
-class _Found(NamedTuple):
+class _Before(NamedTuple):
     """What a cursor was before ``iter()``."""
 
     epoch: int
@@ -132,7 +132,7 @@ class Cursor:
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator] | None = None
-        self._found: _Found | None = None
+        self._found: _Before | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
         self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
         self._acknowledged = False  # whether the trainer says what it has finished with
@@ -164,7 +164,7 @@ class Cursor:
         return self._fresh_start and self.position is not None
 
     def started(self, epoch: int, run: Run, iterator: PipelineIterator) -> None:
-        self._found = _Found(self.epoch, self.position, self._fresh_start, self.before, self._run)
+        self._found = _Before(self.epoch, self.position, self._fresh_start, self.before, self._run)
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False

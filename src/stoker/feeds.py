@@ -28,12 +28,14 @@ def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
 
     Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting).
     """
-    from stoker.sharing import founding
-    from stoker.sharing.job import Job
-    from stoker.sharing.source import pipeline_of
+    from stoker.feed import autostart
+    from stoker.feed.client import FeedClient
+    from stoker.feed.feed_source import pipeline_of
 
-    founding.check_name(name)
-    job = Job(name, lambda: founding.connected_within(name, _STARTING_S), target="", founds=False)
+    autostart.check_name(name)
+    job = FeedClient(
+        name, lambda: autostart.connected_within(name, _STARTING_S), target="", founds=False
+    )
     return pipeline_of(job, seed)
 
 
@@ -69,18 +71,18 @@ def share(
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
     TypeError or ValueError for wrong arguments.
     """
-    from stoker.sharing import founding, target
-    from stoker.sharing.job import Job
-    from stoker.sharing.source import pipeline_of
+    from stoker.feed import autostart, target
+    from stoker.feed.client import FeedClient
+    from stoker.feed.feed_source import pipeline_of
 
-    founding.check_name(name)
+    autostart.check_name(name)
     _check_settings(jobs, staging, patience_s)
     target.check_not_in_feeder()
     wanted = target.target_of(function)
-    settings = founding.Founding(wanted, list(sys.path), staging, jobs, patience_s)
-    job = Job(
+    settings = autostart.Autostart(wanted, list(sys.path), staging, jobs, patience_s)
+    job = FeedClient(
         name,
-        lambda: founding.connected_or_founded(name, settings),
+        lambda: autostart.connected_or_founded(name, settings),
         target=wanted,
         founds=True,
     )

@@ -2,7 +2,7 @@
 
 What no run of that pipeline could have saved is refused before anything is made of it, so that
 nothing that a state says takes more memory, or more time, than the pipeline itself. What only the
-replay of its pools can tell is refused there (``engine/course.py``).
+replay of its pools can tell is refused there (``engine/checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import packing
-from stoker.echoing import following, pool
-from stoker.engine.plan import Plan, Segment, Sift
+from stoker.engine.filtering import FilterRecord
 from stoker.engine.position import Position, Resolved
-from stoker.engine.sieve import Record
+from stoker.engine.work import FilterPoint, Plan, Segment
 from stoker.errors import StateError
 from stoker.packing import whole
+from stoker.schedule import adaptive, fixed
+from stoker.sources.stream import IterableSource, LoaderSource, Resumable
 from stoker.stages.batch import Batch
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.filter import Filter
-from stoker.stages.stream import IterableSource, LoaderSource, Resumable
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Course:
         self._plan = plan
         self._found = found
         self._sizes = sizes
-        self._left_out = any(isinstance(part, Sift) for part in plan.parts)
+        self._left_out = any(isinstance(part, FilterPoint) for part in plan.parts)
 
     def check_iterated(self, nested: bool) -> None:
         """Check a position over a loader or a stream: its own state is all there is."""
@@ -140,7 +140,7 @@ class _Course:
         echoes = sum(isinstance(part, Echo) for part in parts)
         if not len(pools) == len(items) == echoes:
             raise ValueError(f"{len(pools)} pools and {len(items)} items for {echoes} echoes")
-        sifts = sum(isinstance(part, Sift) for part in parts)
+        sifts = sum(isinstance(part, FilterPoint) for part in parts)
         if (records or self._filters()) and len(records) != sifts:
             raise StateError(
                 "the state was saved with other skip budgets: examples it left out cannot be told"
@@ -148,7 +148,7 @@ class _Course:
         self.most, self.exact = examples, examples
         uses = [found.yielded, found.yielded]
         for part in parts:
-            if isinstance(part, Sift):
+            if isinstance(part, FilterPoint):
                 self.exact = None
                 if records:
                     self._record(records.pop(0))
@@ -175,7 +175,7 @@ class _Course:
         if total is not None:
             decided = survivors + seen - number - len(drops)
             total = self.exact = whole(total, 0 if behind else decided, min(decided, seen))
-        record = Record(number, survivors, seen, array("q", drops.tobytes()), total)
+        record = FilterRecord(number, survivors, seen, array("q", drops.tobytes()), total)
         self._found.records.append(record)
 
     def _pool(self, echo: Echo, said: Any, items: Any) -> None:
@@ -185,9 +185,9 @@ class _Course:
         fits = {"size": size, "group": group, "items": self.most}
         read: Any
         if echo.factor is None:
-            read = following.unpack(said, max_factor=echo.max_factor, **fits)
+            read = adaptive.unpack(said, max_factor=echo.max_factor, **fits)
         else:
-            read = pool.unpack(said, factor=echo.factor, **fits)
+            read = fixed.unpack(said, factor=echo.factor, **fits)
         self._found.snapshots.append(read)
         if items is not None:
             least, most = (0, self.most) if self.exact is None else (self.exact, self.exact)

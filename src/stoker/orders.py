@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import randomness
+from stoker import rng
 
 TRUE_PERMUTATION_LIMIT = 1 << 20
 """Up to this many examples an epoch is shuffled by a true permutation."""
@@ -164,7 +164,7 @@ def order_of(
     """Return the order of one epoch, or of this rank's part of it."""
 
     def key(rank: int) -> NDArray[np.uint64] | None:
-        return randomness.key(seed, epoch, randomness.SHUFFLE, rank) if shuffled else None
+        return rng.key(seed, epoch, rng.SHUFFLE, rank) if shuffled else None
 
     if share is None:
         return Permuted(length, key(0))

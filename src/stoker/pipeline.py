@@ -10,36 +10,36 @@ from typing import Any
 
 import numpy as np
 
-from stoker import drawing, machine, randomness, state
+from stoker import describe, machine, rng, state
 from stoker.buffers import Recycler
 from stoker.caution import warn
 from stoker.cursor import Cursor, PipelineIterator, reads_ahead
-from stoker.echoing.factor import exact_factor
-from stoker.echoing.following import MOST_FACTOR
-from stoker.echoing.record import read as read_record
-from stoker.echoing.record import written
-from stoker.engine.agreeing import ranks
-from stoker.engine.crew import Tempo
-from stoker.engine.hiring import Workers
-from stoker.engine.plan import compiled, share_of
+from stoker.engine.epoch import Run
+from stoker.engine.pool.make import Workers
+from stoker.engine.pool.threads import Autotuner
 from stoker.engine.position import Position
-from stoker.engine.run import Run
+from stoker.engine.rank_sync import ranks
+from stoker.engine.work import compiled, share_of
 from stoker.errors import StateError
 from stoker.fitting import Fit
+from stoker.schedule.adaptive import MOST_FACTOR
+from stoker.schedule.factor import exact_factor
+from stoker.schedule.record import read as read_record
+from stoker.schedule.record import written
+from stoker.sources.source import (
+    check_fields,
+)
+from stoker.sources.stream import DEFAULT_BUFFER, IterableSource, LoaderSource, Resumable
+from stoker.sources.unsharded import warn_unsharded
 from stoker.stages.batch import Batch, Collate
 from stoker.stages.cache import CacheStage, say_what_cannot_help
-from stoker.stages.device import To, torch_device
 from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
 from stoker.stages.shard import Shard, check_assumed, process_group, shard_of
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.source import (
-    check_fields,
-)
-from stoker.stages.stream import DEFAULT_BUFFER, IterableSource, LoaderSource, Resumable
-from stoker.stages.unsharded import warn_unsharded
+from stoker.stages.to import To, torch_device
 from stoker.stats import Clock, Stats
 
 _KINDS = ("thread", "process")
@@ -65,11 +65,11 @@ class Pipeline:
         self._steps: int | None = None
         self._recycler: Recycler | None = None
         self._given_seed = None if seed is None else int(seed)
-        self._reset(randomness.draw_seed() if seed is None else int(seed))
+        self._reset(rng.draw_seed() if seed is None else int(seed))
 
     def _reset(self, seed: int) -> None:
         self._seed = seed
-        self._tempo = Tempo()
+        self._autotuner = Autotuner()
         self._cursor = Cursor()
 
     # -- building
@@ -333,15 +333,15 @@ class Pipeline:
         maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,
         when the first example would enter, StageError if it is another one each time it is made.
         """
-        from stoker.caching.cache import Cache
-        from stoker.caching.identity import chain_identity
+        from stoker.cache.example_cache import ExampleCache
+        from stoker.cache.identity import chain_identity
 
         self._check_cacheable()
         if version is not None and (not isinstance(version, str) or not version):
             raise TypeError(f"version= is a text, not {version!r}")
         maps = [stage for stage in self._stages if isinstance(stage, (Map, Filter))]
         names = [self._source.name, *(stage.name for stage in maps)]
-        cache = Cache(
+        cache = ExampleCache(
             limit,
             path=path,
             keep=keep,
@@ -469,7 +469,7 @@ class Pipeline:
             plan,
             self._seed,
             epoch,
-            self._tempo,
+            self._autotuner,
             workers,
             cursor.resolved,
             position,
@@ -710,7 +710,7 @@ class Pipeline:
         return self._cursor.stats(self._stages)
 
     def __str__(self) -> str:
-        return drawing.chain(
+        return describe.chain(
             self._source,
             self._stages,
             seed=self._seed,

@@ -11,11 +11,11 @@ import numpy as np
 
 from stoker import packing
 from stoker.caution import warn
-from stoker.echoing import following, pool
+from stoker.engine.filtering import FilterRecord
 from stoker.engine.position import Position, Resolved
-from stoker.engine.sieve import Record
 from stoker.errors import StateError
 from stoker.fitting import Fit, pool_sizes, position
+from stoker.schedule import adaptive, fixed
 from stoker.stats import Clock
 
 FORMAT = 1
@@ -108,13 +108,13 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: Fit) 
     return loaded
 
 
-def _pool_packed(snapshot: pool.Snapshot | following.Moment) -> dict[str, Any]:
-    if isinstance(snapshot, following.Moment):
-        return following.pack(snapshot)
-    return pool.pack(snapshot)
+def _pool_packed(snapshot: fixed.Snapshot | adaptive.Moment) -> dict[str, Any]:
+    if isinstance(snapshot, adaptive.Moment):
+        return adaptive.pack(snapshot)
+    return fixed.pack(snapshot)
 
 
-def _packed(record: Record) -> dict[str, Any]:
+def _packed(record: FilterRecord) -> dict[str, Any]:
     return {
         "number": record.number,
         "survivors": record.survivors,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker import structure
+from stoker import pytree
 from stoker.pipeline import Pipeline
 
 
@@ -29,7 +29,7 @@ def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
     Raises:
         AssertionError: a tail differs; says where.
     """
-    batches = [structure.copied(batch) for batch in build()]
+    batches = [pytree.copied(batch) for batch in build()]
     pipeline = build()
     checked = 0
     with iter(pipeline) as iterator:
@@ -62,7 +62,7 @@ def _check_tail(
 
 def same(left: Any, right: Any) -> bool:
     """Tell whether two structures are equal bit for bit, types and dtypes included."""
-    mine, yours = structure.children(left), structure.children(right)
+    mine, yours = pytree.children(left), pytree.children(right)
     if mine is None or yours is None:
         return mine is yours and _same_leaf(left, right)
     if isinstance(left, Mapping):
@@ -77,7 +77,7 @@ def same(left: Any, right: Any) -> bool:
 def _same_leaf(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
-    if structure.is_tensor(left):
+    if pytree.is_tensor(left):
         left, right = left.detach().cpu(), right.detach().cpu()
         if left.dtype != right.dtype or left.shape != right.shape:
             return False

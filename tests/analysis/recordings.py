@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, Work
+from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
+from stoker.analysis.probe_record import Drain, ProbeRecord, RankRecord
 from stoker.analysis.reading import Reads
-from stoker.analysis.record import Drain, RankRecord, Record
 
 BATCH_SIZE = 10
 BATCHES = 200
@@ -60,7 +60,7 @@ def parts(draw: st.DrawFn) -> Parts:
     )
 
 
-def recorded(job: Parts) -> Record:
+def recorded(job: Parts) -> ProbeRecord:
     """Return the record of an analysis of such a job."""
     about = {
         "slot": 0,
@@ -76,7 +76,7 @@ def recorded(job: Parts) -> Record:
     for count, rate in job.P.items():
         rank.drains[f"warm-{count}"] = [_drain(count, rate, job.prep_cpu_s)]
         rank.trained[count] = [[BATCH_SIZE / job.trained[count]] * (BATCHES - 1)]
-    record = Record(["train.py"], [rank], starts=1)
+    record = ProbeRecord(["train.py"], [rank], starts=1)
     if job.S is not None:
         cold = min(job.S, job.P[job.workers])
         rank.drains["cold"] = [_drain(job.workers, cold, job.prep_cpu_s)]
@@ -106,7 +106,7 @@ def _drain(workers: int, rate: float, cpu_s: float) -> Drain:
     each_ns = int(1e9 * cpu_s * BATCH_SIZE)
     many = max(1, workers)
     work = [
-        Work(2 + n % many, n % many, 0, 0, (n // many) * each_ns, 0, BATCH_SIZE, -1)
+        WorkRecord(2 + n % many, n % many, 0, 0, (n // many) * each_ns, 0, BATCH_SIZE, -1)
         for n in range(BATCHES)
     ]
     arrivals = [(n + 1) * every_ns for n in range(BATCHES)]

@@ -22,7 +22,7 @@ from analysis.analyses import PRELUDE, analyze, environment, write_files, write_
 from stoker.analysis.porting import code, port
 from stoker.analysis.probe import epochs, takeover
 from stoker.analysis.probe.example import described
-from stoker.caching.values import encoded
+from stoker.cache.codec import encoded
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")

@@ -63,7 +63,7 @@ def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) 
     _, _, folder = both
     assert not list(folder.glob("failed-*"))
     (rows,) = folder.glob("process-*.rows")
-    watched = records.Watched(str(rows))
+    watched = records.WatchedRows(str(rows))
     try:
         kinds = {row.kind & 15 for row in watched.rows()}
         assert {records.BATCH, records.END, records.ERROR, records.STARTED} <= kinds

@@ -277,7 +277,7 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
 
     if {when!r} == "listing":
         # Or Ctrl-C may come within the import, or as fsspec makes its event loop.
-        import stoker.stages.remote, fsspec.asyn, fsspec.implementations.http
+        import stoker.sources.remote.files, fsspec.asyn, fsspec.implementations.http
         fsspec.asyn.get_loop()
         stoker.from_folder = told(stoker.from_folder)
         seconds = 5.0

@@ -16,7 +16,7 @@ from strategies import small_pools_allowed
 BATCH = 4
 
 
-class Ahead:
+class Prefetcher:
     """Counts what was fetched and not yet used, and tells when there is enough."""
 
     def __init__(self, enough: int, length: int = 400) -> None:
@@ -40,7 +40,7 @@ class Ahead:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_threads_run_ahead_within_the_window(workers: int) -> None:
-    data = Ahead(enough=2 * BATCH)
+    data = Prefetcher(enough=2 * BATCH)
     pipeline = stoker.from_dataset(data, seed=0).shuffle().batch(BATCH).workers(workers)
     with iter(pipeline) as iterator:
         for number in range(60):
@@ -55,7 +55,7 @@ def test_threads_run_ahead_within_the_window(workers: int) -> None:
 
 
 def test_without_workers_nothing_runs_ahead() -> None:
-    data = Ahead(enough=1)
+    data = Prefetcher(enough=1)
     with iter(stoker.from_dataset(data).batch(BATCH).workers(0)) as iterator:
         for number in range(1, 6):
             next(iterator)

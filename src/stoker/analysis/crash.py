@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from stoker.analysis.record import RankRecord
+from stoker.analysis.probe_record import RankRecord
 from stoker.analysis.report import Crash
 
 LINES = 20

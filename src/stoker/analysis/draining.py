@@ -13,8 +13,8 @@ from typing import Any
 from stoker import machine
 from stoker.analysis import measuring, reading
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Work
-from stoker.analysis.record import Drain, Record
+from stoker.analysis.probe.records import WorkRecord
+from stoker.analysis.probe_record import Drain, ProbeRecord
 from stoker.analysis.session import Session, Stopped
 from stoker.analysis.waiting import more_workers
 
@@ -31,7 +31,7 @@ class Drains:
     def __init__(
         self,
         session: Session,
-        record: Record,
+        record: ProbeRecord,
         unit_s: float,
         longest_s: float,
         warm_s: float,
@@ -203,7 +203,7 @@ class Drains:
                 )
                 raise Stopped
             own = f"{Path(tag).name}-{rank.pid}-*"
-            work: list[Work] = []
+            work: list[WorkRecord] = []
             for path in self._session.folder.glob(own + ".work"):
                 work.extend(records.read_work(str(path)))
             drain = Drain(
@@ -264,7 +264,7 @@ class Drains:
         record.reasons["files"] = why
 
 
-def read_again(record: Record, unit_s: float) -> None:
+def read_again(record: ProbeRecord, unit_s: float) -> None:
     """Read the record's files cold and warm, by as many readers as the loader has.
 
     And cold by a reader a core, where these are more. Raises OSError.
@@ -281,7 +281,7 @@ def read_again(record: Record, unit_s: float) -> None:
         record.most_reads.append(most)
 
 
-def drop_part(record: Record, prep_files: float) -> bool:
+def drop_part(record: ProbeRecord, prep_files: float) -> bool:
     """Drop so many of the files that storage keeps up with preparing ``prep_files`` a second.
 
     So what misses cost then is the wait for each, and not that storage is short. Returns whether

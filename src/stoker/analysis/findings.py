@@ -21,7 +21,7 @@ from stoker.analysis.model import (
     predict,
 )
 from stoker.analysis.porting import port
-from stoker.analysis.record import AnalysisError, RankRecord, Record, raw_phases
+from stoker.analysis.probe_record import AnalysisError, ProbeRecord, RankRecord, raw_phases
 from stoker.analysis.report import (
     Action,
     AsItIs,
@@ -40,14 +40,14 @@ from stoker.analysis.verdict import doubts, nothing_seen, verdict
 _SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
 
 
-def report_of(record: Record) -> Report:
+def report_of(record: ProbeRecord) -> Report:
     """Draw up the report of a recorded analysis.
 
     Raises AnalysisError where the script showed nothing to report on.
     """
     if not record.ranks:
         raise AnalysisError(nothing_seen(record))
-    found = [_Found(record, rank) for rank in record.ranks]
+    found = [_Estimates(record, rank) for rank in record.ranks]
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.report(found)
     acts: list[Action] = []
@@ -62,10 +62,10 @@ def report_of(record: Record) -> Report:
     return msgspec.structs.replace(shell, verdict=text)
 
 
-class _Found:
+class _Estimates:
     """What one rank's record says."""
 
-    def __init__(self, record: Record, rank: RankRecord) -> None:
+    def __init__(self, record: ProbeRecord, rank: RankRecord) -> None:
         self.record, self.rank = record, rank
         self.notes = list(record.notes)
         self.reasons: dict[str, str] = {}
@@ -273,7 +273,7 @@ class _Found:
             return "compute"
         return "fetch" if split.fetch_stall > split.prep_stall else "prep"
 
-    def report(self, found: list[_Found]) -> Report:
+    def report(self, found: list[_Estimates]) -> Report:
         """Return the report, this rank being the one that paces the job; yet without advice."""
         record, rank, split = self.record, self.rank, self.split()
         ranks = []

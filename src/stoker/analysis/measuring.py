@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row, Work
+from stoker.analysis.probe.records import Row, WorkRecord
+from stoker.analysis.probe_record import Drain, RankRecord
 from stoker.analysis.reading import Reads
-from stoker.analysis.record import Drain, RankRecord
 from stoker.analysis.report import Rate, Wait
 
 _BLOCKS = 8
@@ -207,7 +207,7 @@ def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     """
     cpu_ns = examples = 0
     for drain in drains:
-        latest: dict[int, Work] = {}
+        latest: dict[int, WorkRecord] = {}
         for work in drain.work:
             if work.pid in latest:
                 cpu_ns += work.cpu_ns - latest[work.pid].cpu_ns

@@ -15,9 +15,9 @@ from typing import Any
 from stoker.analysis.draining import Drains
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
-from stoker.analysis.record import RankRecord, Record
+from stoker.analysis.probe_record import ProbeRecord, RankRecord
 from stoker.analysis.session import Session, Stopped
-from stoker.interrupts import deferred
+from stoker.signals import deferred
 
 _MOST_STARTS = 3
 _FEWEST = 12  # batches that a figure wants
@@ -28,14 +28,16 @@ _PREFIX = "stoker-analysis-"
 Say = Callable[[str], None]
 
 
-def analyzed(command: Sequence[str], *, budget_s: float, loader: str | None, say: Say) -> Record:
+def analyzed(
+    command: Sequence[str], *, budget_s: float, loader: str | None, say: Say
+) -> ProbeRecord:
     """Run a script through the phases. Raises OSError, KeyboardInterrupt.
 
     Starts it once where it lives long enough, at most three times else, and not again after a
     crash. Whatever happens, all its processes have ended when this returns.
     """
     began = time.monotonic()
-    record = Record(list(command))
+    record = ProbeRecord(list(command))
     conductor = _Conductor(record, began + budget_s, budget_s, loader, say)
     with _folder() as folder:
         while record.starts < _MOST_STARTS and conductor.wants():
@@ -68,7 +70,7 @@ class _Conductor:
     """Leads one analysis over one or several starts of the script."""
 
     def __init__(
-        self, record: Record, deadline: float, budget_s: float, loader: str | None, say: Say
+        self, record: ProbeRecord, deadline: float, budget_s: float, loader: str | None, say: Say
     ) -> None:
         self.record = record
         self.done: set[str] = set()  # of "as-it-is", "G", "drains"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.pipeline import Pipeline
+from stoker.sources.stream import LoaderSource
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
-from stoker.stages.stream import LoaderSource
 from stoker.stats import Stats
 
 if TYPE_CHECKING:
-    from stoker.analysis.record import Drain, RankRecord, Record
+    from stoker.analysis.probe_record import Drain, ProbeRecord, RankRecord
     from stoker.analysis.report import Report
 
 _FEWEST = 8  # batches of a phase
@@ -49,7 +49,7 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
         ValueError: the pipeline echoes, wraps a loader, or gives no batch.
     """
     from stoker.analysis.findings import report_of
-    from stoker.analysis.record import Record
+    from stoker.analysis.probe_record import ProbeRecord
 
     if not isinstance(pipeline, Pipeline):
         raise TypeError(
@@ -67,7 +67,7 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
     if not budget_s > 0:
         raise ValueError(f"budget_s={budget_s}: above 0")
     began = time.monotonic()
-    record = Record([f"stoker.analyze({pipeline!r}, {getattr(step, '__name__', 'step')})"])
+    record = ProbeRecord([f"stoker.analyze({pipeline!r}, {getattr(step, '__name__', 'step')})"])
     _Analysis(pipeline, step, budget_s / 20, record).run()
     record.seconds = time.monotonic() - began
     return report_of(record)
@@ -75,10 +75,10 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
 
 class _Analysis:
     def __init__(
-        self, pipeline: Pipeline, step: Callable[[Any], object], unit_s: float, record: Record
+        self, pipeline: Pipeline, step: Callable[[Any], object], unit_s: float, record: ProbeRecord
     ) -> None:
         from stoker import machine
-        from stoker.analysis.record import RankRecord
+        from stoker.analysis.probe_record import RankRecord
 
         self._pipeline, self._step, self._unit_s, self._record = pipeline, step, unit_s, record
         self._cores = machine.usable_cores()
@@ -224,7 +224,7 @@ class _Analysis:
             yield batch
 
     def _drain(self, name: str, workers: int, share: float) -> None:
-        from stoker.analysis.record import Drain
+        from stoker.analysis.probe_record import Drain
 
         say(f"P: {name.replace('-', ', workers: ')}")
         pipeline = self._copy(workers)
@@ -254,11 +254,13 @@ class _Analysis:
             self._note_stages(pipeline.stats())
 
     def _work(self, batches: int, cpu_s: float) -> list[Any]:
-        from stoker.analysis.probe.records import Work
+        from stoker.analysis.probe.records import WorkRecord
 
         each_ns = int(cpu_s * 1e9 / max(1, batches))
         examples = round(self._batch)
-        return [Work(_PID, 0, 0, 0, each_ns * n, 0, examples, -1) for n in range(1, batches + 1)]
+        return [
+            WorkRecord(_PID, 0, 0, 0, each_ns * n, 0, examples, -1) for n in range(1, batches + 1)
+        ]
 
     def _paths(self) -> list[str]:
         source = self._pipeline._source

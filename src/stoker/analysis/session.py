@@ -11,8 +11,8 @@ from typing import Any
 from stoker.analysis.crash import crash_of, full_text, headline, how_it_ended
 from stoker.analysis.launching import Started, runs
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row, Watched
-from stoker.analysis.record import RankRecord, Record
+from stoker.analysis.probe.records import Row, WatchedRows
+from stoker.analysis.probe_record import ProbeRecord, RankRecord
 
 _POLL_S = 0.2
 _GRACE = 0.1  # of the budget, for a script to end after it was told to
@@ -41,7 +41,12 @@ class Session:
     """
 
     def __init__(
-        self, record: Record, folder: Path, deadline: float, budget_s: float, plan: dict[str, Any]
+        self,
+        record: ProbeRecord,
+        folder: Path,
+        deadline: float,
+        budget_s: float,
+        plan: dict[str, Any],
     ) -> None:
         """Start the script. ``plan`` says where the training loader is built, and what to do."""
         folder.mkdir()
@@ -49,7 +54,7 @@ class Session:
         self.folder = folder
         self.site: str | None = plan.get("site")
         self._record, self._deadline, self._budget_s = record, deadline, budget_s
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[int, WatchedRows] = {}
         self._ranks: dict[int, RankRecord] = {}
         self._number = -1
         self._gone_since: float | None = None
@@ -285,7 +290,7 @@ class Session:
                 continue
             pid = about["pid"]
             if pid not in self._watched:
-                self._watched[pid] = Watched(str(path.with_suffix(".rows")))
+                self._watched[pid] = WatchedRows(str(path.with_suffix(".rows")))
                 self._ranks[pid] = RankRecord(pid, about["rank"], about)
             self._ranks[pid].about = about
             self._ranks[pid].rank = about["rank"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.analysis.calibration import TOLERANCE
-from stoker.analysis.record import Record
+from stoker.analysis.probe_record import ProbeRecord
 from stoker.analysis.report import Report
 
 _LIMITS = {
@@ -78,7 +78,7 @@ def _found(report: Report, *, sure: bool) -> str:
     return text
 
 
-def nothing_seen(record: Record) -> str:
+def nothing_seen(record: ProbeRecord) -> str:
     """Say why a script showed nothing to report on, and what to do."""
     reasons = record.reasons
     why = reasons.get("batch") or reasons.get("as-it-is") or "it ended"

@@ -6,7 +6,7 @@ import math
 
 from stoker.analysis import measuring
 from stoker.analysis.model import most_workers
-from stoker.analysis.record import RankRecord
+from stoker.analysis.probe_record import RankRecord
 
 _SPARE = 1.1  # times what training takes in
 

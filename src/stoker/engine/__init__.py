@@ -1,1 +1,1 @@
-"""engine"""
+"""Running an epoch: streams of work between pools."""

@@ -12,49 +12,51 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stoker.engine.crew import Job
-from stoker.engine.plan import Misdrawn
+from stoker.engine.pool.threads import Task
+from stoker.engine.work import Misdrawn
 
 
 class Item:
     """One value in a stream: where it will be, and its address.
 
     Attributes:
-        job, row: where the value is when the job is done.
-        ordinal, word: its address (see ``randomness``).
+        task, row: where the value is when the task is done.
+        ordinal, use_key: its address (see ``randomness``).
         rows: the examples in it.
         repeats: those of them that are in it already.
         fresh: the fresh examples of the epoch that were read up to this item.
-        scheduled: uses of it that were handed to jobs and are not over.
+        scheduled: uses of it that were handed to tasks and are not over.
         settled: whether no further use will be scheduled.
     """
 
     __slots__ = (
         "fresh",
-        "job",
         "ordinal",
         "repeats",
         "row",
         "rows",
         "scheduled",
         "settled",
-        "word",
+        "task",
+        "use_key",
     )
 
-    def __init__(self, job: Job, row: int, ordinal: int, word: int, fresh: int, rows: int) -> None:
+    def __init__(
+        self, task: Task, row: int, ordinal: int, use_key: int, fresh: int, rows: int
+    ) -> None:
         self.rows = rows
         self.repeats = 0
-        self.job = job
+        self.task = task
         self.row = row
         self.ordinal = ordinal
-        self.word = word
+        self.use_key = use_key
         self.fresh = fresh
         self.scheduled = 0
         self.settled = False
 
 
 Use = tuple[Item, int]
-"""One use of an item: the item, and the address word of this use."""
+"""One use of an item: the item, and the address use_key of this use."""
 
 
 @dataclass
@@ -68,21 +70,21 @@ class Tally:
     misdrawn: list[Misdrawn] = field(default_factory=list)  # to be told by the consumer
 
     def add(self, names: list[str], ns: list[int], rows: int) -> None:
-        """Add the time that ``rows`` took in each stage; the caller holds the crew's lock."""
+        """Add the time ``rows`` took in each stage; the caller holds the worker pool's lock."""
         for name, spent in zip(names, ns, strict=True):
             self.stage_ns[name] = self.stage_ns.get(name, 0) + spent
             self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
 
 
-class NotYet(Exception):
+class WouldBlock(Exception):
     """What comes next depends on a value that is not there, and who plans must not wait.
 
     Attributes:
-        job: what it depends on, or None where only the consumer can go on.
+        task: what it depends on, or None where only the consumer can go on.
     """
 
-    def __init__(self, job: Job | None) -> None:
-        self.job = job
+    def __init__(self, task: Task | None) -> None:
+        self.task = task
 
 
 class Planning:
@@ -90,13 +92,13 @@ class Planning:
 
     Attributes:
         lock: what is held.
-        patient: whether who holds it may wait for values: the consumer may, a worker might wait
+        may_block: whether who holds it may wait for values: the consumer may, a worker might wait
             for itself.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.patient = True
+        self.may_block = True
 
 
 class Stream(Protocol):
@@ -116,7 +118,7 @@ class Stream(Protocol):
         """Return the next item without taking it."""
         ...
 
-    def again(self, number: int) -> Item:
+    def recompute(self, number: int) -> Item:
         """Make an item once more."""
         ...
 
@@ -125,10 +127,10 @@ class Stream(Protocol):
         ...
 
 
-class Watched(Stream, Protocol):
+class ReadyStream(Stream, Protocol):
     """A stream of which it can be told what is ready. Called by who plans."""
 
-    def look(self, count: int) -> tuple[int, bool]:
+    def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` items are there, and whether they are the last.
 
         Sees to it that more are begun; never waits.
@@ -138,16 +140,16 @@ class Watched(Stream, Protocol):
     def wait_for(self, count: int) -> None:
         """Return when the next ``count`` items are there, or all that are left.
 
-        Raises NotYet if who plans must not wait.
+        Raises WouldBlock if who plans must not wait.
         """
         ...
 
     @property
-    def plenty(self) -> bool:
+    def is_full(self) -> bool:
         """Whether more items wait than will soon be asked for."""
         ...
 
-    def stock(self) -> tuple[int, int | None]:
+    def ready_since(self) -> tuple[int, int | None]:
         """Return how many items wait ready, and since when there is no room for more.
 
         That is None while there is room, else in nanoseconds of ``time.perf_counter_ns``.
@@ -176,13 +178,13 @@ class Feed(Protocol):
         """Return the next uses, fewer only at the end."""
         ...
 
-    def again_for(self, start: int, count: int) -> list[Use]:
+    def recompute_uses(self, start: int, count: int) -> list[Use]:
         """Return uses ``start ..`` once more, outside the order."""
         ...
 
 
 class Ready:
-    """Stands for a job that is done: its one value."""
+    """Stands for a task that is done: its one value."""
 
     __slots__ = ("items", "values", "waiting")
     done = True
@@ -193,14 +195,14 @@ class Ready:
         self.items = self.waiting = None
 
 
-def like(item: Item, job: Any, word: int, fresh: int) -> Item:
+def like(item: Item, task: Any, use_key: int, fresh: int) -> Item:
     """Return an item for another value of the same address."""
-    twin = Item(job, 0, item.ordinal, word, fresh, item.rows)
+    twin = Item(task, 0, item.ordinal, use_key, fresh, item.rows)
     twin.repeats = item.repeats
     return twin
 
 
-def done_item(value: Any, ordinal: int, word: int, fresh: int, rows: int) -> Item:
+def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> Item:
     """Return an item whose value is there already."""
-    job: Any = Ready(value)
-    return Item(job, 0, ordinal, word, fresh, rows)
+    task: Any = Ready(value)
+    return Item(task, 0, ordinal, use_key, fresh, rows)

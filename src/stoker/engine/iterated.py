@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import machine
+from stoker.engine.foreign import interrupt
 from stoker.engine.items import Item, Tally, done_item
-from stoker.engine.outside import interrupt
-from stoker.engine.plan import ENDED, Failure
+from stoker.engine.work import ENDED, Failure
 from stoker.errors import StageError
-from stoker.interrupts import pass_on
 from stoker.orders import Share
-from stoker.randomness import Fractions
-from stoker.stages.stream import IterableSource
+from stoker.rng import Fractions
+from stoker.signals import pass_on
+from stoker.sources.stream import IterableSource
 
 
 class IteratedStream:
@@ -90,7 +90,7 @@ class IteratedStream:
             self._peeked.append(item)
         return item
 
-    def again(self, number: int) -> Item:
+    def recompute(self, number: int) -> Item:
         """Refuse: states that would need this are refused before."""
         raise AssertionError("a stream's examples cannot be made again")
 

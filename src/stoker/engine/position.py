@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.echoing.following import Moment
-from stoker.echoing.pool import Snapshot
-from stoker.engine.sieve import Record
+from stoker.engine.filtering import FilterRecord
+from stoker.schedule.adaptive import Moment
+from stoker.schedule.fixed import Snapshot
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Position:
     uses: int = 0
     snapshots: list[Snapshot | Moment] = field(default_factory=list)
     items: list[int | None] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
+    records: list[FilterRecord] = field(default_factory=list)
     spent: dict[int, int] = field(default_factory=dict)
     filtered: int = 0
     fresh: int = 0

@@ -1,1 +1,1 @@
-"""stages"""
+"""The stages of a chain: one a file."""

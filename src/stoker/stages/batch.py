@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import structure
+from stoker import pytree
 from stoker.buffers import Recycler
 
 Collate = Callable[[list[Any]], Any]
@@ -86,9 +86,9 @@ class Builder:
             leaf.put(start, column)
 
     def _in_order(self, template: Any, columns: Sequence[Any]) -> Sequence[Any]:
-        if structure.signature(template) != structure.signature(self._template):
-            raise _unlike(f"{structure.outline(self._template)} and {structure.outline(template)}")
-        mine, theirs = map(structure.leaf_names, (self._template, template))
+        if pytree.signature(template) != pytree.signature(self._template):
+            raise _unlike(f"{pytree.outline(self._template)} and {pytree.outline(template)}")
+        mine, theirs = map(pytree.leaf_names, (self._template, template))
         return columns if mine == theirs else [columns[theirs.index(name)] for name in mine]
 
     def finish(self) -> Any:
@@ -103,7 +103,7 @@ class Builder:
             raise AssertionError("a batch has at least one row")
         tensors = any(isinstance(leaf, _TensorLeaf) for leaf in self._leaves)
         parts = iter([leaf.finish(tensors) for leaf in self._leaves])
-        return structure.map_leaves(lambda _: next(parts), self._template)
+        return pytree.map_leaves(lambda _: next(parts), self._template)
 
     def _allocate(self, template: Any, columns: Sequence[Any]) -> list[_Leaf]:
         with self._lock:
@@ -124,7 +124,7 @@ def collated(examples: list[Any], recycler: Recycler) -> Columns:
         leaf = _leaf(name, column[0], len(examples), recycler)
         leaf.put(0, column)
         stacked.append(leaf.finish(False))
-    return Columns(structure.map_leaves(lambda _: None, template), stacked)
+    return Columns(pytree.map_leaves(lambda _: None, template), stacked)
 
 
 def _columns(template: Any, examples: list[Any]) -> list[Any]:
@@ -132,16 +132,16 @@ def _columns(template: Any, examples: list[Any]) -> list[Any]:
 
     Raises TypeError when an example differs from it in more than its leaves.
     """
-    parts = structure.children(template)
+    parts = pytree.children(template)
     if parts is None:
         return [examples]
     kind, width = type(template), len(parts)
     # Flat tuples go the fast way; a node where a leaf should be is refused by the leaf.
-    flat = isinstance(template, tuple) and all(structure.children(c) is None for _, c in parts)
+    flat = isinstance(template, tuple) and all(pytree.children(c) is None for _, c in parts)
     if flat and all(type(example) is kind and len(example) == width for example in examples):
         return list(zip(*examples, strict=True))
     try:
-        rows = [structure.leaves_like(template, example) for example in examples]
+        rows = [pytree.leaves_like(template, example) for example in examples]
     except TypeError as error:
         raise _unlike(str(error)) from None
     return list(zip(*rows, strict=True))
@@ -155,7 +155,7 @@ def _unlike(what: str) -> TypeError:
 
 
 def _names(template: Any) -> list[str]:
-    return [name or "the example" for name in structure.leaf_names(template)]
+    return [name or "the example" for name in pytree.leaf_names(template)]
 
 
 _TEXT = (str, bytes, type(None))  # NumPy's own strings included
@@ -270,14 +270,14 @@ class _TensorLeaf(_Leaf):
         import torch
 
         rows = self._out[start : start + len(column)]
-        if structure.is_tensor(column):
+        if pytree.is_tensor(column):
             if column.shape[1:] != self._shape or column.dtype != self._dtype:
                 raise self.ragged([column[0], self._out[0]], _tensor_text)
             rows.copy_(column)
             return
         for value in column:
             if (
-                not structure.is_tensor(value)
+                not pytree.is_tensor(value)
                 or value.shape != self._shape
                 or value.dtype != self._dtype
             ):
@@ -296,7 +296,7 @@ def _leaf(name: str, first: Any, rows: int, recycler: Recycler) -> _Leaf:
         return _ListLeaf(name, rows)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
-    if structure.is_tensor(first):
+    if pytree.is_tensor(first):
         return _TensorLeaf(name, first, rows)
     raise TypeError(
         f"{name!r} is a {type(first).__name__}, which cannot be stacked; turn it into an array "
@@ -321,6 +321,6 @@ def _scalar_text(value: Any) -> str:
 
 
 def _tensor_text(value: Any) -> str:
-    if structure.is_tensor(value):
+    if pytree.is_tensor(value):
         return f"{value.dtype} {list(value.shape)}"
     return type(value).__name__

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker import machine
-from stoker.caching.mark import Mark
+from stoker.cache.fingerprint import Fingerprint
 from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
+from stoker.sources.source import FolderSource, LocalFiles, Source
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import Budget
-from stoker.stages.source import FolderSource, LocalFiles, Source
 
 if TYPE_CHECKING:
-    from stoker.caching.cache import Cache
+    from stoker.cache.example_cache import ExampleCache
 
 _SAMPLED = 64
 
@@ -32,7 +32,7 @@ class Hit:
     @property
     def left_out(self) -> bool:
         """Whether a filter in front of the cache left it out."""
-        from stoker.caching.values import LEFT_OUT
+        from stoker.cache.codec import LEFT_OUT
 
         return self.value is LEFT_OUT
 
@@ -45,7 +45,7 @@ class Miss:
         cost_ns: what that took.
     """
 
-    def __init__(self, index: int, mark: Mark | None, key: bytes) -> None:
+    def __init__(self, index: int, mark: Fingerprint | None, key: bytes) -> None:
         self.index = index
         self.mark = mark
         self.key = key
@@ -62,7 +62,7 @@ class CacheStage:
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
     """
 
-    cache: Cache
+    cache: ExampleCache
     keep_pages: bool
     budget: Budget | None = None
     account: int = 0
@@ -143,7 +143,7 @@ def _kept(value: Any, left_out: bool) -> Any:
     """Return what a cache keeps of an example."""
     if not left_out:
         return value
-    from stoker.caching.values import LEFT_OUT
+    from stoker.cache.codec import LEFT_OUT
 
     return LEFT_OUT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stoker.echoing.factor import uses_of_first
-from stoker.echoing.record import RunRecord
+from stoker.schedule.factor import uses_of_first
+from stoker.schedule.record import RunRecord
 
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1

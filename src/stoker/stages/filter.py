@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.pytree import Field
 from stoker.stages.skip import Budget
-from stoker.structure import Field
 
 
 @dataclass(frozen=True)

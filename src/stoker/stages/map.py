@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.pytree import Field
 from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.skip import Budget
-from stoker.structure import Field
 
 
 @dataclass(frozen=True)

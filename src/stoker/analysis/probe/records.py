@@ -46,7 +46,7 @@ class Row(NamedTuple):
     """Processor time of this process, with all its threads, where it was taken; else 0."""
 
 
-class Work(NamedTuple):
+class WorkRecord(NamedTuple):
     """A batch made in a worker, or in a process without workers."""
 
     pid: int
@@ -91,7 +91,7 @@ class Recorder:
             self.header[0] = at + 1
 
 
-class Watched:
+class WatchedRows:
     """The rows of another process, as the analyzer sees them."""
 
     def __init__(self, path: str) -> None:
@@ -117,18 +117,18 @@ class Watched:
         self._map.close()
 
 
-def write_work(fd: int, work: Work) -> None:
+def write_work(fd: int, work: WorkRecord) -> None:
     """Append what a worker did."""
     os.write(fd, _WORK.pack(*work))
 
 
-def read_work(path: str) -> Iterator[Work]:
+def read_work(path: str) -> Iterator[WorkRecord]:
     """Read what a worker appended; a last row that was cut off is left out."""
     with open(path, "rb") as file:
         content = file.read()
     whole = len(content) - len(content) % _WORK.size
     for values in _WORK.iter_unpack(content[:whole]):
-        yield Work(*values)
+        yield WorkRecord(*values)
 
 
 def write_json(path: str, value: Any) -> None:

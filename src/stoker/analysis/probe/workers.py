@@ -10,7 +10,7 @@ from typing import Any
 
 from . import residency
 from .held import Held
-from .records import Work, write_work
+from .records import WorkRecord, write_work
 
 _clock = time.perf_counter_ns
 _STREAMS = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
@@ -118,7 +118,9 @@ def watch(fetcher: Any, worker: int) -> None:
             ended, cpu = _clock(), time.process_time_ns()
             size = _read_bytes(io) - read if io >= 0 else -1
             if examples:
-                write_work(fd, Work(pid, worker, began, ended, cpu, collate_ns, examples, size))
+                write_work(
+                    fd, WorkRecord(pid, worker, began, ended, cpu, collate_ns, examples, size)
+                )
             if LISTENER.hears:
                 if held is not None and looks:
                     looks -= 1

@@ -1,0 +1,238 @@
+"""How much of a loop's time is spent waiting for its loader."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+from stoker.pipeline import Pipeline
+from stoker.sources.unsharded import warn_unsharded_loader
+
+T = TypeVar("T")
+
+_FED = 0.05  # waiting less than this share of the time is not worth anybody's
+_UNEVEN = 3.0
+
+
+@dataclass(frozen=True)
+class EpochWait:
+    """One pass over a monitored loader."""
+
+    batches: int
+    """Batches that came."""
+    elapsed_s: float
+    """Seconds from ``iter()`` to the end of the pass."""
+    first_wait_s: float
+    """Seconds that the first batch took, workers' start included: part of ``wait_s``."""
+    wait_s: float
+    """Seconds spent inside ``next()``; where an accelerator works on meanwhile, an upper bound
+    of what it lost."""
+
+    worker_wait_s: tuple[float, ...] = ()
+    """``wait_s`` without the first batch, by the worker that made the batch, where the loader
+    has workers that take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
+
+    @property
+    def wait_fraction(self) -> float:
+        """The share of the elapsed time that was spent waiting."""
+        return self.wait_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def steady_wait_fraction(self) -> float:
+        """The share of the time after the first batch that was spent waiting."""
+        steady_s = self.elapsed_s - self.first_wait_s
+        return (self.wait_s - self.first_wait_s) / steady_s if steady_s > 0 else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"waited {self.wait_s:.2f} s of {self.elapsed_s:.2f} s ({self.wait_fraction:.0%}) "
+            f"for {self.batches:,} batches: {self.first_wait_s:.2f} s for the first (start-up), "
+            f"{self.wait_s - self.first_wait_s:.2f} s after it ({self.steady_wait_fraction:.0%})"
+        )
+
+    @property
+    def verdict(self) -> str:
+        """What this means, in a sentence or two, and what to do next."""
+        share, parts = self.steady_wait_fraction, []
+        if share < _FED and self.wait_fraction - share < _FED:
+            return "The loader keeps up: next to no time is lost to waiting for data."
+        if share >= _FED:
+            parts.append(
+                f"Up to {share:.0%} of the time after start-up is lost to waiting for data."
+            )
+        if self.wait_fraction - share >= _FED:
+            parts.append(
+                "Starting up costs more than that: longer epochs or persistent_workers=True help."
+            )
+        if self.worker_wait_s and max(self.worker_wait_s) > _UNEVEN * min(self.worker_wait_s):
+            slow = self.worker_wait_s.index(max(self.worker_wait_s))
+            parts.append(f"Worker {slow} makes the others' batches wait.")
+        script = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT"
+        parts.append(f"What to do about it: stoker analyze {script}")
+        return " ".join(parts)
+
+
+class Monitored(Generic[T]):
+    """An iterable that tells, on stderr, what share of the time was spent waiting for it.
+
+    A line an epoch, and a sum when the program ends or ``report()`` is called; nothing of a pass
+    that was left after one batch. Everything else is the loader's: its length, attributes, order
+    and errors.
+
+    Attributes:
+        epochs: the passes that ended, in order.
+    """
+
+    def __init__(self, loader: Iterable[T]) -> None:
+        self.loader = loader
+        self.epochs: list[EpochWait] = []
+        _open_account(self)
+
+    def __iter__(self) -> Iterator[T]:
+        if not isinstance(self.loader, Pipeline):  # that warns by itself
+            warn_unsharded_loader(self.loader)
+        began = time.perf_counter()
+        return _passing(self, iter(self.loader), began)  # the loader starts now, not later
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not there yet: while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    @property
+    def total(self) -> EpochWait:
+        """The sum of all passes."""
+        return _summed(self.epochs)
+
+    def report(self) -> str:
+        """Return the sum of all passes in words, and what it means."""
+        return _report(self.epochs)
+
+    def _ended(self, epoch: EpochWait, *, whole: bool) -> None:
+        self.epochs.append(epoch)
+        if whole or epoch.batches > 1:  # else the loop failed at once: nothing is known of it
+            for account in _accounts:
+                if account.owner() is self:
+                    account.epochs.append(epoch)
+            print(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}", file=sys.stderr)
+
+
+def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
+    of_workers = [e.worker_wait_s for e in epochs]
+    return EpochWait(
+        sum(e.batches for e in epochs),
+        sum(e.elapsed_s for e in epochs),
+        sum(e.first_wait_s for e in epochs),
+        sum(e.wait_s for e in epochs),
+        tuple(sum(waits) for waits in zip(*of_workers, strict=False)),
+    )
+
+
+def _report(epochs: Sequence[EpochWait]) -> str:
+    total = _summed(epochs)
+    lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
+    if total.worker_wait_s:
+        waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(total.worker_wait_s))
+        lines.append(f"stoker.monitor: by worker, after the first batch: {waits}")
+    lines.append(f"stoker.monitor: {total.verdict}")
+    return "\n".join(lines)
+
+
+@dataclass
+class _Account:
+    """What is told of a loader when the program ends, whether or not it lives by then.
+
+    Attributes:
+        place: where it was monitored. The next one there goes on with the account of one that is
+            gone, so that a loader for each epoch is told of once.
+        owner: the loader.
+        epochs: the passes that tell something.
+        pid: the process that tells them: no child of it that was forked.
+    """
+
+    place: tuple[str, int]
+    owner: weakref.ref[Monitored[Any]]
+    epochs: list[EpochWait] = field(default_factory=list)
+    pid: int = field(default_factory=os.getpid)
+
+
+_accounts: list[_Account] = []
+
+
+def _open_account(monitored: Monitored[Any]) -> None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    for account in _accounts:
+        if account.place == place and account.owner() is None:
+            account.owner = weakref.ref(monitored)
+            return
+    if not _accounts:
+        atexit.register(_tell)
+    _accounts.append(_Account(place, weakref.ref(monitored)))
+
+
+def _tell() -> None:
+    for account in _accounts:
+        if account.epochs and account.pid == os.getpid():
+            print(_report(account.epochs), file=sys.stderr)
+
+
+def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
+    """Pass batches on; a generator, for its local variables are the cheapest place to count."""
+    clock = time.perf_counter
+    batches, wait_s = 0, 0.0
+    in_turn = _turns(owner.loader)
+    waits = [0.0] * max(1, in_turn)
+    worker, most = 0, len(waits) - 1
+    first_s = None
+    asked_s = began_s  # iter() may start workers
+    whole = False
+    try:
+        for batch in iterator:
+            waited_s = clock() - asked_s
+            wait_s += waited_s
+            waits[worker] += waited_s
+            worker = worker + 1 if worker < most else 0
+            batches += 1
+            yield batch
+            if first_s is None:
+                first_s = wait_s
+                waits[0] = 0.0
+            asked_s = clock()
+        wait_s += clock() - asked_s
+        whole = True
+    finally:
+        elapsed_s = clock() - began_s
+        by_worker = tuple(waits)[:in_turn] if first_s is not None else (0.0,) * in_turn
+        first_s = wait_s if first_s is None else first_s
+        owner._ended(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker), whole=whole)
+
+
+def _turns(loader: Any) -> int:
+    """Return how many workers make batches in turn; 0 where there are none, or in no order."""
+    count = getattr(loader, "num_workers", 0)
+    ordered = getattr(loader, "in_order", True)
+    return count if isinstance(count, int) and count > 0 and ordered else 0
+
+
+def monitor(loader: Iterable[T]) -> Monitored[T]:
+    """Wrap a loader, or any iterable of batches, to see how long a loop waits for it.
+
+    Use it in the loader's place: ``for batch in stoker.monitor(loader)``. Costs well under a
+    microsecond a batch and reads nothing ahead.
+    """
+    if not hasattr(loader, "__iter__"):
+        raise TypeError(f"monitor needs something to iterate, not {type(loader).__name__}")
+    return Monitored(loader)

@@ -1,0 +1,201 @@
+"""``stoker.cached(dataset, limit)``: a map-style dataset, behind a cache, for any loader."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.cache.fingerprint import Fingerprint
+from stoker.caution import warn
+from stoker.errors import CacheWarning
+from stoker.machine import hosts_of_job
+from stoker.stats import CacheStats
+
+if TYPE_CHECKING:
+    from stoker.cache.example_cache import ExampleCache
+
+_OWN = ("_dataset", "_cache", "_asked")
+_STREAM = "A stream is read once, and has no index to find its examples by: a cache cannot help."
+_LEAST_ASKED = 256
+_LOOKS = 16  # in an epoch
+_REPEATED = 0.05
+
+
+def cached(
+    dataset: Any,
+    limit: int | float | str = "auto",
+    *,
+    path: str | os.PathLike[str] | None = None,
+    keep: bool | None = None,
+    version: str | None = None,
+    admit: str = "first",
+    on_damage: str = "rebuild",
+) -> CachedDataset:
+    """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
+
+    What ``dataset[i]`` returns is kept, for all workers and epochs, until the limit is reached; it
+    must be the same every time (random augmentation goes behind it: into ``collate_fn``, or a
+    pipeline). Attributes are read from, and set on, the dataset itself.
+
+    Args:
+        dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used when
+            there. Items are nested arrays, tensors, bytes, strings and numbers.
+        limit, path, keep, admit, on_damage: as in ``Pipeline.cache``.
+        version: says which data these are: with it, jobs share the store, and with ``keep`` the
+            next run finds it. Without it the store is this job's own.
+
+    Raises TypeError for what is no such dataset, ValueError or TypeError for wrong arguments; and,
+    when the first item is read, ValueError for a dataset whose items differ each time.
+    """
+    from stoker.cache.example_cache import ExampleCache
+
+    what = type(dataset).__name__
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
+        raise TypeError(f"stoker.cached needs an index, and {what} has none. {_STREAM}")
+    for method in ("__getitem__", "__len__"):
+        if not hasattr(dataset, method):
+            raise TypeError(
+                f"stoker.cached needs an object with __getitem__ and __len__; {what} has no "
+                f"{method}." + (f" {_STREAM}" if hasattr(dataset, "__iter__") else "")
+            )
+    if version is not None and (not isinstance(version, str) or not version):
+        raise TypeError(f"version= is a text, not {version!r}")
+    hosts = hosts_of_job()
+    if hosts > 1:
+        warn(
+            f"this job has {hosts} hosts: if a sampler draws their parts anew every epoch "
+            "(DistributedSampler does, with shuffle=True), each host finds only one in "
+            f"{hosts} of what it has cached; parts that stay the same find all of it",
+            CacheWarning,
+        )
+    name = f"{type(dataset).__name__} of {len(dataset)}"
+    cache = ExampleCache(
+        limit,
+        path=path,
+        keep=keep,
+        identity=None if version is None else f"dataset {name} {version}",
+        describes=name,
+        examples=len(dataset),
+        admit=admit,
+        on_damage=on_damage,
+    )
+    cache.open()
+    return CachedDataset(dataset, cache)
+
+
+class CachedDataset:
+    """A dataset behind a cache; made by ``stoker.cached``. Pickles; workers share its store."""
+
+    _dataset: Any
+    _cache: ExampleCache
+    _asked: int
+
+    def __init__(self, dataset: Any, cache: ExampleCache) -> None:
+        vars(self).update(_dataset=dataset, _cache=cache, _asked=0)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an item, the caller's own; what the dataset raises passes as it is."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        """Return several items."""
+        cache = self._cache
+        names = [_name(index) for index in indices]
+        self._watch(len(names))
+        keys = [cache.key(Fingerprint(name)) for name in names]
+        found = dict(cache.find(keys, [-1] * len(keys)))
+        missing = [at for at in range(len(keys)) if at not in found]
+        step = 1 if cache.weighs else max(1, len(missing))
+        for start in range(0, len(missing), step):
+            some = missing[start : start + step]
+            began = time.perf_counter_ns()
+            values = self._read([indices[at] for at in some])
+            cost_ns = (time.perf_counter_ns() - began) // len(some)
+            for at, value in zip(some, values, strict=True):
+                found[at] = value
+                if not cache.takes:
+                    cache.refuse()
+                    continue
+                what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
+                cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))
+                cache.offer(keys[at], value, cost_ns)
+        return [found[at] for at in range(len(keys))]
+
+    def cache_stats(self) -> CacheStats:
+        """Return what the cache did for this dataset, in all workers, and what is in the store."""
+        return self._cache.stats()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # while it is being unpickled, nothing is there yet
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            vars(self)[name] = value
+        else:
+            setattr(self._dataset, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._dataset, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._dataset)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_dataset": self._dataset, "_cache": self._cache}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _asked=0)
+
+    def __repr__(self) -> str:
+        return f"stoker.cached({self._dataset!r}, {self._cache.limit!r})"
+
+    def _read(self, indices: list[Any]) -> list[Any]:
+        dataset = self._dataset
+        many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+        if many is None:
+            return [dataset[index] for index in indices]
+        values = list(many(indices))
+        if len(values) != len(indices):
+            raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
+        return values
+
+    def _read_one(self, index: Any) -> Any:
+        return self._read([index])[0]
+
+    def _watch(self, count: int) -> None:
+        """Say so, once, when examples come again before an epoch's worth of them has come."""
+        epoch = len(self._dataset) // int(os.environ.get("WORLD_SIZE", "1"))
+        self._asked += count
+        if self._asked < max(_LEAST_ASKED, epoch // _LOOKS):
+            return
+        self._asked = 0
+        counts = self._cache.counts()  # in all workers
+        asked = counts.hits + counts.misses
+        if asked > epoch:
+            self._asked = -sys.maxsize  # nothing can be told any more
+        elif counts.hits > _REPEATED * asked and self._cache.tells_once(counts.admitted):
+            warn(
+                f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
+                f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
+                "end early. A cache that never evicts keeps what came first, not what comes most",
+                CacheWarning,
+            )
+
+
+def _name(index: Any) -> Any:
+    """Return an index as it is known to the store."""
+    if isinstance(index, (int, str)):
+        return index
+    if hasattr(index, "__index__"):
+        return index.__index__()
+    return repr(index)

@@ -1,0 +1,366 @@
+"""Values as bytes and back: nested structures behind an explicit header, and nothing pickled.
+
+A record is: the length of its outline and of its numbers (2 and 4 bytes), the outline (MessagePack:
+how the value is nested, and of what types), the numbers (MessagePack: small values, lengths and
+shapes, in order), and the contents of arrays, tensors and byte strings, one behind the other.
+Records of one kind have the same outline, so that what reads them is made once. A byte string that
+is not nested has an empty outline, and no numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stoker import pytree
+
+_LENGTHS = struct.Struct("<HI")
+_BARE = _LENGTHS.pack(0, 0)
+_PLAIN = (type(None), bool, float, str)
+_PADS_LONG = np.finfo(np.longdouble).nmant == 63  # x87's: 10 bytes, in 12 or 16
+_LONG_BYTES = 10
+_KEPT = 256  # outlines whose readers are kept
+
+_Node = list[Any]
+_written: weakref.WeakKeyDictionary[type, _Node] = weakref.WeakKeyDictionary()
+
+
+class LeftOut:
+    """What is stored for an example that a filter left out."""
+
+    def __reduce__(self) -> str:
+        return "LEFT_OUT"  # one and the same in worker processes
+
+
+LEFT_OUT = LeftOut()
+
+
+class UnknownType(LookupError):
+    """A record needs a named tuple or dataclass that this process has not imported."""
+
+
+def encoded(value: Any) -> list[bytes]:
+    """Write a value: a record in pieces, to be joined. Arrays are copied, bytes are not.
+
+    Raises TypeError for what cannot be stored, with the place it has in the value.
+    """
+    if type(value) is bytes:
+        return [_BARE, value]
+    numbers: list[Any] = []
+    contents: list[bytes] = []
+    outline = msgspec.msgpack.encode(_node(value, numbers, contents, ""))
+    if len(outline) > 0xFFFF:
+        raise TypeError("cannot cache a value of so many parts: put them into arrays")
+    packed = msgspec.msgpack.encode(numbers)
+    return [_LENGTHS.pack(len(outline), len(packed)) + outline + packed, *contents]
+
+
+def decoded(record: memoryview) -> Any:
+    """Read a value; it shares no memory with the record, and its arrays may be written.
+
+    Raises UnknownType when a class is not there, or is another one by now.
+    """
+    outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
+    if not outline_bytes:
+        return bytes(record[_LENGTHS.size :])
+    middle = _LENGTHS.size + outline_bytes
+    outline = bytes(record[_LENGTHS.size : middle])
+    read = _readers.get(outline)
+    if read is None:
+        read = _reader(msgspec.msgpack.decode(outline))
+        if len(_readers) >= _KEPT:
+            _readers.clear()
+        _readers[outline] = read
+    start = middle + numbers_bytes
+    try:
+        return read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
+    except UnknownType:
+        _readers.pop(outline, None)  # it may be there another time
+        raise
+
+
+def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
+    kind = type(value)
+    if kind is str and not value.isascii() and value != value.encode(errors="ignore").decode():
+        contents.append(value.encode("utf-8", "surrogatepass"))
+        numbers.append(len(contents[-1]))
+        return "surrogates"  # names of files that are no UTF-8
+    if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**63):
+        numbers.append(value)
+        return "plain"
+    if kind is bytes or kind is bytearray:
+        numbers.append(len(value))
+        contents.append(value if kind is bytes else bytes(value))
+        return kind.__name__
+    if kind is np.bytes_ or kind is np.str_:  # as an array it would lose zeros at its end
+        return [kind.__name__, _node(kind.__bases__[0](value), numbers, contents, at)]
+    if kind is np.ndarray and _is_plain_dtype(value.dtype):
+        numbers.append(value.shape)
+        contents.append(_bytes(value))
+        return ["array", _described(value.dtype)]
+    if isinstance(value, np.generic) and _is_plain_dtype(value.dtype):
+        contents.append(_bytes(np.asarray(value)))
+        return ["scalar", _described(value.dtype)]
+    if kind is int:
+        numbers.append(str(value))
+        return "integer"
+    if kind is complex:
+        numbers += value.real, value.imag
+        return "complex"
+    if value is LEFT_OUT:
+        return "left out"
+    if pytree.is_tensor(value) and _is_plain_tensor(value):
+        import torch
+
+        there = value.detach().resolve_conj().resolve_neg()
+        flat = there.contiguous().reshape(-1)
+        if flat.stride() != (1,):  # a single element may have any
+            flat = torch.empty(len(flat), dtype=flat.dtype).copy_(flat)
+        flat = flat.view(torch.uint8)
+        numbers.append(tuple(value.shape))
+        contents.append(flat.numpy().tobytes())
+        return ["tensor", str(value.dtype).removeprefix("torch.")]
+    return _inner(value, kind, numbers, contents, at)
+
+
+def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at: str) -> _Node:
+    parts = pytree.children(value)
+    where = f" (at {at})" if at else ""
+    if parts is None:
+        raise TypeError(
+            f"cannot cache a {kind.__module__}.{kind.__qualname__}{where}: arrays, tensors, bytes, "
+            "strings and numbers can be, in tuples, lists, dicts, named tuples and dataclasses. "
+            "Cache before what makes it, or turn it into an array"
+        )
+    nodes = [_node(part, numbers, contents, f"{at}.{n}" if at else n) for n, part in parts]
+    if kind is tuple or kind is list:
+        return [kind.__name__, *nodes]
+    if kind is dict:
+        return ["dict", [_node(key, numbers, contents, at) for key in value], *nodes]
+    named = _written.get(kind)
+    if getattr(value, "__dict__", {}).keys() - {name for name, _ in parts}:
+        named = []  # more than its fields
+    elif named is None:
+        is_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
+        name, names = f"{kind.__module__}:{kind.__qualname__}", [n for n, _ in parts]
+        if _found(name, names, is_tuple=is_tuple) is kind:
+            named = _written[kind] = ["named" if is_tuple else "dataclass", name, names]
+    if named:
+        return [*named, *nodes]
+    raise TypeError(
+        f"cannot cache a {kind.__module__}.{kind.__qualname__}{where}: it is defined within a "
+        "function, or holds more than its fields. Define it at the top of a module, or use a tuple "
+        "or a dict"
+    )
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> bytes:
+    """Return an array's content; what lies between its numbers is whatever memory held: zeros."""
+    if not _has_padding(array.dtype):
+        return array.tobytes()
+    clean = np.zeros(array.shape, array.dtype)
+    _fill(clean, array)
+    return clean.tobytes()
+
+
+def _has_padding(dtype: np.dtype[Any]) -> bool:
+    if dtype.subdtype is not None:
+        return _has_padding(dtype.subdtype[0])
+    if dtype.names is None:
+        return _PADS_LONG and dtype.char in "gG"
+    fields = [dtype[name] for name in dtype.names]
+    return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_padding, fields))
+
+
+def _fill(out: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
+    """Copy the numbers, and nothing of what lies between them."""
+    for name in array.dtype.names or ():
+        _fill(out[name], array[name])
+    if array.dtype.names is None:
+        if _has_padding(array.dtype):
+            array = array.copy()
+            size = np.dtype(np.longdouble).itemsize
+            parts = array.reshape(-1).view(np.uint8).reshape(-1, size)
+            parts[
+                :, slice(_LONG_BYTES, size) if array.dtype.isnative else slice(size - _LONG_BYTES)
+            ] = 0
+        out[...] = array
+
+
+def _is_plain_tensor(tensor: Any) -> bool:
+    import torch
+
+    strided = tensor.layout == torch.strided and not tensor.is_quantized
+    return type(tensor) is torch.Tensor and strided and tensor.device.type == "cpu"
+
+
+def _is_plain_dtype(dtype: np.dtype[Any]) -> bool:
+    """Tell whether a dtype comes back as it is."""
+    if dtype.names is None:
+        return not dtype.hasobject
+    try:
+        described = msgspec.msgpack.decode(msgspec.msgpack.encode(_described(dtype)))
+        again = _dtype(described)
+    except (TypeError, ValueError):
+        return False
+    return not dtype.hasobject and again == dtype and again.type is dtype.type
+
+
+def _described(dtype: np.dtype[Any]) -> Any:
+    return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
+
+
+def _dtype(description: Any) -> np.dtype[Any]:
+    if isinstance(description, str):
+        return np.dtype(description)
+    return np.lib.format.descr_to_dtype(_tuples(description))
+
+
+def _tuples(description: Any) -> Any:
+    """Return a dtype's description with the tuples that MessagePack made lists."""
+    if isinstance(description, str):
+        return description
+    return [
+        tuple(
+            tuple(part) if i and isinstance(part, list) and isinstance(part[0], int) else part
+            for i, part in enumerate([*field[:1], _tuples(field[1]), *field[2:]])
+        )
+        for field in description
+    ]
+
+
+def _found(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
+    """Return a class that is imported already and has these fields. Nothing is imported for it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, "__dict__", {}).get(part)  # no code of the module may run
+    if not isinstance(found, type):
+        return None
+    if is_tuple:
+        fields = getattr(found, "_fields", None) if issubclass(found, tuple) else None
+    else:
+        known = dataclasses.is_dataclass(found)
+        fields = tuple(f.name for f in dataclasses.fields(found)) if known else None
+    return found if fields is not None and list(fields) == list(names) else None
+
+
+class _Contents:
+    """The contents of a record, taken one after the other."""
+
+    def __init__(self, record: memoryview, start: int) -> None:
+        self._record = record
+        self._at = start
+
+    def take(self, size: int) -> memoryview:
+        start = self._at
+        self._at = start + size
+        return self._record[start : start + size]
+
+
+_Read = Callable[[Iterator[Any], _Contents], Any]
+_readers: dict[bytes, _Read] = {}
+
+
+def _reader(node: Any) -> _Read:
+    """Return what reads the values of an outline."""
+    if isinstance(node, str):
+        return _LEAVES[node]
+    tag = node[0]
+    if tag == "array":
+        dtype = _dtype(node[1])
+        return lambda numbers, contents: _array(contents, dtype, next(numbers))
+    if tag == "scalar":
+        scalar = _dtype(node[1])
+        return lambda _, contents: _array(contents, scalar, [])[()]
+    if tag == "tensor":
+        return _tensors(node[1])
+    if tag == "dict":
+        keys, values = [_reader(key) for key in node[1]], [_reader(child) for child in node[2:]]
+
+        def read_dict(numbers: Iterator[Any], contents: _Contents) -> Any:
+            found = [read(numbers, contents) for read in values]  # as they were written
+            return dict(zip([read(numbers, contents) for read in keys], found, strict=True))
+
+        return read_dict
+    if tag == "list":
+        parts = [_reader(child) for child in node[1:]]
+        return lambda numbers, contents: [read(numbers, contents) for read in parts]
+    if tag == "tuple":
+        parts = [_reader(child) for child in node[1:]]
+        return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
+    if tag in ("bytes_", "str_"):
+        inner, make = _reader(node[1]), getattr(np, tag)
+        return lambda numbers, contents: make(inner(numbers, contents))
+    return _named(node[1], node[2], [_reader(child) for child in node[3:]], tag == "named")
+
+
+def _named(name: str, names: list[str], parts: list[_Read], is_tuple: bool) -> _Read:
+    kind = _found(name, names, is_tuple=is_tuple)
+    if kind is None:
+        raise UnknownType(name)
+    module, _, path = name.partition(":")
+    new_tuple = tuple.__new__
+
+    def check() -> None:
+        """Refuse a class that is another one by now."""
+        if getattr(sys.modules.get(module), "__dict__", {}).get(path) is not kind and (
+            "." not in path or _found(name, names, is_tuple=is_tuple) is not kind
+        ):
+            raise UnknownType(name)
+
+    def read_tuple(numbers: Iterator[Any], contents: _Contents) -> Any:
+        check()
+        return new_tuple(kind, [read(numbers, contents) for read in parts])
+
+    def read_dataclass(numbers: Iterator[Any], contents: _Contents) -> Any:
+        check()
+        made: Any = object.__new__(kind)
+        for field, read in zip(names, parts, strict=True):
+            object.__setattr__(made, field, read(numbers, contents))
+        return made
+
+    return read_tuple if is_tuple else read_dataclass
+
+
+def _array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+    out = np.ndarray(shape, dtype)  # np.empty has no strings of no length
+    if out.nbytes:
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(contents.take(out.nbytes), np.uint8)
+    return out
+
+
+def _tensors(name: str) -> _Read:
+    import torch
+
+    dtype = getattr(torch, name)
+
+    def read(numbers: Iterator[Any], contents: _Contents) -> Any:
+        shape = next(numbers)
+        size = int(np.prod(shape)) * dtype.itemsize
+        if not size:
+            return torch.empty(shape, dtype=dtype)
+        flat = torch.from_numpy(_array(contents, np.dtype(np.uint8), [size]))
+        return flat.view(dtype).reshape(shape)
+
+    return read
+
+
+_LEAVES: dict[str, _Read] = {
+    "plain": lambda numbers, _: next(numbers),
+    "bytes": lambda numbers, contents: bytes(contents.take(next(numbers))),
+    "bytearray": lambda numbers, contents: bytearray(contents.take(next(numbers))),
+    "surrogates": lambda numbers, contents: str(
+        contents.take(next(numbers)), "utf-8", "surrogatepass"
+    ),
+    "integer": lambda numbers, _: int(next(numbers)),
+    "complex": lambda numbers, _: complex(next(numbers), next(numbers)),
+    "left out": lambda numbers, contents: LEFT_OUT,
+}

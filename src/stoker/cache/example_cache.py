@@ -1,0 +1,319 @@
+"""A cache as its users hold it: opened where it is used, shared by all who name the same store."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stoker.cache import codec, limits, store_dir
+from stoker.cache.admission import Admission, FirstCome, Worth
+from stoker.cache.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
+from stoker.cache.fingerprint import Fingerprint
+from stoker.cache.handles import HANDLES, Handle
+from stoker.cache.identity import digest, item_key, private_identity
+from stoker.cache.limits import Limit
+from stoker.cache.repeats import Repeats
+from stoker.cache.store import MISSING, Missing, StoredItem
+from stoker.caution import warn
+from stoker.errors import CacheError, CacheWarning
+from stoker.machine import format_bytes
+from stoker.stats import CacheCounts, CacheStats
+
+_FLUSH_S = 5.0
+_ADMIT: dict[str, type[FirstCome] | type[Worth]] = {"first": FirstCome, "worth": Worth}
+_ON_DAMAGE = ("rebuild", "refuse")
+
+
+class ExampleCache:
+    """A cache of one chain's items; pickles, and is opened in each process that uses it.
+
+    Args:
+        limit: of the store, if it has to be made.
+        path: its folder, or None for one in memory.
+        keep: whether it stays when nobody uses it.
+        identity: what tells the chain's items from others'; None: nothing but this job does.
+        describes: what is in it, for people.
+        examples: how many there are.
+        admit: ``"first"`` or ``"worth"``.
+        on_damage: ``"rebuild"`` or ``"refuse"``.
+    """
+
+    def __init__(
+        self,
+        limit: Limit,
+        *,
+        path: str | os.PathLike[str] | None,
+        keep: bool | None,
+        identity: str | None,
+        describes: str,
+        examples: int,
+        admit: str,
+        on_damage: str,
+    ) -> None:
+        self.limit = limits.check_limit(limit)
+        if admit not in _ADMIT:
+            raise ValueError(f"admit= is 'first' or 'worth', not {admit!r}")
+        if on_damage not in _ON_DAMAGE:
+            raise ValueError(f"on_damage= is 'rebuild' or 'refuse', not {on_damage!r}")
+        self.temporary = not (path is not None if keep is None else keep)
+        if not self.temporary and identity is None:
+            raise ValueError(
+                "a cache that is kept has to know its items in the next run, but nothing tells "
+                f"whether {describes} is the same then: give version= (and change it whenever "
+                "data or functions change), or keep=False"
+            )
+        chain = identity or private_identity(describes)
+        self._chain = digest(chain)
+        self.in_memory = path is None
+        if path is None:
+            name = re.sub(r"[^\w.-]+", "-", describes).strip("-")[-40:]
+            self.folder = os.path.join(
+                store_dir.memory_folder(), f"{name}-{self._chain.hex()[:12]}"
+            )
+        else:
+            self.folder = os.path.realpath(os.path.expanduser(path))
+            store_dir.check_local(self.folder)
+        self.describes = describes
+        self._examples = examples
+        self._admit = admit
+        self._on_damage = on_damage
+        self._user = secrets.randbits(62) + 1, secrets.randbits(62) + 1
+        self._compared = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._handle: Handle | None = None
+        self._nowhere = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._admission: Admission = _ADMIT[self._admit]()
+        self._repeats = Repeats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = ("_handle", "_nowhere", "_admission", "_repeats")
+        return {name: value for name, value in vars(self).items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def open(self) -> None:
+        """Take hold of the store, which is made if it is not there. Call it where workers begin.
+
+        Raises CacheError where it is damaged and that is refused, or where there can be none.
+        """
+        self.find((), ())
+
+    def key(self, mark: Fingerprint) -> bytes:
+        """Return the key of an item."""
+        return item_key(self._chain, mark)
+
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
+        """Return what is there: places in ``keys``, and values, each the caller's own.
+
+        Args:
+            keys: of the items.
+            sizes: bytes of their files, -1 where there are none.
+
+        Raises CacheError where damage is found and refused.
+        """
+        handle = self._opened()
+        if handle is None:
+            return []
+        found = handle.store.get_many(
+            keys,
+            _decoded,
+            lambda what: handle.damaged(what, self._user, refuse=self._on_damage == "refuse"),
+        )
+        hits = []
+        saved_bytes = 0
+        for at, item in enumerate(found):
+            if not isinstance(item, Missing) and not isinstance(item[0], Missing):
+                hits.append((at, item[0]))
+                saved_bytes += sizes[at] if sizes[at] >= 0 else item[1]
+        misses = len(keys) - len(hits)
+        counters = handle.store.counters
+        counters.add(self._user, hits=len(hits), misses=misses, saved_bytes=saved_bytes)
+        return hits
+
+    def count_misses(self, count: int) -> None:
+        """Count examples that were not looked for."""
+        handle = self._opened()
+        if handle is not None and count:
+            handle.store.counters.add(self._user, misses=count)
+
+    def holds(self, keys: Sequence[bytes]) -> list[bool]:
+        """Tell which items are there."""
+        handle = self._opened()
+        return [False] * len(keys) if handle is None else handle.store.holds(keys)
+
+    @property
+    def takes(self) -> bool:
+        """Whether there is a store that something can still enter, and stay in."""
+        handle = self._opened()
+        if handle is None:
+            return False
+        return not handle.store.full and not handle.store.counters.head[DAMAGED]
+
+    def tells_once(self, admitted: int) -> bool:
+        """Tell whether nobody else has filled the store; True for the first who asks alone."""
+        handle = self._opened()
+        if handle is None:
+            return False
+        head = handle.store.counters.head
+        first = not head[TOLD] and head[ITEMS] <= admitted
+        if first:
+            head[TOLD] = 1
+        return bool(first)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it matters what an item costs."""
+        return self._admit != "first"
+
+    def refuse(self) -> None:
+        """Count an item that is not offered, for nothing enters."""
+        handle = self._opened()
+        if handle is not None:
+            handle.store.counters.add(self._user, refused=1)
+
+    def check_repeats(self, what: str, value: Any, again: Callable[[], Any]) -> None:
+        """Refuse items that are others each time, before the first of them enters the store.
+
+        Args:
+            what: the item that is about to be offered, for people.
+            value: what it is.
+            again: makes it again.
+
+        Raises ValueError when it is another one then, TypeError for values that cannot be stored.
+        """
+        if not self._repeats.known:
+            self._repeats.check(what, value, again)
+
+    def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
+        """Let an item in, if there is room for it; written later, by another thread.
+
+        Args:
+            key: of the item.
+            value: what it is.
+            cost_ns: what it took to make it.
+            file: a local file that the page cache may forget, once the item is written.
+
+        Raises TypeError for values that cannot be stored.
+        """
+        handle = self._opened()
+        if handle is None:
+            return
+        store = handle.store
+        record = codec.encoded(value)
+        size = sum(map(len, record))
+        free = store.limit_bytes - int(store.counters.head[USED_BYTES])
+        left = self._examples - int(store.counters.head[ITEMS])
+        if not self._admission.admits(cost_ns, size, free, max(1, left)) or not handle.writer.offer(
+            StoredItem(key, record, size, self._user, file)
+        ):
+            return store.counters.add(self._user, refused=1, refused_bytes=size)
+        # Counted as admitted now, and taken back if it does not fit after all.
+        store.counters.add(self._user, admitted=1, admitted_bytes=size)
+
+    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+        """Wait until what was offered in this process is written; False if that takes longer."""
+        handle = self._handle
+        return handle is None or not handle.alive or handle.writer.flush(timeout_s)
+
+    def counts(self) -> CacheCounts:
+        """Return what happened so far, in all processes that have this cache from here."""
+        handle = self._handle
+        if handle is None or not handle.alive:
+            return CacheCounts()
+        return handle.store.counters.of(self._user)
+
+    def stats(self, since: CacheCounts | None = None) -> CacheStats:
+        """Return what happened, after ``since``, and what is in the store."""
+        handle = self._handle
+        counts = self.counts() - (since or CacheCounts())
+        if handle is None or not handle.alive:
+            return CacheStats(**vars(counts))
+        head = handle.store.counters.head
+        return CacheStats(
+            **vars(counts),
+            folder=self.folder,
+            items=int(head[ITEMS]),
+            payload_bytes=int(head[PAYLOAD_BYTES]),
+            used_bytes=int(head[USED_BYTES]),
+            limit_bytes=handle.store.limit_bytes,
+            full=handle.store.full,
+        )
+
+    def _opened(self) -> Handle | None:
+        handle = self._handle
+        if handle is not None and handle.alive:
+            return handle
+        if self._nowhere:
+            return None
+        with HANDLES.lock:
+            if self._handle is None or not self._handle.alive:
+                self._begin_anew()  # locks of what was forked may be held
+                self._handle = HANDLES.get(self.folder, self._joined)
+                self._nowhere = self._handle is None
+                if self._handle is not None:
+                    weakref.finalize(self, HANDLES.release, self._handle)
+                    self._compare(self._handle.store.limit_bytes)
+            return self._handle
+
+    def _compare(self, made_bytes: int) -> None:
+        """Say so, if there was a store already, and of another size."""
+        asked = self.limit
+        compared, self._compared = self._compared, True
+        if compared or not isinstance(asked, int):
+            return
+        if abs(asked - made_bytes) >= limits.LEAST_BYTES:
+            warn(
+                f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
+                f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
+                f"{self.folder})",
+                CacheWarning,
+            )
+
+    def _joined(self) -> store_dir.StoreDir | None:
+        """Take hold of the folder; None where there is no room for a store."""
+        folder = self.folder
+        if self.in_memory:
+            store_dir.made_memory_folder()
+        store_dir.sweep(folder)
+        try:
+            found = self._join(None)
+            if found is not None:
+                return found
+            limit_bytes = limits.resolved(self.limit, folder, in_memory=self.in_memory)
+            if not limit_bytes:
+                warn(
+                    f"there is no room for a cache in {os.path.dirname(folder)}: going on without",
+                    CacheWarning,
+                )
+                return None
+            self._compared = True
+            return self._join(limit_bytes)
+        except OSError as error:
+            raise CacheError(f"the cache cannot be made: {error}") from error
+
+    def _join(self, limit_bytes: int | None) -> store_dir.StoreDir | None:
+        return store_dir.joined(
+            self.folder,
+            limit_bytes=limit_bytes,
+            describes=self.describes,
+            temporary=self.temporary,
+            on_damage=self._on_damage,
+        )
+
+
+def _decoded(record: memoryview) -> tuple[Any, int]:
+    try:
+        return codec.decoded(record), len(record)
+    except codec.UnknownType:
+        return MISSING, 0

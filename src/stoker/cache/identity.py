@@ -1,0 +1,75 @@
+"""What tells cached items apart: the source, what was done to its examples, the file as it was."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import psutil
+import xxhash
+
+from stoker.cache.fingerprint import Fingerprint
+
+_OWN = "stoker."
+_count = 0
+
+
+def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str | None:
+    """Return what tells what a chain makes of its source from what others do.
+
+    Args:
+        source: the source.
+        maps: what is done to an example before it is cached.
+        version: what the user says; who says it vouches for functions and data.
+
+    None where nobody can tell: functions that are not stoker's own may change, and a dataset
+    object says nothing about its data.
+    """
+    known = own = source.identity()
+    names = []
+    for stage in maps:
+        module = getattr(stage.fn, "__module__", "") or ""
+        name = getattr(stage.fn, "__qualname__", "")
+        names.append(f"{stage.name}:{module}.{name}")
+        if not module.startswith(_OWN) or not name or "<" in name:
+            own = None
+    if version is None:
+        return None if own is None else _joined(["chain", own, *names])
+    return _joined(["version", version, known or f"{source.name} of {len(source)}", *names])
+
+
+def private_identity(what: str) -> str:
+    """Return an identity that this job alone has: its ranks on a host under torchrun, or a process.
+
+    Ranks are told by who launched them, and by how many caches they have asked for so far.
+    """
+    global _count
+    _count += 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if ranks.isdigit() and int(ranks) > 1:
+        launcher = psutil.Process(os.getppid())
+        return _joined(["job", str(launcher.pid), str(launcher.create_time()), str(_count), what])
+    return _joined(["own", secrets.token_hex(16)])
+
+
+def item_key(chain: bytes, mark: Fingerprint) -> bytes:
+    """Return the 16 bytes under which an item is stored.
+
+    Args:
+        chain: the digest of a chain's identity.
+        mark: what tells the item.
+    """
+    name = os.fsencode(mark.name) if isinstance(mark.name, str) else mark.name
+    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(mark._replace(name=name)))
+
+
+def digest(identity: str) -> bytes:
+    """Return 16 bytes for an identity."""
+    return xxhash.xxh3_128_digest(identity.encode("utf-8", "surrogateescape"))
+
+
+def _joined(parts: list[str]) -> str:
+    return "\0".join(parts)

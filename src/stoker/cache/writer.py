@@ -1,0 +1,144 @@
+"""Admission off the fetch path: a thread of each process writes what its workers offer."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from stoker.cache.store import Added, Busy, Store, StoredItem
+from stoker.signals import deferred
+
+QUEUE_BYTES = 32 << 20
+"""What may wait to be written; what is offered beyond that is refused."""
+_COMMIT_BYTES = 4 << 20
+_GATHER_S = 0.05
+_BUSY_S = 0.002
+
+
+class Writer:
+    """Writes items into a store, several in a commit. Whoever offers them never waits.
+
+    Args:
+        store: the store.
+        written: called, in the writer's thread, with what became of items.
+        failed: called with why nothing can be written any more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        written: Callable[[Added], None],
+        failed: Callable[[OSError], None],
+    ) -> None:
+        self._store = store
+        self._written = written
+        self._failed = failed
+        self._queue: deque[StoredItem] = deque()
+        self._bytes = 0  # of what waits and of what is being written
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._hurried = False
+        self._closed = False
+
+    def offer(self, item: StoredItem) -> bool:
+        """Take an item to be written; False when there is no room for it now."""
+        with self._lock:
+            if self._closed or self._bytes + item.size_bytes > max(QUEUE_BYTES, item.size_bytes):
+                return False
+            self._queue.append(item)
+            self._bytes += item.size_bytes
+            if self._thread is None:
+                with deferred():
+                    thread = threading.Thread(target=self._work, name="stoker-cache", daemon=True)
+                    thread.start()
+                    self._thread = thread
+            if len(self._queue) == 1 or self._bytes >= _COMMIT_BYTES:
+                self._changed.notify_all()
+        return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was offered is written; False if that takes longer."""
+        with self._lock:
+            self._hurried = True
+            self._changed.notify_all()
+            written = self._changed.wait_for(lambda: not self._bytes, timeout_s)
+            self._hurried = False
+        return written
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the writer's own thread."""
+        return self._thread is threading.current_thread()
+
+    def close(self, timeout_s: float) -> None:
+        """Write what there is, if that takes no longer, and end."""
+        self.flush(timeout_s)
+        with self._lock:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def before_fork(self) -> None:
+        """Hold still: the child gets a copy of what waits, which is not its own."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._lock.release()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                self._changed.wait_for(self._enough, _GATHER_S)
+                if self._closed:
+                    return
+                batch, size = [], 0
+                while self._queue and size < _COMMIT_BYTES:
+                    batch.append(self._queue.popleft())
+                    size += batch[-1].size_bytes
+            try:
+                self._write(batch)
+            finally:
+                with self._lock:
+                    # An offer that Ctrl-C broke off may have been counted wrong.
+                    self._bytes = self._bytes - size if self._queue else 0
+                    self._changed.notify_all()
+
+    def _enough(self) -> bool:
+        return self._closed or self._hurried or self._bytes >= _COMMIT_BYTES
+
+    def _write(self, batch: list[StoredItem]) -> None:
+        while not self._closed:
+            try:
+                added = self._store.add(batch)
+            except Busy:
+                time.sleep(_BUSY_S)
+            except OSError as error:
+                self._written(Added(0, 0, batch))
+                return self._failed(error)
+            else:
+                self._written(added)
+                return self._forget(batch)
+
+    def _forget(self, batch: list[StoredItem]) -> None:
+        """Have the page cache drop the files of what is in the store, whoever has put it there."""
+        of_files = [item for item in batch if item.file is not None]
+        if not of_files or not hasattr(os, "posix_fadvise"):
+            return
+        there = self._store.holds([item.key for item in of_files])
+        for item in itertools.compress(of_files, there):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(str(item.file), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)

@@ -1,0 +1,169 @@
+"""Where pipelines begin: a function for each kind of source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stoker.pipeline import Pipeline
+from stoker.sources.source import ArraySource, DatasetSource, FolderSource
+from stoker.sources.stream import IterableSource, LoaderSource
+from stoker.stages.skip import OnError
+
+
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
+
+    Labels number the sorted class folders; ``pipeline.classes`` has their names. The folder is
+    listed once, now.
+
+    Args:
+        path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
+            ``pip install 'stoker[remote]'``).
+        seed, on_error: as in ``from_dataset``.
+        requests: for URLs, how many files are read at a time, at most.
+        retry_s: for URLs, how long a file is asked for again after a passing failure, in seconds.
+        storage_options: for URLs, what fsspec's file system is made with.
+
+    Raises FileNotFoundError or ValueError, saying what was looked for, when there is nothing
+    to read; RemoteError when a server fails for good.
+    """
+    if "://" in os.fspath(path):
+        from stoker.sources.remote.files import RemoteFolderSource
+
+        source: Any = RemoteFolderSource(
+            str(path), requests=requests, retry_s=retry_s, storage_options=storage_options
+        )
+    else:
+        source = FolderSource(path)
+    return Pipeline(source, seed, on_error)
+
+
+def from_files(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Read files: examples ``(path=str, data=bytes)``.
+
+    Args:
+        files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
+            ``"s3://bucket/*.jpg"``, which is listed once, now.
+        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+
+    Raises FileNotFoundError when nothing fits the pattern, RemoteError when a server fails for
+    good.
+    """
+    from stoker.sources.remote.files import FilesSource
+
+    source = FilesSource(files, requests=requests, retry_s=retry_s, storage_options=storage_options)
+    return Pipeline(source, seed, on_error)
+
+
+def from_dataset(dataset: Any, *, seed: int | None = None, on_error: OnError = "raise") -> Pipeline:
+    """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
+
+    ``__getitems__(indices)`` is used where it exists. torch and Hugging Face datasets fit.
+    Threads call the dataset concurrently, and randomness inside it is then not reproducible
+    (use ``random_map``, or process workers).
+
+    Args:
+        dataset: the object.
+        seed: of shuffling, echoing and random maps; drawn if there is none.
+        on_error: ``"raise"``, or how many examples may be skipped in an epoch because a stage
+            before ``batch`` failed on them: a count (``100``) or a fraction (``0.01``). Each is
+            logged (logger ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent
+            with the list. Stages may have a budget of their own.
+
+    Raises TypeError when a method is missing.
+    """
+    return Pipeline(DatasetSource(dataset), seed, on_error)
+
+
+def from_iterable(
+    examples: Any, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline:
+    """Read a stream: a re-iterable object of examples, or a function that returns an iterator.
+
+    One pass is one epoch. It is iterated in this process, by one thread at a time, ahead of the
+    consumer. Its examples cannot be asked for again, so an epoch has no state in its middle, and
+    shuffling goes through a buffer. What it raises ends it and cannot be skipped.
+
+    Args:
+        examples: the stream; every rank must see the same one in the same order.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises TypeError for an iterator, which would be used up after one epoch.
+    """
+    return Pipeline(IterableSource(examples), seed, on_error)
+
+
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline:
+    """Read rows of NumPy arrays or memory maps of one length.
+
+    An example is a tuple of rows, or a bare row of a single array. Batches are gathered
+    straight from the arrays, which are never written to.
+    """
+    return Pipeline(ArraySource(arrays), seed)
+
+
+def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline:
+    """Take ready batches from any object that can be iterated anew every epoch.
+
+    A torch ``DataLoader`` above all: its workers, sampler, pinning and random draws stay as
+    its owner set them. What it raises comes through unchanged. It is iterated in the consumer's
+    thread; under ``.echo("auto")`` by a thread of its own (what a ``DataLoader`` without workers
+    draws at random then mixes with what training draws).
+
+    Args:
+        loader: a re-iterable of batches, a function that returns an iterator, or an iterator with
+            ``reset()`` such as DALI's.
+        seed: of echoing and random maps; drawn if there is none.
+
+    Raises TypeError for an iterator, which would be used up after one epoch.
+    """
+    return Pipeline(LoaderSource(loader), seed)
+
+
+def echo(
+    loader: Any,
+    factor: float | str = "auto",
+    *,
+    max_factor: int | None = None,
+    pool: int | str | None = None,
+    transform: Callable[[Any, Any], Any] | None = None,
+    device: Any = None,
+    replay: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+) -> Pipeline:
+    """Echo the batches of a loader that you keep: batch echoing.
+
+    Short for ``from_loader(loader).to(device).echo(factor).random_map(transform)``. Earlier uses
+    of a batch are copies; what is done to one reaches no other.
+
+    Args:
+        loader: as in ``from_loader``.
+        factor, max_factor, pool, replay: as in ``Pipeline.echo``.
+        transform: called as ``transform(batch, rng)`` anew for each use: augment there. On a
+            device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
+        device: keep batches there, as torch tensors, and transform them there.
+        seed: of echoing and of ``rng``; drawn if there is none.
+    """
+    pipeline = from_loader(loader, seed=seed)
+    if device is not None:
+        pipeline = pipeline.to(device)
+    pipeline = pipeline.echo(factor, max_factor=max_factor, pool=pool, replay=replay)
+    return pipeline if transform is None else pipeline.random_map(transform)

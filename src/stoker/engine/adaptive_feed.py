@@ -1,0 +1,167 @@
+"""The uses of an echo that follows the stall: what is ready decides, or what was decided before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from stoker.engine.echo_feed import EchoFeed
+from stoker.engine.items import Planning, ReadyStream, Tally, WouldBlock
+from stoker.engine.pool.threads import WorkerPool
+from stoker.errors import StateError
+from stoker.schedule.adaptive import ALONE, AdaptivePool, Moment
+from stoker.schedule.fixed import Draw
+from stoker.schedule.record import Decisions
+from stoker.stages.echo import Echo
+
+
+class Policy(Protocol):
+    """Says how many fresh items go into the next step."""
+
+    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+        """Return the step's code, None where the epoch is over. Raises WouldBlock as streams do."""
+        ...
+
+
+class OnDemandPolicy:
+    """A fresh item is used as soon as it is ready, and waited for only if nothing may be reused."""
+
+    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+        """Return what is ready, or as much of it as the pool cannot do without."""
+        ready, over = upstream.poll(pool.group)
+        if not over and ready < pool.needed:
+            upstream.wait_for(pool.needed)
+            ready, over = upstream.poll(pool.group)
+        if over and not ready:
+            return None
+        if ready == pool.group and pool.held >= pool.size and upstream.is_full:
+            return ALONE
+        return pool.code_of(ready, over=over)
+
+
+class AdaptiveFeed(EchoFeed[AdaptivePool]):
+    """Feeds a segment by what is decided step by step.
+
+    Args:
+        leaks: whether uses may be left out behind it. Then a state tells which ones, ahead of its
+            position, and the steps that they belong to must be the same after a resume.
+    """
+
+    total = None
+    follows = True
+    upstream: ReadyStream
+
+    def __init__(
+        self,
+        echo: Echo,
+        make_pool: Callable[[AdaptiveFeed], AdaptivePool],
+        upstream: ReadyStream,
+        tally: Tally,
+        worker_pool: WorkerPool,
+        decides: Policy,
+        *,
+        leaks: bool,
+    ) -> None:
+        super().__init__(echo, make_pool, upstream, tally)
+        self.blocking = False
+        self._worker_pool = worker_pool
+        self._decides = decides
+        self._leaks = leaks
+        self._decided: deque[int] = deque()  # before a resume, about steps behind it
+
+    def _step(self) -> bool:
+        pool, upstream = self.pool, self.upstream
+        if pool.ended:
+            return False
+        code: int | None
+        if self._decided:
+            code = self._decided[0]
+            upstream.wait_for(max(pool.fresh_of(code), pool.needed))
+            self._decided.popleft()
+        else:
+            code = self._decides.code(pool, upstream)
+        if code is None:
+            pool.ended = True
+            return False
+        first, got = pool.admitted, 0
+        for item in upstream.pull_many(pool.fresh_of(code)):
+            self._items[first + got] = item
+            self._fresh = item.fresh
+            got += 1
+        draw = pool.draw(code, got)
+        pool.ended = got < pool.fresh_of(code)
+        self._schedule(draw, 0)
+        self._drop(draw)
+        return True
+
+    def _drop(self, draw: Draw) -> None:
+        if not len(draw.dropped):
+            return
+        with self._worker_pool.lock:
+            for number in draw.dropped.tolist():
+                item = self._items.pop(number, None)
+                if item is not None:  # after a resume it may never have been made again
+                    item.settled = True
+                    if not item.scheduled:
+                        item.task.values[item.row] = None
+
+    def replay(
+        self, moment: Moment, first: int, uses: int, needed: set[int], items: int | None
+    ) -> set[int]:
+        """Bring the schedule to where ``uses`` uses were taken."""
+        pool = self.pool
+        steps = self._steps_of(needed, moment.step, first)
+        pool.restore(moment)
+        held: set[int] = set()
+        for place, code in enumerate(moment.codes, 1):
+            at = pool.step
+            if at * pool.group >= uses:
+                if self._leaks:
+                    self._decided.extend(moment.codes[place - 1 :])
+                break
+            got = pool.fresh_of(code)
+            if items is not None:
+                got = min(got, items - pool.admitted)
+            last = place == len(moment.codes) if items is None else pool.admitted + got == items
+            if got < pool.needed and not last:
+                raise StateError(f"the state is damaged: at step {at:,} its pool could not draw")
+            draw = pool.draw(code, got)
+            skip = uses - at * pool.group if pool.step * pool.group > uses else None
+            held |= self._recall(draw, at, at in steps, skip)
+        pool.ended = pool.admitted == items
+        self._check_replayed(steps, uses)
+        return held | set(pool.held_ordinals().tolist())
+
+
+class Replay:
+    """What a record says.
+
+    Args:
+        decisions: those of this echo in this epoch.
+        planning: says whether who plans may wait, and is told where the record ends.
+    """
+
+    def __init__(self, decisions: Decisions, planning: Planning) -> None:
+        self._decisions = decisions
+        self._planning = planning
+
+    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+        """Return what was decided, once the fresh items are there.
+
+        Raises StateError where the record has nothing of this step, or too few fresh items.
+        """
+        code = self._decisions.code(pool.step)
+        if code is None:
+            upstream.wait_for(1)
+            if upstream.poll(1) == (0, True):
+                return None
+            if not self._planning.may_block:
+                raise WouldBlock(None)
+            self._decisions.spent(pool.step)
+        else:
+            fresh = pool.fresh_of(code)
+            upstream.wait_for(max(fresh, pool.needed))
+            if fresh < pool.needed and upstream.poll(fresh) != (fresh, True):
+                self._decisions.cannot_be(pool.step)
+        return code

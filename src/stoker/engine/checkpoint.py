@@ -1,0 +1,131 @@
+"""The way back: what a resume needs of every pool and sift, and how a run goes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stoker.engine.echo_feed import EchoFeed
+from stoker.engine.filtering import FilteredStream, FilterRecord
+from stoker.engine.items import Feed
+from stoker.engine.position import Position
+from stoker.engine.stream import SegmentStream
+from stoker.errors import StateError
+from stoker.schedule.adaptive import Moment
+from stoker.schedule.fixed import Snapshot
+
+
+def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
+    """Return the filtered that feed segments, in the order that data meets them."""
+    upstreams = [stream.feed.upstream for stream in segments if stream.feed is not None]
+    return [upstream for upstream in upstreams if isinstance(upstream, FilteredStream)]
+
+
+def needed(
+    segments: Sequence[SegmentStream], yielded: int
+) -> tuple[list[Snapshot | Moment], list[FilterRecord]]:
+    """Return what a resume at ``yielded`` needs of each pool and each sift, in order.
+
+    Nothing at all while a pool was not begun. The caller holds the planning lock.
+    """
+    snapshots: list[Any] = []
+    records: list[FilterRecord] = []
+    oldest = yielded  # the oldest output of the stream at hand that is asked for again
+    for stream in reversed(segments):
+        feed = stream.feed
+        if feed is None:
+            break
+        if isinstance(feed, EchoFeed):
+            if not feed.started:
+                return [], []
+            snapshot = feed.pool.snapshot(_uses_taken(oldest, stream) // feed.pool.group)
+            snapshots.append(snapshot)
+            oldest = snapshot.oldest
+        else:
+            oldest *= stream.inputs_each
+        upstream = _sieve(feed)
+        if upstream is not None:
+            record = upstream.needed(oldest)
+            records.append(record)
+            oldest = record.number
+    return snapshots[::-1], records[::-1]
+
+
+def forget(segments: Sequence[SegmentStream], yielded: int) -> None:
+    """Drop what only a resume before ``yielded`` would need."""
+    snapshots, records = needed(segments, yielded)
+    for feed, snapshot in zip(_echoes(segments), snapshots, strict=False):
+        feed.pool.forget_before(snapshot.step)
+    for filtered, record in zip(filtered_of(segments), records, strict=False):
+        filtered.forget_before(record.survivors)
+
+
+def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
+    """Go on behind what a loader or a feed gave before, with empty pools."""
+    outputs = position.yielded
+    for stream in reversed(segments):
+        stream.start_at(outputs)
+        outputs = position.loaded if isinstance(stream.feed, EchoFeed) else outputs
+    for feed in _echoes(segments):
+        feed.pool.restore(Moment(position.yielded, position.loaded, ()))
+
+
+def resume(segments: Sequence[SegmentStream], position: Position) -> None:
+    """Bring new streams to a position that was read for this pipeline.
+
+    Raises StateError where its parts do not fit each other.
+    """
+    snapshots = list(position.snapshots)
+    items = list(position.items)
+    records = list(position.records)
+    outputs = oldest = position.yielded  # of the stream at hand; as in ``needed``
+    again: set[int] = set()
+    for stream in reversed(segments):
+        if stream.total is not None and outputs > stream.total:
+            raise StateError(f"the state is damaged: it is at {outputs:,} of {stream.total:,}")
+        stream.start_at(outputs)
+        feed = stream.feed
+        if feed is None:
+            break
+        each = stream.inputs_each
+        again = {n * each + i for n in again for i in range(each)}
+        upstream = _sieve(feed)
+        record = FilterRecord()
+        if upstream is not None and records:
+            record = records.pop()
+        if isinstance(feed, EchoFeed):
+            taken, first = _uses_taken(outputs, stream), _uses_taken(oldest, stream)
+            snapshot = snapshots.pop()
+            again = feed.replay(snapshot, first, taken, again, items.pop())
+            outputs, oldest = feed.pool.admitted, snapshot.oldest
+        else:
+            outputs, oldest = outputs * each, oldest * each
+        if upstream is not None:
+            if record.total is not None:  # the last batch may have been short
+                outputs = min(outputs, record.total)
+                again = {n for n in again if n < record.total}
+            if position.records and not record.covers({*again, outputs}):
+                raise StateError("the state is damaged: what was left out does not fit the rest")
+            record.seen = max(record.seen, outputs)  # all survived where nothing could be left out
+            again = {record.number_of(n) for n in again}
+            outputs = upstream.start_at(record, outputs)
+            oldest = record.number if position.records else oldest
+    for pooled in _echoes(segments):
+        pooled.refill()
+
+
+def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoFeed[Any]]:
+    for stream in segments:
+        feed: Any = stream.feed
+        if isinstance(feed, EchoFeed):
+            yield feed
+
+
+def _sieve(feed: Feed) -> FilteredStream | None:
+    return feed.upstream if isinstance(feed.upstream, FilteredStream) else None
+
+
+def _uses_taken(outputs: int, stream: SegmentStream) -> int:
+    assert stream.feed is not None
+    inputs = outputs * stream.inputs_each
+    return inputs if stream.feed.total is None else min(inputs, stream.feed.total)

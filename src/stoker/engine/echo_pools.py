@@ -1,0 +1,209 @@
+"""The pools of a run: how large they are, and who decides for them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from stoker import machine, pytree, rng
+from stoker.caution import warn
+from stoker.engine.adaptive_feed import AdaptiveFeed, OnDemandPolicy, Policy, Replay
+from stoker.engine.echo_feed import EchoFeed, PooledFeed
+from stoker.engine.filtering import FilteredStream, SkipLog
+from stoker.engine.foreign import DeviceStream
+from stoker.engine.items import Planning, Tally
+from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.position import Resolved
+from stoker.engine.rank_sync import UNIT, AgreedPolicy, Ranks
+from stoker.engine.work import Failure, FilterPoint, Plan, Segment
+from stoker.schedule.adaptive import AdaptivePool
+from stoker.schedule.fixed import Pool
+from stoker.sources.stream import LoaderSource
+from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
+from stoker.stages.filter import Filter
+from stoker.stages.to import usable_bytes
+
+_KEPT_FREE_FRACTION = 0.05  # of memory, for everything else
+_log = logging.getLogger("stoker")
+
+
+class Pools:
+    """Makes the feeds of an epoch's echoes, and their pools when the first use is wanted.
+
+    Args:
+        plan: the plan.
+        seed, epoch: they key the draws.
+        resolved: the sizes that are known, by the echo's position; filled in here.
+        autotuner: remembers the factor that ranks agreed on last.
+        ranks: who agrees, None where nobody has to.
+        skip_log: knows how many examples the epoch has.
+        steps: how many outputs there are at most, or None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        epoch: int,
+        *,
+        resolved: dict[int, Resolved],
+        autotuner: Autotuner,
+        ranks: Ranks | None,
+        skip_log: SkipLog,
+        steps: int | None,
+    ) -> None:
+        self._plan = plan
+        self._seed, self._epoch = seed, epoch
+        self._resolved = resolved
+        self._autotuner = autotuner
+        self._ranks = ranks
+        self._skip_log = skip_log
+        self._steps = steps
+        self.planned: AgreedPolicy | None = None
+        self.feeds: list[EchoFeed[Any]] = []
+
+    def feed(
+        self, echo: Echo, stream: Any, tally: Tally, worker_pool: WorkerPool, planning: Planning
+    ) -> EchoFeed[Any]:
+        """Return what feeds the segment behind an echo from ``stream``."""
+
+        def make(feed: EchoFeed[Any]) -> Any:
+            return self._made(feed, worker_pool)
+
+        feed: EchoFeed[Any]
+        if echo.follows:
+            decides = self._decides(echo, stream, planning)
+            leaks = self._leaks(echo)
+            feed = AdaptiveFeed(echo, make, stream, tally, worker_pool, decides, leaks=leaks)
+        else:
+            feed = PooledFeed(echo, make, stream, tally)
+        self.feeds.append(feed)
+        return feed
+
+    def _decides(self, echo: Echo, stream: Any, planning: Planning) -> Policy:
+        if echo.record is not None:
+            return Replay(echo.record.of(echo.position, self._epoch), planning)
+        if self._ranks is None:
+            return OnDemandPolicy()
+        self.planned = self._agreed(echo, stream, self._ranks, planning)
+        return self.planned
+
+    def _agreed(self, echo: Echo, stream: Any, ranks: Ranks, planning: Planning) -> AgreedPolicy:
+        """Return what decides where ranks agree. Raises ValueError where they cannot."""
+        if self.planned is not None:
+            raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
+        parts = self._plan.parts
+        filters = any(
+            isinstance(stage, Filter)
+            for part in parts
+            if isinstance(part, Segment)
+            for stage in part.maps
+        )
+        total: int | None = stream.total
+        if isinstance(stream, FilteredStream):
+            total = self._skip_log.examples
+        source = self._plan.source
+        if isinstance(source, LoaderSource) and hasattr(source.loader, "__len__"):
+            total = len(source)
+        if (total is None or filters) and self._steps is None:
+            raise ValueError(
+                f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
+                "its end here; .steps(n) says how many all ranks take"
+            )
+        share = self._plan.share
+        uneven = isinstance(source, LoaderSource) or (share is not None and share.uneven)
+        if filters or (uneven and self._steps is not None):  # then steps alone end an epoch
+            total = None
+        return AgreedPolicy(
+            ranks,
+            echo.max_factor,
+            self._plan.group_of(echo),
+            total,
+            self._autotuner.factor or UNIT,
+            planning,
+            leaky=self._leaks(echo),
+        )
+
+    def _leaks(self, echo: Echo) -> bool:
+        """Whether uses may be left out behind an echo."""
+        parts = self._plan.parts
+        return any(isinstance(part, FilterPoint) for part in parts[parts.index(echo) :])
+
+    def _made(self, feed: EchoFeed[Any], worker_pool: WorkerPool) -> Any:
+        echo = feed.echo
+        group = self._plan.group_of(echo)
+        resolved = self._resolved.get(echo.position)
+        if echo.record is not None:
+            size = echo.record.size(echo.position, echo.name, group)
+            resolved = self._resolved[echo.position] = Resolved(size)
+        if resolved is None:
+            resolved = self._resolved[echo.position] = self._sized(feed, group, worker_pool)
+        if resolved.size < echo.smallest_distinct(group):
+            what = "repeat a batch at once" if group == 1 else "hold an example twice"
+            what = "find nothing to use again" if echo.follows else what
+            warn(
+                f"{echo.name}: with a pool of {resolved.size} a batch may {what}; "
+                f"at least {echo.smallest_distinct(group)} keep uses apart",
+            )
+        if echo.factor is None:
+            return AdaptivePool(echo.max_factor, resolved.size, group)
+        assert isinstance(feed, PooledFeed)
+        key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
+        # The pool admits an epoch of less than two groups whole.
+        return Pool(
+            echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
+        )
+
+    def _sized(self, feed: EchoFeed[Any], group: int, worker_pool: WorkerPool) -> Resolved:
+        """Return a pool's size, by its first item where that decides."""
+        echo = feed.echo
+        loader = isinstance(self._plan.source, LoaderSource)
+        if echo.pool is not None and not loader and not isinstance(feed.upstream, DeviceStream):
+            return Resolved(echo.pool)
+        item = feed.upstream.peek()
+        if item is None:
+            return Resolved(echo.pool or DEFAULT_POOL_BATCHES * group)
+        worker_pool.wait(item.task)
+        value = item.task.values[item.row]
+        if type(value) is Failure:
+            raise value.error
+        each = max(1, pytree.nbytes(value))
+        device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
+        usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
+        resolved = Resolved(_size(echo, each, group, usable), each)
+        if device:
+            _log.warning(
+                "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
+                echo.name, resolved.size, machine.format_bytes(resolved.size * each), device,
+            )  # fmt: skip
+        return resolved
+
+
+def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
+    """Return how many items of ``each`` bytes a pool holds.
+
+    Fewer than were asked for in bytes, with a warning, where there is not so much memory. Raises
+    ValueError when that is less than a batch.
+    """
+    if echo.pool is not None:
+        return echo.pool
+    if echo.pool_bytes is None:
+        allowed = int(usable() * DEFAULT_POOL_MEMORY_FRACTION)
+        return max(group, min(DEFAULT_POOL_BATCHES * group, allowed // each))
+    room = int(usable() * (1 - _KEPT_FREE_FRACTION))
+    allowed = min(echo.pool_bytes, room)
+    size = allowed // each
+    if size < group:
+        raise ValueError(
+            f"{echo.name}: a pool of {machine.format_bytes(allowed)} holds {size} "
+            f"items of {machine.format_bytes(each)}, less than a batch of {group}; "
+            "give the pool more, or make batches smaller"
+        )
+    if allowed < echo.pool_bytes:
+        warn(
+            f"{echo.name}: the pool takes {machine.format_bytes(allowed)} instead of "
+            f"{machine.format_bytes(echo.pool_bytes)}: there is no more memory",
+        )
+    return size

@@ -1,0 +1,300 @@
+"""Survivors: what filters let through and skip budgets do not leave out, numbered anew.
+
+Numbers upstream count what went in, numbers downstream what came out. Which is which is known
+only once the values are there, so deciding what comes next may have to wait for them: who must
+not wait gets ``WouldBlock``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stoker import machine
+from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.pool.threads import Task, WorkerPool
+from stoker.engine.stream import SegmentStream
+from stoker.engine.work import Failure, FilterPoint, Rejected, Segment
+from stoker.errors import BudgetSpent, Skip, StageError
+from stoker.stages.skip import RAISE, Budget
+
+_log = logging.getLogger("stoker")
+_LISTED = 1_000  # skips that are kept in use_keys
+
+
+@dataclass
+class FilterRecord:
+    """Which numbers were left out, from some number on: enough to number both ways.
+
+    Attributes:
+        number, survivors: where the record begins: a number upstream, and one downstream.
+        seen: the number upstream up to which all is decided.
+        drops: those left out, ascending.
+        total: how many survive in the epoch, once that is known.
+    """
+
+    number: int = 0
+    survivors: int = 0
+    seen: int = 0
+    drops: array[int] = field(default_factory=lambda: array("q"))
+    total: int | None = None
+
+    def number_of(self, survivor: int) -> int:
+        """Return the number upstream of a survivor that is decided, or of the next one."""
+        if self.total is not None and survivor >= self.total:
+            return self.seen
+        away = survivor - self.survivors
+        drops, base = self.drops, self.number
+        dropped = bisect.bisect_right(range(len(drops)), away, key=lambda j: drops[j] - base - j)
+        return base + away + dropped
+
+    def covers(self, survivors: set[int]) -> bool:
+        """Tell whether survivors are known to it, or the next one, or the end."""
+        decided = self.survivors + self.seen - self.number - len(self.drops)
+        return all(n == self.total or self.survivors <= n <= decided for n in survivors)
+
+    def since(self, survivor: int) -> FilterRecord:
+        """Return the record from a survivor on."""
+        number = self.number_of(survivor)
+        drops = self.drops[bisect.bisect_left(self.drops, number) :]
+        return FilterRecord(number, survivor, self.seen, drops, self.total)
+
+
+class SkipLog:
+    """What was skipped in an epoch, against the budgets.
+
+    Attributes:
+        examples: the number of examples in the epoch, None where nobody knows.
+
+    Args:
+        spent: what was skipped before a resume, by account.
+        filtered: what filters had left out by then.
+    """
+
+    def __init__(self, spent: dict[int, int], filtered: int) -> None:
+        self.examples: int | None = None
+        self.spent = dict(spent)
+        self.skips: list[Skip] = []
+        self.skipped = sum(spent.values())
+        self.filtered = filtered
+
+    def skip(self, error: StageError, account: int, budget: Budget, seen: int) -> None:
+        """Enter one skip. Raises BudgetSpent, and enters nothing, if the budget allows no more."""
+        count = self.spent.get(account, 0) + 1
+        skip = Skip(error.stage, error.index, error.path, _cause(error))
+        if not budget.allows(count, self.examples, seen):
+            stage = error.stage if account else None
+            skips = [s for s in (*self.skips, skip) if stage in (None, s.stage)]
+            raise BudgetSpent(str(budget), stage, skips, count) from error
+        self.spent[account] = count
+        self.skipped += 1
+        if len(self.skips) < _LISTED:
+            self.skips.append(skip)
+        _log.warning("skipped: %s", skip)
+
+
+def _cause(error: StageError) -> str:
+    return f"{type(error.__cause__).__name__}: {error.__cause__}"
+
+
+class FilteredStream:
+    """A stream of the items that survive, in order.
+
+    Args:
+        sift: which budgets apply.
+        part: the place of the segment before it among the plan's parts.
+        upstream: where the items come from.
+        skip_log: where skips are entered.
+        planning: says whether who plans may wait.
+    """
+
+    blocking = False
+    total = None
+
+    def __init__(
+        self,
+        sift: FilterPoint,
+        part: int,
+        upstream: SegmentStream,
+        worker_pool: WorkerPool,
+        skip_log: SkipLog,
+        planning: Planning,
+    ) -> None:
+        self._sift = sift
+        self._part = part
+        self._upstream = upstream
+        self._worker_pool = worker_pool
+        self._skip_log = skip_log
+        self._planning = planning
+        self._arriving: deque[Item] = deque()
+        self._kept: deque[Item] = deque()
+        self._known = FilterRecord()  # decided before a resume
+        self._ended = False
+        self._spent = False
+        self._fresh: int | None = None
+        self.record = FilterRecord()
+
+    usable_bytes = staticmethod(machine.usable_memory_bytes)
+
+    @property
+    def segment(self) -> Segment:
+        """The segment whose outputs are sifted."""
+        return self._upstream.segment
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
+        return self._upstream.fresh if self._fresh is None else self._fresh
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` survivors, fewer only at the end; none at all if WouldBlock."""
+        self._have(count)
+        for _ in range(min(count, len(self._kept))):
+            item = self._kept.popleft()
+            self._fresh = item.fresh
+            yield item
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` survivors are there, and whether they are the last.
+
+        Called by who plans; never waits. A budget that is spent counts as one: who takes it learns.
+        """
+        may_block, self._planning.may_block = self._planning.may_block, False
+        try:
+            self._have(count)
+        except WouldBlock:
+            pass
+        finally:
+            self._planning.may_block = may_block
+        kept = len(self._kept)
+        return min(count, max(kept, self._spent)), self._ended and kept <= count
+
+    def wait_for(self, count: int) -> None:
+        """Return when the next ``count`` survivors are there, or all that are left."""
+        self._have(count)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more items wait than will soon be asked for."""
+        return self._upstream.is_full
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many items wait, decided or not, and since when there is no room for more."""
+        ready, since = self._upstream.ready_since()
+        return len(self._kept) + ready, since
+
+    def surviving(self, number: int) -> int:
+        """Return how many survivors wait of the items up to a number, once all are decided.
+
+        Raises WouldBlock if who plans must not wait.
+        """
+        while self.record.seen < number and not self._ended:
+            self._have(len(self._kept) + 1)
+        return sum(item.fresh <= number for item in self._kept)
+
+    def peek(self) -> Item | None:
+        """Return the next survivor without taking it."""
+        self._have(1)
+        return self._kept[0] if self._kept else None
+
+    def recompute(self, number: int) -> Item:
+        """Make a survivor once more. That it survives was decided: now it may only fail."""
+        return self._upstream.recompute(self.record.number_of(number))
+
+    @property
+    def end(self) -> int | None:
+        """How many survive in the epoch, once that is known."""
+        return self.record.total if self.record.total is not None else self._known.total
+
+    def start_at(self, record: FilterRecord, survivor: int) -> int:
+        """Go on with a survivor, by what was decided before; return its number upstream."""
+        self._known = record
+        number = record.number_of(survivor)
+        # Numbers below stay known: items in a pool are made again by them.
+        self.record = FilterRecord(
+            record.number, record.survivors, number,
+            record.drops[: bisect.bisect_left(record.drops, number)], None,
+        )  # fmt: skip
+        return number
+
+    def needed(self, survivor: int) -> FilterRecord:
+        """Return all that is decided from a survivor on, also what was before a resume."""
+        record, known = self.record.since(survivor), self._known
+        if known.seen >= record.seen:
+            record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
+            record.seen = known.seen
+            if record.total is None:
+                record.total = known.total
+        return record
+
+    def forget_before(self, survivor: int) -> None:
+        """Drop what only survivors before this one would need."""
+        self.record = self.record.since(survivor)
+
+    def clear(self) -> None:
+        """Let go of what nobody will take any more."""
+        self._arriving.clear()
+        self._kept.clear()
+
+    def _have(self, count: int) -> None:
+        """See to it that ``count`` survivors wait, or all that are left."""
+        while len(self._kept) < count and not self._ended:
+            if not self._arriving:
+                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
+                if not self._arriving:
+                    self._ended = True
+                    record = self.record
+                    record.total = (
+                        record.survivors + record.seen - record.number - len(record.drops)
+                    )
+                    return
+            task: Task = self._arriving[0].task
+            if not task.done:
+                if not self._planning.may_block:
+                    raise WouldBlock(task)
+                self._worker_pool.wait(task)
+            self._decide(self._arriving[0])
+            self._arriving.popleft()
+
+    def _decide(self, item: Item) -> None:
+        record, known = self.record, self._known
+        number = record.seen
+        value = item.task.values[item.row]
+        if number < known.seen:
+            at = bisect.bisect_left(known.drops, number)
+            drop = at < len(known.drops) and known.drops[at] == number
+        elif type(value) is not Failure:
+            drop = False
+        elif isinstance(value.error, Rejected):
+            drop = True
+            self._skip_log.filtered += 1
+        else:
+            drop = self._skipped(item, value)
+        record.seen += 1
+        if drop:
+            record.drops.append(number)
+            item.task.values[item.row] = None
+        else:
+            self._kept.append(item)
+
+    def _skipped(self, item: Item, failure: Failure) -> bool:
+        """Tell whether a failure is skipped; raise BudgetSpent if it is one too many.
+
+        That is raised where an output is asked for: who plans ahead stops in front of it.
+        """
+        budget = self._sift.budgets.get(failure.account, RAISE)
+        error = failure.error
+        if failure.part != self._part or budget == RAISE or not isinstance(error, StageError):
+            return False
+        try:
+            self._skip_log.skip(error, failure.account, budget, item.fresh)
+        except BudgetSpent:
+            self._spent = True
+            if self._planning.may_block:
+                raise
+            raise WouldBlock(None) from None
+        return True

@@ -1,0 +1,347 @@
+"""Streams that the consumer's own thread drives: a foreign loader, and a device."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stoker import machine, pytree
+from stoker.buffers import Recycler
+from stoker.engine.filtering import FilteredStream
+from stoker.engine.items import Item, Ready, Stream, Tally, Use, WouldBlock, done_item, like
+from stoker.engine.pool.threads import WorkerPool
+from stoker.engine.prefetch import Prefetcher
+from stoker.engine.stream import SegmentStream
+from stoker.engine.work import Failure
+from stoker.errors import StageError
+from stoker.signals import pass_on
+from stoker.sources.stream import LoaderSource
+from stoker.stages.to import Mover
+
+
+class Direct:
+    """Feeds a segment with each item of a stream once."""
+
+    in_order = True
+    follows = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.upstream = stream
+        self.total = stream.total
+        self.blocking = stream.blocking
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
+        return self.upstream.fresh
+
+    def take(self, count: int) -> list[Use]:
+        """Return the next items."""
+        return [_only_use(item) for item in self.upstream.pull_many(count)]
+
+    def recompute_uses(self, start: int, count: int) -> list[Use]:
+        """Return items once more."""
+        stop = start + count
+        if isinstance(self.upstream, FilteredStream) and self.upstream.end is not None:
+            stop = min(stop, self.upstream.end)
+        return [_only_use(self.upstream.recompute(number)) for number in range(start, stop)]
+
+
+def _only_use(item: Item) -> Use:
+    item.scheduled, item.settled = 1, True
+    return item, item.use_key
+
+
+class LoaderStream:
+    """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
+
+    Where a pool keeps them they are copied out first: the loader may refill its arrays, keep them
+    for itself, or have them in memory that it shares with its workers.
+
+    Args:
+        source: the loader.
+        keep: makes the copies, or None where none are needed.
+        loaded, fresh: batches and rows before a resume: the loader begins behind them.
+    """
+
+    total = None
+    blocking = True
+
+    def __init__(
+        self,
+        source: LoaderSource,
+        tally: Tally,
+        keep: Recycler | None,
+        *,
+        loaded: int = 0,
+        fresh: int = 0,
+    ) -> None:
+        self._keep = keep
+        self._iterator: Iterator[Any] | None = source.open()
+        self._name = source.name
+        self._tally = tally
+        self._pulled = loaded
+        self._fresh = fresh
+        self._peeked: Item | None = None
+        self._failed: Exception | None = None  # while it was asked whether that is all
+        self._errors: list[BaseException] = []
+        self._source = source
+        self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
+
+    @property
+    def fresh(self) -> int:
+        """Rows of the batches that were pulled."""
+        return self._fresh
+
+    def pull(self) -> Item | None:
+        """Ask the loader; what it raises passes as it is, and it may be asked again."""
+        if self._peeked is not None:
+            item, self._peeked = self._peeked, None
+            return item
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if self._iterator is None:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+        except Exception as error:
+            self._errors.append(error)
+            raise
+        if self._keep is not None:
+            batch = self._keep.copied(batch)
+        rows = batch_rows(batch)
+        self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
+        self._fresh += rows
+        self._pulled += 1
+        if self._source.stateful:
+            self._states.append((self._pulled, self._source.state()))
+        return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
+
+    usable_bytes = staticmethod(machine.usable_memory_bytes)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` batches, fewer only at the end."""
+        return _pulled(self.pull, count)
+
+    def peek(self) -> Item | None:
+        """Return the next batch without taking it."""
+        self._peeked = self.pull()
+        return self._peeked
+
+    def has_ended(self) -> bool:
+        """Ask the loader whether that is all; what it raises or gives then comes with the next."""
+        if self._failed is not None:
+            return False
+        try:
+            return self.peek() is None
+        except Exception as error:
+            self._failed = error
+            return False
+
+    def recompute(self, number: int) -> Item:
+        """Refuse: states that would need this are refused before."""
+        raise AssertionError("a loader's batches cannot be made again")
+
+    def state(self, loaded: int) -> Any:
+        """Return the loader's own state behind so many batches; None if it has none."""
+        self.forget_before(loaded)
+        return self._states[0][1] if self._states else None
+
+    def forget_before(self, loaded: int) -> None:
+        """Drop the states behind fewer batches."""
+        while self._states and self._states[0][0] < loaded:
+            self._states.popleft()
+
+    def raised(self, error: BaseException) -> bool:
+        """Tell whether an error is the loader's own; of each it is told once."""
+        for at, own in enumerate(self._errors):
+            if own is error:
+                del self._errors[at]  # in place: who reads ahead may add another
+                return True
+        return False
+
+    def interrupt(self) -> None:
+        """Have who waits for a feed, in another thread, wait no more."""
+        interrupt(self._iterator)
+
+    def clear(self) -> None:
+        """Let go of the loader's iterator, which ends its workers."""
+        self._iterator = self._peeked = None
+
+
+class DeviceStream:
+    """Batches on a device, one of them under way while another is used."""
+
+    blocking = True
+
+    def __init__(
+        self,
+        upstream: SegmentStream | LoaderStream | Prefetcher,
+        mover: Mover,
+        worker_pool: WorkerPool,
+    ) -> None:
+        self._upstream = upstream
+        self._mover = mover
+        self._worker_pool = worker_pool
+        self._under_way: deque[tuple[Item, Any]] = deque()
+        self._next: Item | None = None
+        self._peeked: Item | None = None
+        self._over = False
+        self._raised: Exception | None = None
+        self.total = upstream.total
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind the batches that were pulled from the host."""
+        return self._upstream.fresh
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return whether a batch is on its way to the device (0 or 1), and whether none is left."""
+        if self._peeked is None and not self._under_way:
+            self._begin_early()
+        ready = self._peeked is not None or bool(self._under_way) or self._raised is not None
+        return int(ready), self._over and not ready
+
+    def wait_for(self, count: int) -> None:
+        """Return when a batch is on its way to the device, or none is left."""
+        if self._peeked is None and not self._under_way and self._raised is None:
+            self._begin(wait=True)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for more on the host."""
+        return not isinstance(self._upstream, LoaderStream) and self._upstream.is_full
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many batches wait, on the host too, and since when there is no room there."""
+        if isinstance(self._upstream, LoaderStream):
+            return len(self._under_way), None
+        ready, since = self._upstream.ready_since()
+        return ready + len(self._under_way), since
+
+    def pull(self) -> Item | None:
+        """Return the next batch on the device, and begin to move the one after it."""
+        if self._peeked is not None:
+            ready, self._peeked = self._peeked, None
+            return ready
+        if not self._under_way and not self._begin(wait=True):
+            return None
+        item, move = self._under_way.popleft()
+        if not isinstance(self._upstream, LoaderStream):
+            self._begin_early()
+        value = move if type(move) is Failure else self._tried(move, item)
+        return like(item, Ready(value), item.use_key, item.fresh)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` batches, fewer only at the end."""
+        return _pulled(self.pull, count)
+
+    def usable_bytes(self) -> int:
+        """Return the memory that is free where the batches are."""
+        return self._mover.usable_bytes()
+
+    def peek(self) -> Item | None:
+        """Return the next batch without taking it."""
+        self._peeked = self.pull()
+        return self._peeked
+
+    def recompute(self, number: int) -> Item:
+        """Make a batch once more."""
+        item = self._upstream.recompute(number)
+        self._worker_pool.wait(item.task)
+        value = item.task.values[item.row]
+        if type(value) is not Failure:
+            value = self._tried(lambda: self._mover.start(value)(), item)
+        return like(item, Ready(value), item.use_key, item.fresh)
+
+    def _begin_early(self) -> None:
+        """Start to move the next batch if the host has it; what that raises is raised in turn."""
+        if self._raised is None:
+            try:
+                self._begin(wait=False)
+            except Exception as error:
+                pass_on(error)
+                self._raised = error
+
+    def _begin(self, *, wait: bool) -> bool:
+        """Start to move the next batch; without ``wait`` only if the host has it ready."""
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            raise error
+        upstream = self._upstream
+        if self._next is None and isinstance(upstream, SegmentStream):
+            try:
+                self._next = upstream.pull(may_block=wait)
+            except WouldBlock:
+                return False
+            self._over = self._next is None
+        elif self._next is None and (
+            wait or not isinstance(upstream, Prefetcher) or upstream.poll(1)[0]
+        ):
+            self._next = upstream.pull()
+            self._over = self._next is None
+        elif self._next is None and isinstance(upstream, Prefetcher):
+            self._over = upstream.poll(1)[1]
+        item = self._next
+        if item is None or not (wait or item.task.done):
+            return False
+        self._worker_pool.wait(item.task)
+        self._next = None
+        value, item.task.values[item.row] = item.task.values[item.row], None
+        if type(value) is not Failure:
+            value = self._tried(lambda: self._mover.start(value), item)
+        self._under_way.append((item, value))
+        return True
+
+    def _tried(self, move: Callable[[], Any], item: Item) -> Any:
+        try:
+            return move()
+        except Exception as error:
+            pass_on(error)
+            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
+
+    def clear(self) -> None:
+        """Let go of the batches that are under way."""
+        self._under_way.clear()
+        self._next = self._peeked = None
+
+
+def interrupt(iterator: Iterator[Any] | None) -> None:
+    """Have who waits in ``next()``, in another thread, wait no more; where that can be done."""
+    tell = getattr(iterator, "interrupt", None)
+    if tell is not None:
+        tell()
+
+
+def _pulled(pull: Callable[[], Item | None], count: int) -> Iterator[Item]:
+    for _ in range(count):
+        item = pull()
+        if item is None:
+            return
+        yield item
+
+
+def batch_rows(batch: Any) -> int:
+    """Return how many examples a batch holds: the length of its first array, or else list."""
+    for leaf in pytree.leaves(batch):
+        if isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf):
+            return int(leaf.shape[0]) if leaf.ndim else 1
+    return _list_rows(batch) or 1
+
+
+def _list_rows(value: Any) -> int:
+    parts = pytree.children(value)
+    if parts is None:
+        return 0
+    if isinstance(value, list) and all(pytree.children(child) is None for _, child in parts):
+        return len(value)
+    return next((rows for rows in (_list_rows(child) for _, child in parts) if rows), 0)

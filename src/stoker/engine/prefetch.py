@@ -1,0 +1,180 @@
+"""What can only be iterated, read ahead by a thread, so that nobody who plans waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from stoker import machine
+from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.pool.threads import WORKER_NAME, WorkerPool
+from stoker.signals import deferred
+
+_JOIN_S = 5.0
+
+
+class Read(Protocol):
+    """What is read: by one thread at a time."""
+
+    def pull(self) -> Item | None: ...
+
+    def interrupt(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Prefetcher:
+    """A stream that a thread of its own reads, up to so many items ahead.
+
+    What reading raises stands in the queue as what it is, and is raised where it is met; then
+    reading goes on, for a loader may.
+
+    Args:
+        inner: what is read.
+        size: how many items wait at most.
+        planning: says whether who plans may wait.
+        worker_pool: is called to plan when something arrived.
+    """
+
+    blocking = False
+    total = None
+
+    def __init__(self, inner: Read, size: int, planning: Planning, worker_pool: WorkerPool) -> None:
+        self._inner = inner
+        self.size = size
+        self._planning = planning
+        self._worker_pool = worker_pool
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[Item | BaseException] = deque()
+        self._ended = False
+        self._closed = False
+        self._fresh = 0
+        self._arrived_ns = 0
+        self._thread: threading.Thread | None = None
+
+    usable_bytes = staticmethod(machine.usable_memory_bytes)
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
+        return self._fresh
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` items are there, and whether they are the last."""
+        self._begin()
+        with self._lock:
+            ready = len(self._queue)
+            return min(count, ready), self._ended and ready <= count
+
+    def wait_for(self, count: int) -> None:
+        """Return when the next ``count`` items are there, or all that are left, or an error."""
+        self._begin()
+        with self._lock:
+            while not self._there(count):
+                if not self._planning.may_block:
+                    raise WouldBlock(None)
+                self._changed.wait()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for more."""
+        return len(self._queue) >= self.size
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many items wait, and since when there is no room for more."""
+        with self._lock:
+            ready = len(self._queue)
+            return ready, self._arrived_ns if ready >= self.size else None
+
+    def pull(self) -> Item | None:
+        """Return the next item, None at the end; raise what reading raised there."""
+        return next(self.pull_many(1), None)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` items, fewer only at the end; none at all if WouldBlock."""
+        self.wait_for(count)
+        while count:
+            with self._lock:
+                if not self._queue:
+                    return
+                item = self._queue.popleft()
+                self._changed.notify_all()
+            if isinstance(item, BaseException):
+                raise item
+            self._fresh = item.fresh
+            yield item
+            count -= 1
+
+    def peek(self) -> Item | None:
+        """Return the next item without taking it; raise what reading raised there."""
+        self.wait_for(1)
+        with self._lock:
+            first = self._queue[0] if self._queue else None
+            if isinstance(first, BaseException):
+                self._queue.popleft()
+                self._changed.notify_all()
+                raise first
+            return first
+
+    def recompute(self, number: int) -> Item:
+        """Refuse: states that would need this are refused before."""
+        raise AssertionError("what a thread read ahead cannot be made again")
+
+    def clear(self) -> None:
+        """End the thread, once the item that it is at has come; let go of what is read."""
+        with self._lock:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is None:
+            self._inner.clear()
+        elif thread is not threading.current_thread():
+            self._inner.interrupt()
+            thread.join(_JOIN_S)
+
+    def _there(self, count: int) -> bool:
+        if len(self._queue) >= count or self._ended or self._closed:
+            return True
+        return any(isinstance(item, BaseException) for item in islice(self._queue, count))
+
+    def _begin(self) -> None:
+        if self._thread is None and not self._closed:
+            with deferred():
+                thread = threading.Thread(
+                    target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
+                )
+                thread.start()
+                self._thread = thread
+
+    def _read(self) -> None:
+        try:
+            while not self._ended and not self._closed:
+                item: Item | BaseException | None
+                try:
+                    item = self._inner.pull()
+                except BaseException as error:
+                    item = error
+                with self._lock:
+                    self._arrived_ns = time.perf_counter_ns()
+                    if item is None:
+                        self._ended = True
+                    elif not self._closed:
+                        self._queue.append(item)
+                    self._changed.notify_all()
+                    while not self._closed and self._full(item):
+                        self._changed.wait()
+                self._worker_pool.plan()
+        finally:
+            self._inner.clear()  # here: nobody else may use it meanwhile
+
+    def _full(self, last: Item | BaseException | None) -> bool:
+        """Whether to read no more for now: not behind an error before it was raised, either."""
+        return len(self._queue) >= self.size or (
+            isinstance(last, BaseException) and bool(self._queue)
+        )

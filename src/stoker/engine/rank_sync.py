@@ -1,0 +1,235 @@
+"""Ranks that agree on a factor: every rank takes the same number of steps, whatever its stalls.
+
+Where each rank used what is ready, they would take unequal numbers of steps, and the one with more
+would wait for the others forever. So the factor is planned: it holds for a window of steps, from
+the largest ratio of production to consumption time that any rank has measured, and in each step
+every rank takes the quota of fresh items that it implies, and waits for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import weakref
+from typing import Any
+
+from stoker.engine.filtering import FilteredStream
+from stoker.engine.items import Planning, ReadyStream, WouldBlock
+from stoker.errors import StokerError
+from stoker.schedule.adaptive import AdaptivePool
+
+WINDOW_STEPS = 64
+UNIT = 64
+"""Factors are agreed on in 1/64: whole numbers, so that every rank computes the same."""
+
+_EARLY = (0, 8, 16, 32)  # boundaries of the first windows, when nothing is known yet
+_LEAD = 4  # steps between agreeing and applying: as many may be planned ahead meanwhile
+
+
+class Ranks:
+    """The ranks of torch's process group, on a gloo group of their own.
+
+    Used from the consumer's thread alone, and never on an accelerator's stream. It does not keep
+    the group alive: that ends with ``destroy_process_group()``, not as the interpreter does, when
+    the group's threads may be in the way.
+    """
+
+    def __init__(self, distributed: Any) -> None:
+        self._distributed = distributed
+        self._group = weakref.ref(_group_of(distributed))
+
+    def largest(self, values: list[int]) -> list[int]:
+        """Return the largest of each value among all ranks.
+
+        Raises StokerError when a rank is gone, or does not answer within the group's timeout.
+        """
+        import torch
+
+        group = self._group()
+        if group is None:
+            raise StokerError(
+                "ranks could not agree on an echoing factor: the process group is gone"
+            )
+        tensor = torch.tensor(values, dtype=torch.int64)
+        try:
+            maximum = self._distributed.ReduceOp.MAX
+            self._distributed.all_reduce(tensor, op=maximum, group=group)
+        except RuntimeError as error:
+            raise StokerError(
+                "ranks could not agree on an echoing factor: one of them has ended, or takes no "
+                "more batches"
+            ) from error
+        return [int(value) for value in tensor.tolist()]
+
+
+_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The group that was made for each default group, as a weak reference: torch holds both."""
+
+
+def _group_of(distributed: Any) -> Any:
+    world = distributed.group.WORLD
+    group = _groups[world]() if world in _groups else None
+    if group is None:
+        group = distributed.new_group(backend="gloo", timeout=_timeout(world))
+        _groups[world] = weakref.ref(group)
+    return group
+
+
+def _timeout(world: Any) -> Any:
+    """Return the timeout that the process group was made with, None where it does not tell."""
+    import torch
+
+    try:
+        return world._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def ranks() -> Ranks:
+    """Return the ranks of the process group that is initialised."""
+    return Ranks(sys.modules["torch.distributed"])
+
+
+class AgreedPolicy:
+    """Decides by a factor that all ranks agreed on.
+
+    Args:
+        ranks: the ranks.
+        max_factor: the largest factor.
+        group: uses in a step.
+        total: fresh items of this rank's epoch, None where only ``.steps()`` ends it.
+        factor: the factor to begin with, in units.
+        planning: held while plans change.
+        leaky: whether uses may be left out behind the pool, so that it draws more often than the
+            consumer takes batches.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        max_factor: int,
+        group: int,
+        total: int | None,
+        factor: int,
+        planning: Planning,
+        leaky: bool,
+    ) -> None:
+        self._leaky = leaky
+        self.alike = not leaky  # whether what ends this rank's epoch ends that of all
+        self._ranks = ranks
+        self._most = max_factor * UNIT
+        self._group = group
+        self._total = total
+        self._planning = planning
+        self._legs: list[tuple[int, int, int]] = []  # from a step, with so many fresh, a factor
+        self._until = 0  # the first step that nobody agreed on yet
+        self._began = False
+        self._consumed: list[int] = []
+        self._producing_ns = self._produced = 0
+        self._seen: tuple[int, int] | None = None  # when, and how many items there had been
+        self.factor = factor
+
+    def due(self, step: int) -> bool:
+        """Tell whether ranks agree before this step."""
+        return not self._began or step in _EARLY or step % WINDOW_STEPS == 0
+
+    def consumed(self, ns: int) -> None:
+        """Note how long the consumer was busy with a step."""
+        self._consumed.append(ns)
+
+    def agree(self, step: int, taken: int) -> None:
+        """Agree on the factor of the next window, with all ranks.
+
+        Args:
+            step: the step that the consumer asks for now.
+            taken: the number of the fresh items behind it.
+
+        Raises:
+            ValueError: the ranks' parts differ in length.
+            StokerError: a rank is gone.
+        """
+        with self._planning.lock:
+            mine = self.measured() if self._began else self.factor
+        total = -1 if self._total is None else self._total
+        factor, longest, shortest = self._ranks.largest([mine, total, -total])
+        if longest != -shortest:
+            raise ValueError(
+                f"ranks have between {-shortest} and {longest} fresh items, and would take unequal "
+                "numbers of steps: .shard(), or a loader's DistributedSampler, makes equal parts; "
+                ".steps(n) ends all epochs after n"
+            )
+        with self._planning.lock:
+            start = step + _LEAD if self._began else step
+            fresh = self._target(start - 1) if self._began else taken
+            self._legs = [leg for leg in self._legs[-1:] if leg[0] < start]
+            self._legs.append((start, fresh, factor))
+            self.factor = factor
+            self._began = True
+            self._until = next(n for n in range(step + 1, sys.maxsize) if self.due(n)) + _LEAD
+
+    def over(self, step: int) -> bool:
+        """Tell whether the epoch has no such step, on any rank."""
+        return self._total is not None and self._target(step - 1) >= self._total
+
+    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+        """Return the step's quota, once it is there. Raises WouldBlock as streams do."""
+        step = pool.step
+        if step >= self._until and not self._planning.may_block:
+            raise WouldBlock(None)
+        self._watch(pool, upstream)
+        if self.over(step) and not self._leaky:
+            return None
+        target = self._target(step)
+        last = self._total is not None and target >= self._total
+        if last:
+            target = self._total or 0
+        if isinstance(
+            upstream, FilteredStream
+        ):  # what failed or was filtered is made up for by others
+            self.alike = False
+            count = upstream.surviving(target)
+        else:
+            count = target - pool.admitted
+        # In whole grains, rounded up: what lagged behind would be left over at the end.
+        count = pool.fresh_of(-(-max(count, pool.needed) // pool.grain))
+        upstream.wait_for(count)
+        ready, over = upstream.poll(count)
+        if over and not ready and (self._total is None or not pool.reusable):
+            return None
+        return pool.code_of(ready, over=last or over)
+
+    def _target(self, step: int) -> int:
+        """Return the number of fresh items that are taken up to a step, that one included."""
+        start, fresh, factor = next(leg for leg in reversed(self._legs) if leg[0] <= step + 1)
+        return fresh + (step + 1 - start) * self._group * UNIT // factor
+
+    def _watch(self, pool: AdaptivePool, upstream: ReadyStream) -> None:
+        """Measure production while it was not held up by a full window."""
+        now = time.perf_counter_ns()
+        ready, full_ns = upstream.ready_since()
+        there = pool.admitted + ready
+        if self._seen is not None and there > self._seen[1]:
+            busy_until = now if full_ns is None else min(now, full_ns)
+            self._producing_ns += max(0, busy_until - self._seen[0])
+            self._produced += there - self._seen[1]
+        elif self._seen is not None and full_ns is None:
+            self._producing_ns += now - self._seen[0]
+        self._seen = now, there
+
+    def measured(self) -> int:
+        """Return this rank's ratio of production to consumption time since this was last asked.
+
+        The largest ratio decides, not the largest times: who waits for another rank's data inside
+        its step seems to consume slowly.
+        """
+        busy_ns = int(statistics.median(self._consumed)) if self._consumed else 0
+        ratio = UNIT
+        if self._producing_ns and not self._produced:
+            ratio = self._most
+        elif self._produced and busy_ns:
+            produced_ns = self._producing_ns * self._group
+            ratio = -(-UNIT * produced_ns // (self._produced * busy_ns))
+        self._consumed.clear()
+        self._producing_ns = self._produced = 0
+        return max(UNIT, min(self._most, ratio))

@@ -1,0 +1,269 @@
+"""What a feeder and its jobs say to each other: one message, one packet, one schema.
+
+Packets go over a Unix socket that keeps their borders (SOCK_SEQPACKET), between processes of one
+user. What is too long, or does not fit the schema, ends the connection that it came over. So the
+schema bounds every number and every text: what was decoded can be answered, and computed with.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+VERSION = 2
+MOST_BYTES = 1 << 16
+LARGEST = (1 << 62) - 1
+"""The largest number in a message."""
+MOST_LEASES = 1000
+MOST_PEERS = 128
+LABEL_CHARACTERS = 200
+TEXT_CHARACTERS = 8000  # of a target, or a reason
+_MOST_DESCRIPTORS = 253
+_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+_LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
+_CREDENTIALS = struct.Struct("iII")
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Seed = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64
+Pid = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARACTERS)]
+Target = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS)]
+Marks = Annotated[list[Number], msgspec.Meta(max_length=_MOST_DESCRIPTORS)]
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """The base of all messages."""
+
+
+# From a job.
+
+
+class Hello(Message):
+    """The first message of a job.
+
+    Attributes:
+        version: of this schema.
+        label: the job's command line, for people.
+        target: what the job wants to be served, ``FILE.py:FUNCTION``; empty if it takes what is
+            there.
+        seed, outline: of the feed that it was served by before, if there was one.
+        peers: process ids of those who were served with it; the feeder waits for them.
+    """
+
+    version: int
+    label: Label
+    target: Target = ""
+    seed: Seed | None = None
+    outline: list[str] = []
+    peers: Annotated[list[Pid], msgspec.Meta(max_length=MOST_PEERS)] = []
+
+
+class Ask(Message):
+    """Begin to hand out an epoch: the next one that begins, or from a position on.
+
+    What answers it has the same ``turn``; what has another answers an earlier one.
+    """
+
+    turn: Number
+    epoch: Number | None
+    number: Number
+
+
+class Done(Message):
+    """Hand-overs are not needed any more.
+
+    Attributes:
+        leases: which.
+        wait_ns: how long the job has waited for the feed so far.
+    """
+
+    leases: Annotated[list[Number], msgspec.Meta(max_length=MOST_LEASES)]
+    wait_ns: Number
+
+
+class Leave(Message):
+    """Hand out no more of this epoch."""
+
+
+# From a feeder.
+
+
+class Welcome(Message):
+    """The answer to ``Hello``.
+
+    Attributes:
+        name: of the feed.
+        target: what it serves.
+        batched: whether it hands out batches, rather than examples.
+        length: outputs of an epoch, if known.
+        seed, outline: of its pipeline.
+        again: whether what a job missed can be made again.
+        founded: whether it ends with its last job (``stoker.share``).
+        pid: of the feeder.
+        lent: how many items a job is handed before it is done with one.
+        gathers: how many jobs must ask before the first epoch begins; 0 once it has begun.
+    """
+
+    name: str
+    target: str
+    batched: bool
+    length: Number | None
+    seed: Seed
+    outline: list[str]
+    again: bool
+    founded: bool
+    lent: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    pid: Pid
+    gathers: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
+
+class Refused(Message):
+    """The feeder will not serve this job, or cannot serve any."""
+
+    reason: str
+
+
+class Peers(Message):
+    """Who is served at present, by process id."""
+
+    pids: list[Pid]
+
+
+class Begin(Message):
+    """An epoch begins for this job, at this output."""
+
+    turn: Number
+    epoch: Number
+    number: Number
+
+
+class ItemMessage(Message):
+    """A hand-over; the descriptors of its blocks come with it.
+
+    Attributes:
+        epoch, number: of its first output; ``count`` of them (examples come several at a time).
+        lease: the number of the hand-over, to be named when it is done with.
+        marks: the generation that is in each of the blocks.
+        outline, outline_at, places: see ``parcels.Payload``.
+    """
+
+    turn: Number
+    epoch: Number
+    number: Number
+    count: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    lease: Number
+    marks: Marks
+    outline: bytes
+    outline_at: tuple[Number, Number, Number] | None
+    places: list[tuple[Number, Number]]
+
+
+class End(Message):
+    """The epoch had so many outputs, and the job has them all."""
+
+    turn: Number
+    epoch: Number
+    total: Number
+
+
+class Failed(Message):
+    """The pipeline failed at the output that would have come next."""
+
+    turn: Number
+    reason: str
+
+
+class Evicted(Message):
+    """The others went on without this job: it did not answer for too long."""
+
+    turn: Number
+
+
+FromJob = Hello | Ask | Done | Leave
+FromFeeder = Welcome | Refused | Peers | Begin | ItemMessage | End | Failed | Evicted
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[bool, Any] = {
+    True: msgspec.msgpack.Decoder(FromFeeder),
+    False: msgspec.msgpack.Decoder(FromJob),
+}
+
+
+class Malformed(Exception):
+    """A packet is no message."""
+
+
+def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, with copies of descriptors.
+
+    Raises ValueError when it is too long, and what sockets raise.
+    """
+    packet = _encode(message)
+    if len(packet) > MOST_BYTES:
+        raise ValueError(f"a message of {len(packet):,} bytes is too long")
+    if descriptors:
+        passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        connection.sendmsg([packet], [passed])
+    else:
+        connection.send(packet)
+
+
+def receive_as_feeder(connection: socket.socket) -> FromJob | None:
+    """Return what a job says; None when it is gone. Descriptors that it sends are not taken.
+
+    Raises Malformed, and what sockets raise.
+    """
+    packet, _, flags, _ = connection.recvmsg(MOST_BYTES)
+    if not packet:
+        return None
+    message: FromJob = _read(packet, flags & socket.MSG_TRUNC, from_feeder=False)
+    return message
+
+
+def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[int]]:
+    """Return what a feeder says, and the descriptors that came with it; None when it is gone.
+
+    Raises Malformed, and what sockets raise.
+    """
+    packet, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
+    try:
+        message = _read(packet, flags & _LOST, from_feeder=True) if packet else None
+        if len(descriptors) != (len(message.marks) if isinstance(message, ItemMessage) else 0):
+            raise Malformed(f"{len(descriptors)} descriptors came with it")
+    except Malformed:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return message, descriptors
+
+
+def _read(packet: bytes, lost: int, *, from_feeder: bool) -> Any:
+    if lost:
+        raise Malformed("a message is too long")
+    try:
+        return _decoders[from_feeder].decode(packet)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(str(error)) from None
+
+
+def plain(text: str, most: int = TEXT_CHARACTERS) -> str:
+    """Return a text as it can be sent: names of files may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()[:most]
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end, as the kernel tells."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid

@@ -1,0 +1,144 @@
+"""A pipeline's outputs, made by a thread of their own as there is room for them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stoker import pytree
+from stoker.buffers import Recycler
+from stoker.engine.foreign import batch_rows
+from stoker.feed.served import beginning, served
+from stoker.ipc.blocks import Blocks
+from stoker.ipc.payload import Payload, packed
+from stoker.pipeline import Pipeline
+
+_PARCEL_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
+PARCEL_EXAMPLES = 64
+_SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
+
+
+@dataclass
+class Made:
+    """An item: so many outputs, ready to be handed over."""
+
+    parcel: Payload
+    count: int
+    rows: int
+
+
+class Producer:
+    """Makes the outputs of a pipeline in order, from any position on.
+
+    Args:
+        pipeline: what makes them: a twin of it.
+        blocks: where they are made.
+        batched: whether its outputs are batches, handed over one by one.
+        tell: called, from the thread, with each ``Made``, None at the end of an epoch, or what was
+            raised, behind which nothing comes.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, blocks: Blocks, batched: bool, tell: Callable[[Any], None]
+    ) -> None:
+        self._recycler = Recycler(_SPARE, blocks.allocate)
+        self._pipeline = served(pipeline, self._recycler, None)
+        self._blocks = blocks
+        self._batched = batched
+        self._tell = tell
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._begin: tuple[int, int] | None = None
+        self._allowed = self._made = 0
+        self._failure: Exception | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="stoker-feed", daemon=True)
+        self._thread.start()
+
+    def begin(self, epoch: int, number: int) -> None:
+        """Go on with this epoch, from this output on."""
+        with self._lock:
+            self._begin = epoch, number
+            self._changed.notify()
+
+    def allow(self, items: int) -> None:
+        """Say how many items there is room for, of all that are made."""
+        with self._lock:
+            if self._allowed != items:
+                self._allowed = items
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Make no more; returns at once."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until its thread and all workers are gone; tell whether they are."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._closed or self._begin is not None)
+                    if self._closed:
+                        return
+                    at, self._begin = self._begin, None
+                assert at is not None
+                self._epoch(*at)
+                if self._closed:
+                    return
+                self._tell(None)
+        except BaseException as error:
+            self._tell(error)
+        finally:
+            self._recycler.clear()
+
+    def _epoch(self, epoch: int, number: int) -> None:
+        missed = beginning(self._pipeline, epoch, number)
+        with contextlib.closing(iter(self._pipeline)) as outputs:
+            if missed:  # they are made again to get at what follows them
+                next(itertools.islice(outputs, missed, missed), None)
+            while True:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._closed or self._made < self._allowed)
+                    if self._closed:
+                        return
+                made = self._next(outputs)
+                if made is None:
+                    return
+                self._made += 1
+                self._tell(made)
+
+    def _next(self, outputs: Any) -> Made | None:
+        if self._batched:
+            batch = next(outputs, self)
+            if batch is self:
+                return None
+            return Made(packed(batch, self._blocks), 1, batch_rows(batch))
+        if self._failure is not None:
+            raise self._failure
+        examples: list[Any] = []
+        size = 0
+        while size < _PARCEL_BYTES and len(examples) < PARCEL_EXAMPLES:
+            try:
+                example = next(outputs, self)
+            except Exception as error:
+                if not examples:
+                    raise
+                self._failure = error  # behind what came before it
+                break
+            if example is self:
+                break
+            examples.append(example)
+            size += pytree.nbytes(example)
+        if not examples:
+            return None
+        return Made(packed(examples, self._blocks), len(examples), len(examples))

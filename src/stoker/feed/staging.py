@@ -1,0 +1,104 @@
+"""The staging area: how much may stand in shared memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker import machine
+from stoker.feed.log import OutputLog
+
+BATCHES = 8
+PARCELS = 64
+"""Items in the staging area, unless the user says otherwise: batches, or parcels of examples."""
+_LENT_BATCHES = 2  # one that a job works on, one that waits for it
+_LENT_PARCELS = 16  # several make up a job's batch
+
+
+class Staging:
+    """The bound on what stands in the lanes of a feeder.
+
+    What a job still holds that has left its lane, or is frozen, is not counted: at most ``lent``
+    items of each.
+
+    Args:
+        limit: so many items, or with a string so many bytes; None for the usual number.
+        batched: whether items are batches, rather than parcels of examples.
+
+    Attributes:
+        lent: how many items a job is handed before it is done with one.
+        most_bytes: of an item, so far.
+
+    Raises ValueError for a limit that is too small, or does not fit into memory.
+    """
+
+    def __init__(self, limit: int | str | None, batched: bool) -> None:
+        self.lent = _LENT_BATCHES if batched else _LENT_PARCELS
+        self.most_bytes = 0
+        self._what = "batches" if batched else "parcels of up to 64 examples"
+        self._items: int | None = None
+        self._bytes = 0
+        usable = machine.usable_memory_bytes()
+        if isinstance(limit, str):
+            self._bytes = machine.parse_bytes(limit)
+            if self._bytes > usable:
+                raise ValueError(
+                    f"a staging area of {limit} does not fit: {machine.format_bytes(usable)} of "
+                    "memory are left to this process"
+                )
+            return
+        self._items = (BATCHES if batched else PARCELS) if limit is None else limit
+        if self._items < 2 * self.lent:
+            raise ValueError(
+                f"a staging area holds at least {2 * self.lent} {self._what}, not {limit}"
+            )
+
+    def text(self) -> str:
+        """Say how large it is."""
+        if self._items is None:
+            return machine.format_bytes(self._bytes)
+        size = self.most_bytes and f", {machine.format_bytes(self._items * self.most_bytes)}"
+        return f"{self._items} {self._what}{size or ''}"
+
+    def lanes(self) -> int:
+        """Return how many lanes it has room for."""
+        return max(1, (self._items or 4 * self.lent) // self.lent)
+
+    def take_note(self, nbytes: int) -> str | None:
+        """Note an item's size; return why the staging area cannot be what was said, if so."""
+        first = not self.most_bytes
+        self.most_bytes = max(self.most_bytes, nbytes)
+        size = machine.format_bytes(nbytes)
+        least = 2 * self.lent
+        if self._items is None:
+            if least * nbytes <= self._bytes:
+                return None
+            return (
+                f"the staging area of {machine.format_bytes(self._bytes)} is too small: at least "
+                f"{least} of {size} each must fit (--staging)"
+            )
+        if not first:
+            return None
+        usable = machine.usable_memory_bytes()
+        if self._items * nbytes <= usable:
+            return None
+        return (
+            f"a staging area of {self._items} times {size} does not fit: "
+            f"{machine.format_bytes(usable)} of memory are left; give it fewer (--staging)"
+        )
+
+    def room(self, lanes: Sequence[OutputLog], lane: OutputLog) -> int:
+        """Return how many items more may stand in a lane.
+
+        Lanes besides the first have room for as much as one job is lent, the first has the rest.
+        """
+        first = lane is lanes[0]
+        beside = self.lent * (len(lanes) - 1) if first else 0
+        standing = [item for each in lanes for item in each.items]
+        if self._items is not None:
+            room = self._items - beside - len(standing)
+        else:
+            size = max(1, self.most_bytes)
+            room = (self._bytes - sum(item.nbytes for item in standing)) // size - beside
+            if not self.most_bytes:
+                room = 1  # the first one tells how large they are
+        return max(0, min(room, PARCELS if first else self.lent - len(lane.items)))

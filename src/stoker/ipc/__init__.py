@@ -1,0 +1,1 @@
+"""Shared memory and transport, for worker processes and feeds alike."""

@@ -1,0 +1,1 @@
+"""What is used next and how often: integers only."""

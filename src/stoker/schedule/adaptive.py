@@ -1,0 +1,289 @@
+"""What is used next where the factor follows the stall: on integers only.
+
+Every step is told how many fresh items go into it; the rest of it are items that were used
+before, those whose last use is oldest first. How many are fresh is decided elsewhere (by what is
+ready, by a record, or by ranks that agree) and is all there is to record: from it, a byte a step,
+the schedule is made again exactly.
+
+Guarantees:
+
+- Every fresh item is used in the step that it enters, and at most ``max_factor`` times in all.
+- No item is used twice in a step, nor in two steps that follow each other.
+- A full pool drops the most used items, of these the oldest. A step of fresh items alone may leave
+  the pool as it is: while there are plenty, no item need be copied to be kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import packing
+from stoker.schedule.fixed import Draw
+
+SNAPSHOT_STEPS = 64
+MOST_FACTOR = 1 << 16
+"""The largest ``max_factor``: each has a queue of its own."""
+_CODES = 254  # a byte says how many grains of fresh items a step has
+ALONE = 255
+"""The code of a step of fresh items alone, none of which the pool keeps."""
+
+_NONE = np.empty(0, np.int64)
+
+
+class Stretch(NamedTuple):
+    """Items that were last used in one step, equally often by then."""
+
+    ordinals: NDArray[np.int64]  # ascending
+    after: int  # the step after that one
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The pool before a step, and how many fresh items went into the steps from there on.
+
+    Attributes:
+        step, admitted: steps that were drawn, and fresh items that entered by then.
+        levels: the items in the pool by how often they were used; the first of those used once.
+        codes: a byte for each step since.
+    """
+
+    step: int
+    admitted: int
+    levels: tuple[tuple[Stretch, ...], ...]
+    codes: bytes = b""
+
+    @property
+    def oldest(self) -> int:
+        """The first item that anything from here on may ask for."""
+        firsts = (int(level[0].ordinals[0]) for level in self.levels if level)
+        return min(firsts, default=self.admitted)
+
+
+class AdaptivePool:
+    """The schedule of one echo in one epoch.
+
+    Args:
+        max_factor: how often an item is used at most, at least 2.
+        size: how many items the pool holds at most.
+        group: how many items are drawn in a step.
+    """
+
+    def __init__(self, max_factor: int, size: int, group: int) -> None:
+        self.max_factor = max_factor
+        self.size = size
+        self.group = group
+        self.grain = -(-group // _CODES)
+        # In a level, items stand in the order that they came in: that is the order of their last
+        # uses, too, for all levels are drawn from by it. So levels are queues.
+        self._levels: list[deque[Stretch]] = [deque() for _ in range(max_factor - 1)]
+        self._recent = 0
+        self.held = 0
+        self.step = 0
+        self.admitted = 0
+        self.uses = 0
+        self.ended = False
+        self.first_step = 0
+        self.codes = bytearray()  # of the steps from first_step on
+        self._moments: deque[Moment] = deque()
+        self._take_moment()
+
+    @property
+    def reusable(self) -> int:
+        """Items that the next step may use again."""
+        return self.held - self._recent
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the epoch has no further step."""
+        return self.ended
+
+    @property
+    def needed(self) -> int:
+        """Fresh items that the next step cannot do without, in whole grains."""
+        missing = max(0, self.group - self.reusable)
+        return min(self.group, -(-missing // self.grain) * self.grain)
+
+    def fresh_of(self, code: int) -> int:
+        """Return how many fresh items a code stands for, unless the epoch has fewer left."""
+        return self.group if code == ALONE else min(code * self.grain, self.group)
+
+    def code_of(self, ready: int, *, over: bool) -> int:
+        """Return the code of a step for which so many fresh items are ready.
+
+        Args:
+            ready: at most ``group``.
+            over: whether these are the epoch's last, so that what a grain has too little counts.
+        """
+        whole = over or ready == self.group
+        return -(-ready // self.grain) if whole else ready // self.grain
+
+    def draw(self, code: int, fresh: int) -> Draw:
+        """Choose a step's uses: ``fresh`` new items first, then others.
+
+        Fewer than ``group`` only where the pool has no more to give.
+        """
+        now = self.step + 1
+        entering = np.arange(self.admitted, self.admitted + fresh)
+        self.admitted += fresh
+        if code == ALONE:
+            self._recent = 0
+            draw = Draw(entering, np.zeros(fresh, np.int64), np.ones(fresh, bool), 0, 0, 0)
+        else:
+            draw = self._mixed(now, entering)
+        self.step = now
+        self.uses += len(draw.ordinals)
+        self.codes.append(code)
+        if now % SNAPSHOT_STEPS == 0:
+            self._take_moment()
+        return draw
+
+    def _mixed(self, now: int, entering: NDArray[np.int64]) -> Draw:
+        levels = self._levels
+        parts, numbers, distance_sum, repeats = [entering], [0], 0, 0
+        arrivals: list[list[NDArray[np.int64]]] = [[] for _ in range(len(levels) + 1)]
+        arrivals[0].append(entering)
+        need = min(self.group - len(entering), self.reusable)
+        while need:
+            at = min((level[0].after, number) for number, level in enumerate(levels) if level)[1]
+            stretch = levels[at].popleft()
+            if len(stretch.ordinals) > need:
+                levels[at].appendleft(Stretch(stretch.ordinals[need:], stretch.after))
+                stretch = Stretch(stretch.ordinals[:need], stretch.after)
+            count = len(stretch.ordinals)
+            need -= count
+            repeats += count
+            distance_sum += count * (now - stretch.after)
+            parts.append(stretch.ordinals)
+            numbers.append(at + 1)
+            arrivals[at + 1].append(stretch.ordinals)
+        self.held += len(entering) - sum(map(len, arrivals[-1]))
+        self._recent = 0
+        for level, came in zip(levels, arrivals, strict=False):
+            items = came[0] if len(came) == 1 else np.concatenate(came) if came else _NONE
+            if len(items):
+                level.append(Stretch(items, now))
+                self._recent += len(items)
+        dropped = self._dropped(now) if self.held > self.size else _NONE
+        if self.group == 1:  # one part is empty, or there is none: scalars cost less
+            which = 0 if len(entering) else -1
+            ordinals, uses = parts[which], np.array(numbers[which:][: len(parts[which])])
+        else:
+            ordinals = np.concatenate(parts)
+            uses = np.repeat(np.array(numbers), [len(part) for part in parts])
+        return Draw(ordinals, uses, uses == len(levels), distance_sum, repeats, 0, dropped)
+
+    def _dropped(self, now: int) -> NDArray[np.int64]:
+        """Drop what is too much: the most used first, of these the oldest."""
+        excess = self.held - self.size
+        dropped: list[NDArray[np.int64]] = []
+        for level in reversed(self._levels):
+            while excess > 0 and level:
+                stretch = level.popleft()
+                if len(stretch.ordinals) > excess:
+                    level.appendleft(Stretch(stretch.ordinals[excess:], stretch.after))
+                    stretch = Stretch(stretch.ordinals[:excess], stretch.after)
+                count = len(stretch.ordinals)
+                excess -= count
+                self.held -= count
+                self._recent -= count * (stretch.after == now)
+                dropped.append(stretch.ordinals)
+        return np.concatenate(dropped) if dropped else _NONE
+
+    def held_ordinals(self) -> NDArray[np.int64]:
+        """Return the items in the pool."""
+        stretches = [stretch.ordinals for level in self._levels for stretch in level]
+        return np.concatenate(stretches) if stretches else _NONE
+
+    # -- going back
+
+    @property
+    def replayed_steps(self) -> int:
+        """How many steps are replayed at most behind a moment."""
+        return SNAPSHOT_STEPS
+
+    def snapshot(self, step: int) -> Moment:
+        """Return what a resume at ``step`` needs."""
+        moment = next(m for m in reversed(self._moments) if m.step <= step)
+        codes = self.codes[moment.step - self.first_step :]
+        return Moment(moment.step, moment.admitted, moment.levels, bytes(codes))
+
+    def forget_before(self, step: int) -> None:
+        """Drop what only steps before ``step`` would need. The record stays whole."""
+        while len(self._moments) > 1 and self._moments[1].step <= step:
+            self._moments.popleft()
+
+    def restore(self, moment: Moment) -> None:
+        """Go to a moment; the pool must be new."""
+        self.step = self.first_step = moment.step
+        self.admitted = moment.admitted
+        for level, stretches in zip(self._levels, moment.levels, strict=False):
+            level.extend(stretches)
+        counts = [(len(s.ordinals), s.after) for level in self._levels for s in level]
+        self.held = sum(count for count, _ in counts)
+        self._recent = sum(count for count, after in counts if after == self.step)
+        self.uses = moment.step * self.group
+        self._moments.clear()
+        self._take_moment()
+
+    def _take_moment(self) -> None:
+        levels = tuple(tuple(level) for level in self._levels)
+        self._moments.append(Moment(self.step, self.admitted, levels))
+
+
+def pack(moment: Moment) -> dict[str, Any]:
+    """Write a moment as JSON: about half a byte for each item, and a byte for each step since."""
+    levels = []
+    for level in moment.levels:
+        ordinals = np.concatenate([_NONE, *(s.ordinals for s in level)])
+        lengths = np.array([len(s.ordinals) for s in level], np.int64)
+        ages = np.array([moment.step - s.after for s in level], np.int64)
+        parts = (
+            packing.packed(ordinals, 0),
+            packing.packed_small(lengths),
+            packing.packed_small(ages),
+        )
+        levels.append(" ".join(parts))
+    codes = packing.packed_bytes(np.frombuffer(moment.codes, np.uint8))
+    return {
+        "step": moment.step,
+        "admitted": moment.admitted,
+        "levels": levels,
+        "codes": codes,
+    }
+
+
+def unpack(state: Any, *, max_factor: int, size: int, group: int, items: int) -> Moment:
+    """Read what ``pack`` wrote of a pool that was made with these arguments.
+
+    Args:
+        items: how many fresh items the epoch has, at most.
+
+    Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
+    """
+    admitted = packing.whole(state["admitted"], 0, items)
+    step = packing.whole(state["step"], 0, max_factor * admitted // group + 1)
+    if len(state["levels"]) != max_factor - 1:
+        raise ValueError("the packed pool has other levels than its factor")
+    held, levels, seen = 0, [], []
+    for text in state["levels"]:
+        packed, lengths_text, ages_text = str(text).split(" ")
+        ordinals = packing.unpacked(packed, 0, size - held, admitted)
+        lengths = packing.unpacked_small(lengths_text, len(ordinals), len(ordinals) + 1)
+        ages = packing.unpacked_small(ages_text, len(lengths), step)
+        sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
+        if not sound or (lengths < 1).any() or (np.diff(ages) > 0).any():
+            raise ValueError("the packed pool is damaged")
+        pieces = np.split(ordinals, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        levels.append(tuple(Stretch(p, step - int(a)) for p, a in zip(pieces, ages, strict=True)))
+        held += len(ordinals)
+        seen.append(ordinals)
+    if len(np.unique(np.concatenate(seen))) != held:
+        raise ValueError("an item is in the packed pool twice")
+    steps = max_factor * items // group + 1  # in the epoch
+    codes = packing.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
+    return Moment(step, admitted, tuple(levels), codes)

@@ -1,0 +1,458 @@
+"""What is used next: the counted pool, on integers only.
+
+Each fresh item enters once, with its number of uses; every step draws a group of items
+without replacement. The draws depend on the seed, the epoch and the step alone, never on
+time or on data, so a schedule can be replayed from a snapshot of ordinals and counts.
+
+Guarantees:
+
+- Every item is drawn exactly as often as its count says, and ``uses = assigned - remaining``
+  holds at every moment.
+- While fresh items remain, draws are uniform; afterwards, draining, most remaining uses come
+  first, ties by oldest use (as far back as the last snapshot knows, then by age).
+- The items of one draw are distinct if ``size >= ceil(factor) * group`` and the epoch has at
+  least ``group`` items; elsewhere there are as few duplicates as the pool allows.
+- Groups of one never repeat the item before while the pool holds another.
+- The pool grows by at most one group a step until it is full (an epoch of less than two
+  groups is admitted whole).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import packing
+from stoker.rng import Fractions, Rekeyed
+from stoker.schedule.factor import counts, counts_of, uses_of_first
+
+SNAPSHOT_STEPS = 64
+"""Least steps between snapshots; as many as draw twice the pool's items, if more.
+
+A restored pool replays at most as many steps, and a drain. Drawn in groups, which cost less, it
+is eight times the items.
+"""
+
+_FEW = 1024  # slots to begin with, where nobody knows how many items come
+_SLACK = 8  # draws beyond what chance is expected to waste
+_NO_SLOTS = np.empty(0, np.int64)
+
+
+def snapshot_steps(size: int, group: int) -> int:
+    """Return how many steps of a pool there are from one snapshot to the next."""
+    return max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
+
+
+class Draw(NamedTuple):
+    """One group of uses.
+
+    Attributes:
+        ordinals: the items, ``int64 [group]`` (fewer in an epoch's last draw).
+        uses: which use of its item each is, from 0, ``int64 [group]``.
+        last: whether it is the item's last use, ``bool [group]``.
+        distance_sum: steps since the same item's use before, summed over ``repeats``.
+        repeats: how many of these uses are not the first and have a known distance.
+        duplicates: uses of an item that is already in this draw.
+        dropped: items that left the pool with this draw, though it was not their last use.
+    """
+
+    ordinals: NDArray[np.int64]
+    uses: NDArray[np.int64]
+    last: NDArray[np.bool_]
+    distance_sum: int
+    repeats: int
+    duplicates: int
+    dropped: NDArray[np.int64] = _NO_SLOTS
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The pool before a step: enough to replay every draw from there on."""
+
+    step: int
+    admitted: int
+    ordinals: NDArray[np.int64]  # ascending
+    remaining: NDArray[np.int64]
+    recent: NDArray[np.bool_]  # used in the step before
+
+    @property
+    def oldest(self) -> int:
+        """The first item that anything from here on may ask for."""
+        return int(self.ordinals[0]) if len(self.ordinals) else self.admitted
+
+
+class Pool:
+    """The schedule of one echo in one epoch.
+
+    Args:
+        factor: the exact echoing factor, above 1.
+        size: how many items the pool holds when it is full, at least ``group``.
+        group: how many items are drawn in a step.
+        key: the Philox key of this echo in this epoch.
+        items: the number of fresh items in the epoch, or None where only its end will tell.
+    """
+
+    def __init__(
+        self,
+        factor: Fraction,
+        size: int,
+        group: int,
+        key: NDArray[np.uint64],
+        items: int | None,
+    ) -> None:
+        self.factor = factor
+        self.size = size
+        self.group = group
+        self.items = items
+        self._key = key
+        self._random = Rekeyed()
+        # An item has a slot. Arrays of one dimension: NumPy gathers from them ten times as fast.
+        self._slots = 0
+        self._ordinal = np.zeros(0, np.int64)
+        self._uses = np.zeros(0, np.int64)  # in all
+        self._remaining = np.zeros(0, np.int64)
+        self._after = np.zeros(0, np.int64)  # the step after the last use; 0: none, or unknown
+        self._mark = np.zeros(0, np.int32)
+        self._reserve(min(size, _FEW if items is None else items))
+        self._places = np.arange(2 * group + _SLACK, dtype=np.int32)
+        self._held = 0
+        self._held_before = 0
+        self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
+        self._holes: Any = _NO_SLOTS
+        self._fractions = Fractions(key)
+        self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
+        self._snapshot_steps = snapshot_steps(size, group)
+        self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
+        self.step = 0
+        self.admitted = 0
+        self.ended = items == 0
+        self.uses = 0
+        self._snapshots: deque[Snapshot] = deque()
+        self._take_snapshot()
+
+    @property
+    def held(self) -> int:
+        """Items in the pool that have uses left."""
+        return self._held
+
+    @property
+    def uses_left(self) -> int:
+        """Uses that admitted items still have."""
+        return uses_of_first(self.factor, self.admitted) - self.uses
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the epoch has no further draw."""
+        return self.ended and self.uses_left == 0
+
+    def held_ordinals(self) -> NDArray[np.int64]:
+        """Return the items that have uses left."""
+        return self._ordinal[self._slots_held()]
+
+    def _slots_held(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self._remaining[: self._extent])
+
+    def wanted(self) -> int:
+        """Return how many fresh items the next draw is to be preceded by."""
+        if self.ended:
+            return 0
+        if self.items is not None and self.group < self.items < 2 * self.group <= self.size:
+            # Admitted in two steps, so short an epoch could not always be drained distinctly.
+            return self.items - self.admitted
+        wanted = max(0, min(self.size, self.group * (self.step + 1)) - self._held)
+        return wanted if self.items is None else min(wanted, self.items - self.admitted)
+
+    def admit(self, count: int) -> None:
+        """Let the next ``count`` fresh items in, at most as many as are wanted."""
+        if not count:
+            return
+        start, stop = self.admitted, self.admitted + count
+        slots: Any
+        if count == 1:  # batches come one by one, and scalars cost less than arrays
+            if len(self._holes):
+                slots, self._holes = int(self._holes[0]), self._holes[1:]
+            else:
+                slots, self._extent = self._extent, self._extent + 1
+                self._reserve(self._extent)
+            uses: Any = uses_of_first(self.factor, stop) - uses_of_first(self.factor, start)
+            ordinals: Any = start
+        else:
+            slots, self._holes = self._holes[:count], self._holes[count:]
+            new = count - len(slots)
+            if new:
+                added = slice(self._extent, self._extent + new)
+                slots = np.r_[slots, added] if len(slots) else added
+                self._extent += new
+                self._reserve(self._extent)
+            uses = counts(self.factor, start, stop)
+            ordinals = np.arange(start, stop)
+        self._ordinal[slots] = ordinals
+        self._uses[slots] = self._remaining[slots] = uses
+        self._after[slots] = 0
+        self._held += count
+        self.admitted = stop
+        if stop == self.items:
+            self.ended = True
+
+    def _reserve(self, slots: int) -> None:
+        """Have so many slots, and as many again for what comes."""
+        if slots <= self._slots:
+            return
+        slots = max(slots, min(2 * self._slots, self.size))
+        for name in ("_ordinal", "_uses", "_remaining", "_after", "_mark"):
+            column = getattr(self, name)
+            larger = np.zeros(slots, column.dtype)
+            larger[: len(column)] = column
+            setattr(self, name, larger)
+        self._slots = slots
+
+    def end(self) -> None:
+        """Note that no further fresh item comes in this epoch."""
+        self.ended = True
+
+    def draw(self) -> Draw:
+        """Choose the next group of uses. What is wanted must have been admitted, or ended."""
+        if self.group == 1 and not self.ended:
+            return self._draw_one()
+        slots = self._drained() if self.ended else self._uniform()
+        ordinals, remaining, after = (
+            self._ordinal[slots],
+            self._remaining[slots],
+            self._after[slots],
+        )
+        uses = self._uses[slots] - remaining
+        remaining -= 1
+        repeats = int(np.count_nonzero(after))
+        distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
+        self._after[slots] = self.step + 1
+        duplicates = 0
+        if self.ended and len(slots) > self._held_before:
+            duplicates = _number_repeats(slots, uses, remaining)
+        self._remaining[slots] = remaining  # of a slot that occurs twice the last value stays
+        last = remaining == 0
+        gone = slots[last]
+        self._held -= len(gone)
+        if not self.ended:
+            self._holes = gone
+        self.uses += len(slots)
+        self._advance()
+        return Draw(ordinals, uses, last, distance_sum, repeats, duplicates)
+
+    def _draw_one(self) -> Draw:
+        """Draw a group of one: what ``draw`` does, without arrays."""
+        held, step = self._held, self.step
+        previous = self._previous
+        if previous is None:
+            found = np.flatnonzero(self._after[:held] == step) if step else _NO_SLOTS
+            previous = int(found[0]) if found.size else -1
+        others = held > 1 and previous >= 0
+        slot = int(self._fractions.at(step) * (held - others))
+        if others and slot >= previous:
+            slot += 1
+        remaining = int(self._remaining[slot])
+        used = int(self._uses[slot]) - remaining
+        ordinal, after = int(self._ordinal[slot]), int(self._after[slot])
+        self._remaining[slot] = remaining - 1
+        self._after[slot] = step + 1
+        self._previous = slot
+        if remaining == 1:
+            self._held = held - 1
+            self._holes = [slot]
+            self._previous = -1
+        self.uses += 1
+        self._advance()
+        return Draw(
+            np.array([ordinal]),
+            np.array([used]),
+            np.array([remaining == 1]),
+            step + 1 - after if after else 0,
+            int(after > 0),
+            0,
+        )
+
+    def _advance(self) -> None:
+        self.step += 1
+        if self.step % self._snapshot_steps == 0 and not self.ended:
+            self._canonicalise()
+            self._take_snapshot()
+
+    @property
+    def replayed_steps(self) -> int:
+        """How many steps are replayed at most behind a snapshot: until the next one, or a drain."""
+        return self._snapshot_steps + -(-self.size * self.factor // self.group) + 1
+
+    def advance(self) -> Draw:
+        """Admit what is wanted and draw; for pools that know their number of items."""
+        self.admit(self.wanted())
+        return self.draw()
+
+    def snapshot(self, step: int) -> Snapshot:
+        """Return the newest kept snapshot taken at or before ``step``."""
+        return next(s for s in reversed(self._snapshots) if s.step <= step)
+
+    def forget_before(self, step: int) -> None:
+        """Drop the snapshots that only steps before ``step`` would need."""
+        while len(self._snapshots) > 1 and self._snapshots[1].step <= step:
+            self._snapshots.popleft()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go to where a snapshot was taken; the pool must be new."""
+        held = len(snapshot.ordinals)
+        self._reserve(held)
+        self._held = self._extent = held
+        self._ordinal[:held] = snapshot.ordinals
+        self._remaining[:held] = snapshot.remaining
+        self._uses[:held] = counts_of(self.factor, snapshot.ordinals)
+        self._after[:held] = np.where(snapshot.recent, snapshot.step, 0)
+        self.step = snapshot.step
+        self.admitted = snapshot.admitted
+        self.uses = uses_of_first(self.factor, self.admitted) - int(snapshot.remaining.sum())
+        self._snapshots.clear()
+        self._snapshots.append(snapshot)
+
+    def _uniform(self) -> NDArray[np.int64]:
+        """Draw distinct slots, uniformly, in time that the group alone sets."""
+        generator = self._random.at(self._key, self.step)
+        held, count = self._held, self.group
+        if held < 4 * count:
+            return generator.permutation(held)[:count]
+        # Rejecting what was drawn before leaves a uniform draw without replacement; so few more
+        # are drawn that there is hardly ever a second round. (A fraction times a whole number is
+        # several times as fast as bounded integers, and its bias is below 2^-30 for any pool
+        # that fits in memory.)
+        kept = _NO_SLOTS
+        while len(kept) < count:
+            drawn = generator.random(count - len(kept) + count * count // held + _SLACK)
+            drawn = (drawn * held).astype(np.int64)
+            if len(kept):
+                drawn = np.concatenate([drawn, kept])
+            # Of a slot that was drawn more than once the last place stays in the mark.
+            places = self._places[: len(drawn)]
+            self._mark[drawn] = places
+            kept = drawn[self._mark[drawn] == places]
+        return kept[:count]
+
+    def _drained(self) -> NDArray[np.int64]:
+        if self._levels is None:
+            self._levels = self._begin_drain()
+        levels = self._levels
+        self._held_before = self._held
+        need = min(self.group, self.uses_left)
+        avoid = self.step if self.step and self.group == 1 and self._held > 1 else None
+        picked: list[NDArray[np.int64]] = []
+        while need:
+            # One pass picks distinct items; only when all of them are picked does another start.
+            passed: list[tuple[int, NDArray[np.int64]]] = []
+            for level in sorted(levels, reverse=True):
+                queue = levels[level]
+                while need and queue:
+                    slots = queue.popleft()
+                    if avoid is not None and self._after[slots[0]] == avoid:
+                        queue.append(slots)  # groups of one: chunks behind it are of one, too
+                        if len(queue) == 1:
+                            break
+                        slots = queue.popleft()
+                    if len(slots) > need:
+                        queue.appendleft(slots[need:])
+                        slots = slots[:need]
+                    need -= len(slots)
+                    passed.append((level, slots))
+            for level, slots in passed:
+                if level > 1:
+                    levels.setdefault(level - 1, deque()).append(slots)
+                picked.append(slots)
+        return picked[0] if len(picked) == 1 else np.concatenate(picked)
+
+    def _begin_drain(self) -> dict[int, deque[NDArray[np.int64]]]:
+        slots = self._slots_held()
+        after = self._after[slots]
+        after[after < self._snapshots[-1].step] = 0  # a resumed run would not know of these
+        order = slots[np.lexsort((self._ordinal[slots], after))]
+        remaining = self._remaining[order]
+        levels: dict[int, deque[NDArray[np.int64]]] = {}
+        for level in np.unique(remaining):
+            slots = order[remaining == level]
+            chunks = slots[:, None] if self.group == 1 else [slots]
+            levels[int(level)] = deque(chunks)
+        return levels
+
+    def _canonicalise(self) -> None:
+        """Sort by ordinal, so that the order of slots needs no room in a state."""
+        slots = self._slots_held()
+        slots = slots[np.argsort(self._ordinal[slots])]
+        for column in (self._ordinal, self._uses, self._remaining, self._after):
+            column[: len(slots)] = column[slots]
+        self._extent = self._held
+        self._holes = _NO_SLOTS
+        self._previous = None
+
+    def _take_snapshot(self) -> None:
+        held = slice(self._extent)
+        self._snapshots.append(
+            Snapshot(
+                self.step,
+                self.admitted,
+                self._ordinal[held].copy(),
+                self._remaining[held].copy(),
+                (self._after[held] == self.step) & (self.step > 0),
+            )
+        )
+
+
+def _number_repeats(
+    slots: NDArray[np.int64], uses: NDArray[np.int64], remaining: NDArray[np.int64]
+) -> int:
+    """Number the uses of slots that occur more than once in a draw; return the repeats."""
+    seen: dict[int, int] = {}
+    for i, slot in enumerate(slots.tolist()):
+        before = seen.get(slot, 0)
+        uses[i] += before
+        remaining[i] -= before
+        seen[slot] = before + 1
+    return len(slots) - len(seen)
+
+
+def pack(snapshot: Snapshot) -> dict[str, int | str]:
+    """Write a snapshot as JSON: about half a byte to a byte for each item."""
+    parts = (
+        packing.packed(snapshot.ordinals, 0),
+        packing.packed_small(snapshot.remaining),
+        packing.packed_bytes(np.packbits(snapshot.recent)),
+    )
+    return {
+        "step": snapshot.step,
+        "admitted": snapshot.admitted,
+        "held": len(snapshot.ordinals),
+        "packed": " ".join(parts),
+    }
+
+
+def unpack(state: Any, *, factor: Fraction, size: int, group: int, items: int) -> Snapshot:
+    """Read what ``pack`` wrote of a pool that was made with these arguments.
+
+    Args:
+        items: how many fresh items the epoch has, at most.
+
+    Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
+    """
+    admitted = packing.whole(state["admitted"], 0, items)
+    held = packing.whole(state["held"], 0, min(size, admitted))
+    assigned = uses_of_first(factor, admitted)
+    step = packing.whole(state["step"], 0, assigned // group)
+    ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
+    ordinals = packing.unpacked(ordinals_text, 0, held, admitted)
+    remaining = packing.unpacked_small(remaining_text, held, -(-factor // 1) + 1)
+    flags = packing.unpacked_bytes(recent, -(-held // 8))
+    if not len(ordinals) == len(remaining) == held or len(flags) != -(-held // 8):
+        raise ValueError("the packed pool is damaged")
+    if ((remaining < 1) | (remaining > counts_of(factor, ordinals))).any():
+        raise ValueError("items have other uses left than their factor gives them")
+    if assigned - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
+        raise ValueError(f"no pool is like that at step {step:,}")
+    was_used = np.unpackbits(flags, count=held).astype(bool)
+    return Snapshot(step, admitted, ordinals, remaining, was_used)

@@ -1,0 +1,1 @@
+"""Sources over files behind a URL."""

@@ -1,0 +1,105 @@
+"""How the files of a remote file system are reached: URL, options and limits, all plain values."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from stoker.signals import deferred
+from stoker.sources.remote import storage
+from stoker.sources.remote.listing import Lister, waited
+from stoker.sources.remote.reader import FilePlace
+from stoker.sources.remote.storage import FileStorage, Storage, needed
+from stoker.sources.remote.web import WebStorage
+
+T = TypeVar("T")
+
+
+class Root(NamedTuple):
+    """A folder that was listed."""
+
+    path: str
+    """As its file system has it."""
+    url: str
+    """As people have it."""
+
+    def place(self, name: str, size: int) -> FilePlace:
+        """Tell where a file of the listing is."""
+        between = "" if self.url.endswith("/") else "/"
+        return FilePlace(f"{self.path}/{name}", f"{self.url}{between}{name}", size)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the files of one file system are read.
+
+    Attributes:
+        url: a folder, or any file.
+        requests: at most so many at a time.
+        retry_s: how long after the first failure of a file it is tried again.
+        options: what the file system is made with.
+
+    Raises TypeError or ValueError for values that cannot be.
+    """
+
+    url: str
+    requests: int
+    retry_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.requests, bool) or not isinstance(self.requests, (int, np.integer)):
+            raise TypeError(f"requests is a whole number, not {self.requests!r}")
+        if self.requests < 1:
+            raise ValueError(f"requests is at least 1, not {self.requests}")
+        if not self.retry_s >= 0:
+            raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
+
+    def open(self) -> Storage:
+        """Open the file system.
+
+        Raises ImportError when a package is missing, ValueError for an unknown protocol.
+        """
+        asyn = needed("fsspec.asyn", self.url)
+        with deferred():  # a loop that is made by half stays so for all
+            asyn.get_loop()
+        protocol = self.url.partition("://")[0].lower()
+        try:
+            kind = importlib.import_module("fsspec").get_filesystem_class(protocol)
+        except ImportError as error:
+            raise ImportError(f"{self.url}: {error}: pip install 'stoker[remote]'") from error
+        if protocol in ("http", "https"):
+            return WebStorage(kind, self.url, self.options, self.requests)
+        settings = {**kind._get_kwargs_from_urls(self.url), **self.options}
+        if protocol not in ("s3", "s3a"):
+            fs = kind(**settings)
+        else:
+            ours = {
+                "max_pool_connections": self.requests,
+                "read_timeout": storage.STALL_S,
+                "connect_timeout": storage.STALL_S,
+                "retries": {"total_max_attempts": 1},  # those that are counted are ours
+            }
+            # Else a file is asked for its size first, and read in ten parts at once.
+            settings = {"max_concurrency": 1, **settings}
+            settings["config_kwargs"] = {**ours, **settings.get("config_kwargs", {})}
+            fs = kind(**settings)
+            fs.retries = 1
+        return FileStorage(fs, fs.loop if fs.async_impl else asyn.get_loop(), self.url)
+
+    def listed(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
+        """Open the file system to list something below ``url``, and close it."""
+        opened = self.open()
+
+        async def run() -> T:
+            try:
+                return await listing(Lister(opened, self.url, self.requests, self.retry_s))
+            finally:
+                await opened.close()
+
+        url = opened.root if isinstance(opened, WebStorage) else self.url
+        return Root(opened.root, url), waited(run, opened.loop)

@@ -1,0 +1,273 @@
+"""Files as examples, on any file system: class folders at a URL, and lists of files anywhere.
+
+URLs are read through fsspec (extra ``[remote]``). A source is what was listed, once, and how to
+read it; it is pickled as it stands. What is open belongs to its readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.sources.local_files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
+from stoker.sources.remote.access import Access, Root
+from stoker.sources.remote.listing import Lister, Names
+from stoker.sources.remote.reader import FilePlace, RemoteReader
+from stoker.sources.remote.storage import UNKNOWN
+from stoker.sources.source import LabeledImage
+
+
+class File(NamedTuple):
+    """An example of ``from_files``."""
+
+    path: str
+    """The path or URL."""
+    data: bytes
+    """All of it."""
+
+
+class RemoteFolderSource:
+    """Image files in one sub-folder a class, at a URL; in the order that a local folder has.
+
+    Args:
+        url: the folder: for HTTP, of index pages with links.
+        requests: at most so many at a time, for listing and for each reader.
+        retry_s: how long after the first failure of a file, or a listing, it is tried again.
+        storage_options: what fsspec's file system is made with.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it has no sub-folders, or no images in them, or cannot be listed.
+        RemoteError: the server failed for longer than ``retry_s``, or for good.
+        ImportError: a package is missing.
+    """
+
+    fields = LabeledImage._fields
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        requests: int = 32,
+        retry_s: float = 60.0,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._access = Access(url, requests, retry_s, dict(storage_options or {}))
+        self.requests, self.retry_s = self._access.requests, self._access.retry_s
+        self._root, (self.classes, self._found) = self._access.listed(Lister.classes)
+        # Files are numbered through all classes: here the next one begins.
+        self._ends = np.cumsum([len(listing.names) for listing in self._found])
+        if not len(self):
+            raise ValueError(
+                f"{url} has no images in its {len(self.classes)} sub-folders (looked for "
+                f"{', '.join(IMAGE_SUFFIXES[:5])}, ...)"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return f"from_folder({self._access.url!r})"
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def reader(self) -> RemoteReader:
+        """Open the file system for reading ahead."""
+        return RemoteReader(self, self._access.open())
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Read the files, through a reader of its own."""
+        with contextlib.closing(self.reader()) as reader:
+            return reader.fetch(indices)
+
+    def path(self, index: int) -> str | None:
+        """Return the file's URL."""
+        return self.place(index).url
+
+    def identity(self) -> str | None:
+        """Return the folder's URL, if its server told a version of every file."""
+        told = all(listing.versions.all() for listing in self._found)
+        return f"folder {self._root.url}" if told else None
+
+    def mark(self, index: int) -> Fingerprint:
+        """Return the file's URL, size and version, as they were listed, and its label."""
+        label = self._label(index)
+        place = self.place(index)
+        version = self._found[label].versions[index - int(self._ends[label])]
+        return Fingerprint(place.url, place.size, int(version), label)
+
+    def place(self, index: int) -> FilePlace:
+        """Tell where a file is."""
+        label = self._label(index)
+        names, sizes, _ = self._found[label]
+        number = index - int(self._ends[label])  # from the end of the class
+        return self._root.place(names[number], int(sizes[number]))
+
+    def example(self, index: int, data: bytes) -> LabeledImage:
+        """Make an example."""
+        return LabeledImage(data, self._label(index))
+
+    def _label(self, index: int) -> int:
+        return int(np.searchsorted(self._ends, index, side="right"))
+
+
+class FilesSource:
+    """Whole files by path or URL.
+
+    Args:
+        files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
+            (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
+            In URLs of HTTP a ``?`` is none. Hidden files fit only patterns that name such.
+        requests, retry_s, storage_options: for URLs, as in ``RemoteFolderSource``.
+
+    Raises:
+        FileNotFoundError: no file fits the pattern.
+        ValueError: there are no files in the list, or of several file systems; or the one named is
+            a pipe, a socket or a device. (In a list it is an example that fails; what fits a
+            pattern is left out, with a warning.)
+        TypeError: there is something else than paths in the list.
+        RemoteError, ImportError: as in ``RemoteFolderSource``.
+    """
+
+    fields = File._fields
+    # There for URLs alone, for what is read ahead.
+    requests: int
+    retry_s: float
+
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        requests: int = 32,
+        retry_s: float = 60.0,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._listing: tuple[Root, NDArray[np.int64]] | None = None
+        self._versions: NDArray[np.int64] | None = None
+        alone = isinstance(files, (str, os.PathLike))
+        given = [_text(files)] if alone else [_text(file) for file in files]  # type: ignore[union-attr]
+        if not given:
+            raise ValueError("from_files needs at least one file")
+        self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
+        self._access: Access | None = None
+        if _protocol(given):
+            self._access = Access(given[0], requests, retry_s, dict(storage_options or {}))
+            self.requests, self.retry_s = self._access.requests, self._access.retry_s
+        self._files = self._matching(given[0]) if alone else Names(given)
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return self._name
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def reader(self) -> RemoteReader:
+        """Open the file system for reading ahead. (Local files are not.)"""
+        assert self._access is not None
+        return RemoteReader(self, self._access.open())
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Read the files; at URLs, through a reader of its own."""
+        if self._access is not None:
+            with contextlib.closing(self.reader()) as reader:
+                return reader.fetch(indices)
+        return [File(self._files[i], read_file(self._files[i])) for i in indices]
+
+    @property
+    def local(self) -> bool:
+        """Whether they are no URLs."""
+        return self._access is None
+
+    def path(self, index: int) -> str | None:
+        """Return the file's path or URL."""
+        return self.place(index).url
+
+    def identity(self) -> str | None:
+        """Return what tells files from others by their marks, if a version of each is known."""
+        if self._access is None:
+            return "files"
+        known = self._versions is not None and bool(self._versions.all())
+        return "files" if known else None
+
+    def mark(self, index: int) -> Fingerprint:
+        """Return the mark of a local file as it is now; of others URL, size, version as listed."""
+        if self._access is None:
+            file = os.path.abspath(self._files[index])
+            return of_file(file, os.stat(file))
+        place = self.place(index)
+        version = 0 if self._versions is None else int(self._versions[index])
+        return Fingerprint(place.url, place.size, version)
+
+    def place(self, index: int) -> FilePlace:
+        """Tell where a file is."""
+        if self._listing is None:
+            return FilePlace(None, self._files[index], UNKNOWN)
+        root, sizes = self._listing
+        return root.place(self._files[index], int(sizes[index]))
+
+    def example(self, index: int, data: bytes) -> File:
+        """Make an example."""
+        return File(self.place(index).url, data)
+
+    def _matching(self, pattern: str) -> Names:
+        """List the files that fit, from the last folder on that the pattern spells out."""
+        if self._access is None:
+            literal = not glob.has_magic(pattern)
+            found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
+            special = [file for file in found if is_special(file)]
+            if literal and special:
+                raise ValueError(f"{pattern} is no regular file, and cannot be an example")
+            warn_left_out(self._name, special)
+            files = Names([file for file in found if os.path.isfile(file)])
+        elif (start := _magic(pattern)) is None:
+            files = Names([pattern])
+        else:
+            protocol, _, rest = pattern.partition("://")
+            folder, slash, _ = rest[:start].rpartition("/")
+            tail = rest[len(folder) + len(slash) :]
+            self._access = replace(self._access, url=f"{protocol}://{folder}")
+            root, listing = self._access.listed(lambda lister: lister.matching(tail))
+            self._listing, self._versions = (root, listing.sizes), listing.versions
+            files = listing.names
+        if not len(files):
+            raise FileNotFoundError(f"no file fits {pattern}")
+        return files
+
+
+def _text(file: object) -> str:
+    if isinstance(file, os.PathLike):
+        file = os.fspath(file)
+    if not isinstance(file, str):
+        raise TypeError(f"from_files takes paths and URLs, not {type(file).__name__}")
+    return file
+
+
+def _protocol(files: Sequence[str]) -> str:
+    """Return the protocol of all files, "" for local ones."""
+    found = {file.partition("://")[0].lower() if "://" in file else "" for file in files}
+    if found == {"http", "https"}:
+        return "https"
+    if len(found) > 1:
+        kinds = ", ".join(f"{kind}://" if kind else "local paths" for kind in sorted(found))
+        raise ValueError(f"from_files reads from one file system, not from {kinds}")
+    return found.pop()
+
+
+def _magic(url: str) -> int | None:
+    """Return where in a URL, counted from behind ``://``, a pattern begins."""
+    protocol, _, rest = url.partition("://")
+    web = protocol.lower() in ("http", "https")
+    start = rest.find("/") + 1 if web else 0  # behind the host, which may be [::1]
+    found = re.compile(r"[*\[]" if web else r"[*?\[]").search(rest, start)
+    return found.start() if found else None

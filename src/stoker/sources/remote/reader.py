@@ -1,0 +1,209 @@
+"""Reading ahead from remote storage, with many requests under way and never more than stated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from stoker.signals import again_soon, deferred
+from stoker.sources.remote.one_shot import OneShot
+from stoker.sources.remote.retry import persistently
+from stoker.sources.remote.storage import Storage
+
+_GRACE_S = 2.0
+_CLOSED = "the reader is closed"
+
+
+class FilePlace(NamedTuple):
+    """Where a file is."""
+
+    path: str | None
+    """As its file system has it; None: the URL tells."""
+    url: str
+    """As people have it."""
+    size: int
+    """In bytes, or ``UNKNOWN``."""
+
+
+class Files(Protocol):
+    """What a reader asks of its source, from any thread."""
+
+    requests: int
+    retry_s: float
+
+    def place(self, index: int) -> FilePlace:
+        """Tell where a file is."""
+        ...
+
+    def example(self, index: int, data: bytes) -> Any:
+        """Make an example of its bytes."""
+        ...
+
+
+class _Read(OneShot[bytes]):
+    """One file that was asked for. Only the loop's thread completes it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+
+class RemoteReader:
+    """Reads the files of a source on the loop of its storage; any thread may call it.
+
+    Attributes:
+        retries: how often a file was asked for again after a passing failure.
+    """
+
+    def __init__(self, files: Files, storage: Storage) -> None:
+        self.retries = 0
+        self._files = files
+        self._storage = storage
+        self._pid = os.getpid()
+        # Finalisers may close while this very thread is in here.
+        self._lock = threading.RLock()
+        self._ahead: dict[int, deque[_Read]] = {}
+        self._queue: deque[_Read] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: OneShot[None] | None = None
+        self._loop = storage.loop
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Begin to read these files, behind what was expected before; each is for one ``fetch``.
+
+        Returns at once. Does nothing once closed.
+        """
+        with self._lock:
+            if self._closing is not None:
+                return
+            reads = [_Read(index) for index in _plain(indices)]
+            self._keep(reads)
+            self._queue.extend(reads)
+        self._wake()
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the examples at these indices; what was not expected is read before all else.
+
+        When one of several fails, all of them stay expected, so that asking for them one by one
+        tells which it is and reads nothing twice.
+
+        Raises FileNotFoundError, RemoteError; RuntimeError once closed.
+        """
+        with self._lock:
+            if self._closing is not None:
+                raise RuntimeError(_CLOSED)
+            reads, new = [], []
+            for index in _plain(indices):
+                ahead = self._ahead.get(index)
+                if ahead is None:
+                    new.append(_Read(index))
+                reads.append(ahead.popleft() if ahead else new[-1])
+                if not ahead:
+                    self._ahead.pop(index, None)
+            self._queue.extendleft(reversed(new))
+        if new:
+            self._wake()
+        try:
+            return [self._files.example(read.index, read.wait()) for read in reads]
+        except BaseException as error:
+            if len(reads) > 1 or not isinstance(error, Exception):
+                with self._lock:
+                    self._keep(reads, first=True)
+            raise
+
+    def close(self) -> None:
+        """Give up all reads and connections; who waits for one gets a RuntimeError.
+
+        May be called by any thread, by finalisers, and again. Waits for the end of what was under
+        way, but never long: nothing in it waits for a server.
+        """
+        with deferred(again_soon):
+            with self._lock:
+                closing = self._closing
+                first = closing is None
+                if closing is None:
+                    closing = self._closing = OneShot()
+                    self._ahead.clear()
+            if os.getpid() != self._pid or sys.is_finalizing() or not self._loop.is_running():
+                return  # the loop's thread is not there: nothing of this is under way here
+            if first:
+                self._loop.call_soon_threadsafe(self._begin_to_close)
+        if not self._in_loop():
+            with contextlib.suppress(TimeoutError):
+                closing.wait(_GRACE_S)
+
+    def _in_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def _keep(self, reads: list[_Read], *, first: bool = False) -> None:
+        for read in reversed(reads) if first else reads:
+            ahead = self._ahead.setdefault(read.index, deque())
+            (ahead.appendleft if first else ahead.append)(read)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: close() says so
+            self._loop.call_soon_threadsafe(self._hire)
+
+    # What follows runs in the loop's thread.
+
+    def _hire(self) -> None:
+        free = self._files.requests - len(self._tasks)
+        for _ in range(min(free, len(self._queue))):
+            task = self._loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self) -> None:
+        while self._queue:
+            read = self._queue.popleft()
+            try:
+                read.give(await self._read(read.index))
+            except Exception as error:
+                read.fail(error)
+            except BaseException:
+                read.fail(RuntimeError(_CLOSED))
+                raise
+
+    async def _read(self, index: int) -> bytes:
+        path, url, size = self._files.place(index)
+        found = self._storage.path(url) if path is None else path
+        return await persistently(
+            lambda: self._storage.read(found, size), url, self._files.retry_s, self._retried
+        )
+
+    def _retried(self) -> None:
+        if self._closing is not None:  # a cancellation that came too late for an attempt
+            raise asyncio.CancelledError
+        self.retries += 1
+
+    def _begin_to_close(self) -> None:
+        self._last = self._loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        assert self._closing is not None
+        try:
+            while self._queue:
+                self._queue.popleft().fail(RuntimeError(_CLOSED))
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=_GRACE_S)
+            await self._storage.close()
+        finally:
+            self._closing.give(None)
+
+
+def _plain(indices: Sequence[int]) -> list[int]:
+    plain: list[int] = np.asarray(indices, np.int64).tolist()
+    return plain

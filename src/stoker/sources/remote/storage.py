@@ -1,0 +1,190 @@
+"""Remote file systems, opened: single attempts to read or to list. (HTTP: web.py.)"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from stoker.sources.local_files import read_file
+from stoker.sources.remote.retry import StalledError, TruncatedError
+
+STALL_S = 10.0
+"""For how long no byte may come."""
+_SLOWEST_BYTES_PER_S = 100_000  # where bytes cannot be seen coming, a slower read counts as stalled
+_LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
+UNKNOWN = -1
+_TAGS = ("ETag", "etag", "md5Hash")  # of the content
+_TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
+_WEAK = ("mtime", "ino")  # who writes may set this time back: alone it says nothing
+
+
+class Entries(NamedTuple):
+    """What is in a folder: names, quoted where they are parts of URLs."""
+
+    folders: list[str]
+    files: list[str]
+    sizes: list[int]
+    """Of the files, in bytes; ``UNKNOWN`` where they are not told."""
+    versions: list[int]
+    """Of the files: digests of tags, or of times that no writer sets; 0 where neither is told."""
+
+
+class Storage(ABC):
+    """One file system. Its coroutines run on ``loop``."""
+
+    def __init__(self, fs: Any, loop: asyncio.AbstractEventLoop, root: str) -> None:
+        self._fs = fs
+        self.loop = loop
+        self.root = root
+        """The URL it was opened with, as a path of this file system, with no ``/`` at its end."""
+
+    @abstractmethod
+    async def read(self, path: str, size: int) -> bytes:
+        """Read a file, whose size is known or ``UNKNOWN``."""
+
+    @abstractmethod
+    async def entries(self, path: str) -> Entries:
+        """List a folder; NoListingError says that what came is none."""
+
+    async def below(self, path: str) -> Entries | None:
+        """List all files below a folder at once, or return None where that cannot be done."""
+        return None
+
+    @abstractmethod
+    def path(self, url: str) -> str:
+        """Return the path of a URL."""
+
+    @abstractmethod
+    def plain(self, name: str) -> str:
+        """Return a name as people know it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what belongs to this object alone."""
+
+
+def needed(module: str, url: str) -> Any:
+    """Import a package of the extra, or raise ImportError with what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{url} needs {package}: pip install 'stoker[remote]'") from error
+
+
+class FileStorage(Storage):
+    """Any file system of fsspec; those without coroutines are asked in threads."""
+
+    def __init__(self, fs: Any, loop: asyncio.AbstractEventLoop, url: str) -> None:
+        super().__init__(fs, loop, fs._strip_protocol(url).rstrip("/"))
+        base = importlib.import_module("fsspec.asyn" if fs.async_impl else "fsspec.spec")
+        kind = base.AsyncFileSystem if fs.async_impl else base.AbstractFileSystem
+        name = "_find" if fs.async_impl else "find"
+        # The general one asks folder by folder, and leaves out those that fail.
+        self._finds = getattr(type(fs), name) is not getattr(kind, name)
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        self._local = "file" in protocols
+
+    async def read(self, path: str, size: int) -> bytes:
+        """Read a file, and compare its length."""
+        allowed_s = STALL_S + (_LARGE_BYTES if size == UNKNOWN else size) / _SLOWEST_BYTES_PER_S
+        try:
+            async with asyncio.timeout(allowed_s) as limit:
+                data: bytes = await self._whole(path)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StalledError(f"not read in {allowed_s:.3g} s") from error
+        if len(data) != size != UNKNOWN:
+            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+        return data
+
+    async def entries(self, path: str) -> Entries:
+        """List a folder."""
+        self._fs.invalidate_cache()
+        found = await self._call("ls", path, detail=True)
+        start = len(path) + 1
+        names = [(info["name"].rstrip("/")[start:], info) for info in found]
+        folders = [name for name, info in names if info["type"] == "directory" and name]
+        files = [(name, info) for name, info in names if info["type"] != "directory" and name]
+        infos = [info for _, info in files]
+        return Entries(folders, [name for name, _ in files], *_told(infos))
+
+    async def below(self, path: str) -> Entries | None:
+        """Ask an object store, which lists keys and knows no folders."""
+        if not self._finds:
+            return None
+        self._fs.invalidate_cache()
+        found = await self._call("find", path, detail=True)
+        self._fs.invalidate_cache()  # a large listing is kept once, and not there
+        start = len(path) + 1
+        return Entries([], [name[start:] for name in found], *_told(found.values()))
+
+    def path(self, url: str) -> str:
+        """Strip the protocol."""
+        stripped: str = self._fs._strip_protocol(url)
+        return stripped
+
+    def plain(self, name: str) -> str:
+        """Return the name: nothing is quoted."""
+        return name
+
+    async def close(self) -> None:
+        """Close nothing: fsspec keeps one such file system for all."""
+
+    async def _whole(self, path: str) -> Any:
+        if self._local:  # where there are pipes and devices, too
+            return await _in_thread(lambda: read_file(path))
+        return await self._call("cat_file", path)
+
+    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        if self._fs.async_impl:
+            return await getattr(self._fs, f"_{method}")(*args, **options)
+        return await _in_thread(lambda: getattr(self._fs, method)(*args, **options))
+
+
+def _told(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
+    """Return sizes and versions."""
+    sizes, versions = [], []
+    for info in infos:
+        size = info.get("size")
+        sizes.append(UNKNOWN if size is None else int(size))
+        told = _values(info, _TAGS)[:1] or _values(info, _TIMES)
+        if told:
+            told += _values(info, _WEAK)
+        digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
+        versions.append(int.from_bytes(digest, "little") if told else 0)
+    return sizes, versions
+
+
+def _values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    return [str(info[name]) for name in names if info.get(name)]
+
+
+async def _in_thread(function: Callable[[], Any]) -> Any:
+    """Run it in a daemon thread: one that hangs for good must not hold up the interpreter's end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def finish(error: BaseException | None, value: Any) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        try:
+            error, value = None, function()
+        except BaseException as raised:
+            error, value = raised, None
+        loop.call_soon_threadsafe(finish, error, value)
+
+    threading.Thread(target=run, name="remote-call", daemon=True).start()
+    return await future

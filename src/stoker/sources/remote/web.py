@@ -1,0 +1,165 @@
+"""HTTP as a file system: files are read whole, index pages are the listings.
+
+Of fsspec's file system only the session is used, since that does not tell a failed answer from a
+broken connection, and misreads links with quoted characters.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
+
+from stoker.sources.local_files import refuse_too_large
+from stoker.sources.remote import storage
+from stoker.sources.remote.retry import (
+    GarbledError,
+    NoListingError,
+    StalledError,
+    StatusError,
+    TruncatedError,
+    UnusableError,
+)
+from stoker.sources.remote.storage import UNKNOWN, Entries, Storage, needed
+
+_LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-"
+_LEGAL_NAME = re.compile(rf"[{_LEGAL}]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}]*)*")
+_LEGAL_URL = re.compile(rf"[{_LEGAL}:/?#\[\]]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}:/?#\[\]]*)*")
+_SIMPLE_LINK = re.compile(rf"(?:\./)?(?!/|\.\.?/?$)({_LEGAL_NAME.pattern}/?)")
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_LINK = re.compile(
+    r"""<a\s(?:[^>"']|"[^"]*"|'[^']*')*?(?<=\s)href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""",
+    re.IGNORECASE,
+)
+
+
+class WebStorage(Storage):
+    """HTTP: paths are URLs, as they are sent."""
+
+    def __init__(self, kind: Any, url: str, options: Mapping[str, Any], requests: int) -> None:
+        self._aiohttp = needed("aiohttp", url)
+        self._yarl = needed("yarl", url)
+
+        async def client(**settings: Any) -> Any:
+            aiohttp = self._aiohttp
+            # What comes encoded is refused: only of plain bytes the length tells whether all came.
+            own = {"connector": aiohttp.TCPConnector(limit=requests), "auto_decompress": False}
+            return aiohttp.ClientSession(**{**own, **settings})
+
+        # A session of its own can be closed, and then by us alone.
+        own = {"skip_instance_cache": True, "asynchronous": True}
+        fs = kind(**{"get_client": client, **options, **own})
+        super().__init__(fs, needed("fsspec.asyn", url).get_loop(), "")
+        self.root = self.path(url).rstrip("/")
+        timeout = self._aiohttp.ClientTimeout(
+            total=None, connect=storage.STALL_S, sock_read=storage.STALL_S
+        )
+        headers = {"Accept-Encoding": "identity", **fs.kwargs.get("headers", {})}
+        self._request = {"timeout": timeout, **fs.kwargs, "headers": headers}
+
+    async def read(self, path: str, size: int) -> bytes:
+        """Read a file; that its length is what the answer tells is checked by the session."""
+        data, answer = await self._get(path)
+        _check_promise(answer)
+        if len(data) != size != UNKNOWN:
+            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+        return data
+
+    async def entries(self, path: str) -> Entries:
+        """Read an index page."""
+        url = f"{path}/"
+        page, answer = await self._get(url)
+        if answer.content_type not in ("text/html", "application/xhtml+xml"):
+            raise NoListingError(f"{url} is no listing of a folder: it is {answer.content_type}")
+        _check_promise(answer)
+        names = _linked(page.decode("utf-8", "surrogateescape"), str(answer.url))
+        files = [name for name in names if not name.endswith("/")]
+        folders = [name.rstrip("/") for name in names if name.endswith("/")]
+        return Entries(folders, files, [UNKNOWN] * len(files), [0] * len(files))
+
+    def path(self, url: str) -> str:
+        """Return the URL; quoted, where it holds what no URL may."""
+        return url if _LEGAL_URL.fullmatch(url) else str(self._yarl.URL(url))
+
+    def plain(self, name: str) -> str:
+        """Undo the quoting; bytes that are no UTF-8 as ``os.fsdecode`` has them."""
+        return unquote(name, errors="surrogateescape") if "%" in name else name
+
+    async def close(self) -> None:
+        """Close the session and its connections."""
+        if self._fs._session is not None:
+            await self._fs._session.close()
+
+    async def _get(self, url: str) -> tuple[bytes, Any]:
+        session = await self._fs.set_session()
+        try:
+            async with session.get(self._yarl.URL(url, encoded=True), **self._request) as answer:
+                if answer.status != 200:
+                    retry_after = answer.headers.get("Retry-After")
+                    raise StatusError(answer.status, answer.reason, retry_after)
+                encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+                if encoding != "identity":
+                    raise UnusableError(f"the answer is encoded ({encoding}), unasked")
+                return await _body(answer, url), answer
+        except TimeoutError as error:
+            raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
+        except self._aiohttp.TooManyRedirects as error:
+            raise UnusableError(f"more than {len(error.history)} redirects") from error
+        except self._aiohttp.ClientResponseError as error:  # whose status is made up
+            raise GarbledError(f"the answer is no HTTP: {_line(error.message)}") from error
+        except self._aiohttp.RedirectClientError as error:
+            raise UnusableError(f"it redirects to {_line(str(error))}") from error
+
+
+async def _body(answer: Any, url: str) -> bytes:
+    """Read a body, however long, as long as there is the memory for it."""
+    if answer.content_length is not None:
+        refuse_too_large(answer.content_length, url)
+        return bytes(await answer.read())
+    body = bytearray()
+    looked = 0
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > 2 * looked:  # it may never end
+            looked = len(body)
+            refuse_too_large(2 * looked, url)
+    return bytes(body)
+
+
+def _check_promise(answer: Any) -> None:
+    """Refuse an answer of which nobody can tell whether it is whole."""
+    chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+    if answer.content_length is None and not chunked:
+        raise UnusableError("the answer does not tell its length")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+def _linked(page: str, base: str) -> list[str]:
+    """Return the names, quoted, that an index page links to right below it; folders end in ``/``.
+
+    Links to itself (sorted otherwise), to its parent or to elsewhere are left out.
+    """
+    names: dict[str, None] = {}  # in order, once
+    at = urlsplit(base)
+    root = unquote(at.path, errors="surrogateescape")
+    for groups in _LINK.findall(_COMMENT.sub("", page)):
+        href = html.unescape(groups[0] or groups[1] or groups[2])
+        simple = _SIMPLE_LINK.fullmatch(href)
+        if simple:
+            names[simple[1]] = None
+            continue
+        to = urlsplit(urljoin(base, href))
+        if (to.scheme, to.netloc) != (at.scheme, at.netloc) or to.query or to.fragment:
+            continue
+        folder, _, name = to.path.rstrip("/").rpartition("/")
+        if unquote(f"{folder}/", errors="surrogateescape") == root and name:
+            if not _LEGAL_NAME.fullmatch(name):
+                name = quote(unquote_to_bytes(name.encode("utf-8", "surrogateescape")))
+            names[name + to.path[len(to.path.rstrip("/")) :]] = None
+    names.pop("", None)
+    return list(names)

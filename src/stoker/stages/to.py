@@ -1,0 +1,149 @@
+"""Batches as torch tensors on a device, copied one batch ahead of their use."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import machine, pytree
+
+
+@dataclass(frozen=True)
+class To:
+    """The stage ``.to(device)``."""
+
+    device: str
+
+    @property
+    def name(self) -> str:
+        """Name the stage for people."""
+        return f"to({self.device})"
+
+
+def torch_device(device: Any) -> str:
+    """Return a device's name after checking it.
+
+    Raises:
+        ImportError: torch is missing.
+        RuntimeError: torch knows no such device.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(".to(device) needs PyTorch: pip install 'stoker[torch]'") from error
+    return str(torch.device(device))
+
+
+def usable_bytes(device: Any) -> int:
+    """Return the free memory of a device; the host's where a device does not tell."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return machine.usable_memory_bytes()
+
+
+class Mover:
+    """Moves batches to one device. Used by the consumer's thread alone.
+
+    On the CPU, NumPy arrays become tensors that share their memory, and nothing is copied.
+    Elsewhere each batch is written into pinned staging memory and copied on a side stream,
+    which the consumer's stream waits for only when the batch is handed over.
+    """
+
+    STAGES = 2  # staging buffers: one being copied from, one being filled
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
+        self.name = To(device).name
+        self._side: Any = None
+        self._staging: deque[tuple[Any, dict[int, Any]]] = deque()
+        if self._device.type == "cuda":
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def usable_bytes(self) -> int:
+        """Return the free memory of the device."""
+        return usable_bytes(self._device)
+
+    def start(self, batch: Any) -> Callable[[], Any]:
+        """Begin to move a batch; call what is returned to have it, when it is needed."""
+        if self._side is None:
+            moved = pytree.map_leaves(self._directly, batch)
+            return lambda: moved
+        torch = self._torch
+        buffers: dict[int, Any] = {}
+        if len(self._staging) >= self.STAGES:
+            done, buffers = self._staging.popleft()
+            done.synchronize()  # until then its memory is still being read
+        with torch.cuda.stream(self._side):
+            number = iter(range(1 << 30))
+            moved = pytree.map_leaves(lambda leaf: self._staged(leaf, buffers, next(number)), batch)
+            copied = torch.cuda.Event()
+            copied.record(self._side)
+        self._staging.append((copied, buffers))
+
+        def finish() -> Any:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(copied)
+            for leaf in pytree.leaves(moved):
+                if pytree.is_tensor(leaf) and leaf.is_cuda:
+                    leaf.record_stream(current)
+            return moved
+
+        return finish
+
+    def _directly(self, leaf: Any) -> Any:
+        if _is_numeric(leaf):
+            leaf = self._torch.from_numpy(_writable(leaf))
+        return leaf.to(self._device) if pytree.is_tensor(leaf) else leaf
+
+    def _staged(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
+        torch = self._torch
+        if _is_numeric(leaf):
+            leaf = torch.from_numpy(_writable(leaf))
+        if not pytree.is_tensor(leaf) or leaf.device == self._device:
+            return leaf
+        if leaf.device.type == "cpu" and not leaf.is_pinned():
+            buffer = buffers.get(number)
+            if buffer is None or buffer.numel() < leaf.numel() or buffer.dtype != leaf.dtype:
+                buffer = torch.empty(leaf.numel(), dtype=leaf.dtype, pin_memory=True)
+                buffers[number] = buffer
+            pinned = buffer[: leaf.numel()].view(leaf.shape)
+            pinned.copy_(leaf)
+            leaf = pinned
+        return leaf.to(self._device, non_blocking=True)
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that torch takes: no tensor is read-only.
+
+    A feed's views are read-only, on memory that is this process's to write to. Other read-only
+    arrays are copied.
+    """
+    if array.flags.writeable:
+        return array
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if isinstance(root.base, mmap.mmap) and not isinstance(root, np.memmap):
+        view = array.view()
+        with contextlib.suppress(ValueError):
+            view.flags.writeable = True
+            return view
+    return array.copy()
+
+
+def _is_numeric(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"

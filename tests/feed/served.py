@@ -1,0 +1,89 @@
+"""Pipelines that tests serve, by name, and what one process makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+import stoker
+from stoker import pytree
+
+EXAMPLES = 150
+SIDE = 40
+
+
+class Grids:
+    """Examples ``(grid, index)``."""
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return np.full((SIDE, SIDE), float(index)), index
+
+
+def noisy(grid: Any, rng: np.random.Generator) -> Any:
+    return grid + rng.random()
+
+
+def batches() -> stoker.Pipeline:
+    source = stoker.from_dataset(Grids(), seed=11)
+    return source.shuffle().random_map(noisy, on=0).batch(8)
+
+
+def rows() -> stoker.Pipeline:
+    grids = np.arange(EXAMPLES * SIDE * SIDE, dtype=np.float32).reshape(EXAMPLES, SIDE * SIDE)
+    return stoker.from_arrays(grids, np.arange(EXAMPLES), seed=12).shuffle().batch(12)
+
+
+def echoed() -> stoker.Pipeline:
+    source = stoker.from_dataset(Grids(), seed=13)
+    return source.shuffle().echo(1.5, pool=32).random_map(noisy, on=0).batch(8)
+
+
+def filtered() -> stoker.Pipeline:
+    source = stoker.from_dataset(Grids(), seed=14)
+    return source.shuffle().filter(lambda example: example[1] % 3 > 0).batch(8, drop_last=True)
+
+
+def examples() -> stoker.Pipeline:
+    return stoker.from_dataset(Grids(), seed=15).shuffle().random_map(noisy, on=0)
+
+
+class Many:
+    """So many batches that they would never fit."""
+
+    def __len__(self) -> int:
+        return 2_000
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(10_000, float(index))
+
+
+def many() -> stoker.Pipeline:
+    return stoker.from_dataset(Many(), seed=16).batch(4)
+
+
+KINDS = ("batches", "rows", "echoed", "filtered", "examples")
+
+
+def digest(value: Any) -> str:
+    """Return what tells an output from others."""
+    made = hashlib.blake2b(digest_size=8)
+    for leaf in pytree.leaves(value):
+        made.update(np.ascontiguousarray(leaf).tobytes())
+    return made.hexdigest()
+
+
+_known: dict[tuple[str, int], list[str]] = {}
+
+
+def expected(kind: str, epoch: int) -> list[str]:
+    """Return the digests of an epoch's outputs, as one process makes them."""
+    if (kind, epoch) not in _known:
+        pipeline = globals()[kind]()
+        pipeline.set_epoch(epoch)
+        _known[kind, epoch] = [digest(value) for value in pipeline]
+    return _known[kind, epoch]

@@ -1,0 +1,592 @@
+"""Feeds as their users meet them: what comes out, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import failing
+import numpy as np
+import pytest
+import served
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from playing import (
+    Play,
+    check_outputs,
+    feeder_of,
+    feeding,
+    joining,
+    log_of,
+    sharing,
+    start,
+    wait_for_the_end,
+    wait_until,
+)
+
+import stoker
+from stoker.feed import autostart, messages
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    made = f"feeds-{os.getpid()}-{next(_names)}"
+    yield made
+    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
+
+
+def failing_target(function: str) -> str:
+    return f"{Path(failing.__file__)}:{function}"
+
+
+def target(kind: str) -> str:
+    return f"{Path(served.__file__)}:{kind}"
+
+
+# -- what comes out
+
+
+def test_batches_are_read_only_views_and_may_go_to_torch(name: str) -> None:
+    with feeding(served.batches, name):
+        feed = stoker.from_feed(name)
+        grids, labels = next(iter(feed))
+        with pytest.raises(ValueError, match="read-only"):
+            grids += 1
+        assert not labels.flags.writeable
+        assert not grids.flags.owndata
+        tensors = stoker.from_feed(name).to("cpu")
+        moved, _ = next(iter(tensors))
+        moved.zero_()
+        again = stoker.from_feed(name)
+        again.load_state_dict(feed_state(again, 0, 0))
+        assert served.digest(next(iter(again))) == served.expected("batches", 0)[0]
+
+
+def feed_state(feed: stoker.Pipeline, epoch: int, number: int) -> dict[str, Any]:
+    """Return the state of a job that stands there in the feed's epochs."""
+    state = feed.state_dict()
+    state["loader"] |= {"epoch": epoch, "number": number}
+    return state
+
+
+def test_length_seed_and_epochs(name: str) -> None:
+    with feeding(served.batches, name):
+        feed = stoker.from_feed(name, seed=3)
+        assert len(feed) == 19
+        assert feed.seed == 3
+        assert sum(1 for _ in feed) == 19
+        assert feed.epoch == 1
+        assert "from_feed" in str(feed)
+
+
+def test_jobs_augment_and_batch_on_their_own(name: str) -> None:
+    with feeding(served.examples, name):
+        ones, others = (
+            stoker.from_feed(name, seed=seed).random_map(served.noisy, on=0).batch(n)
+            for seed, n in ((1, 50), (2, 40))
+        )
+        first = [labels.tolist() for _, labels in ones]
+        second = [labels.tolist() for _, labels in others]
+        assert [len(labels) for labels in first] == [50, 50, 50]
+        assert [len(labels) for labels in second] == [40, 40, 40, 30]
+        assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second))
+        assert len(ones) == 3
+
+
+def test_a_fast_job_echoes(name: str) -> None:
+    with feeding(served.batches, name):
+        feed = stoker.from_feed(name).echo("auto", max_factor=3)
+        uses = [served.digest(batch) for batch in feed]
+        assert set(uses) == set(served.expected("batches", 0))
+        state = feed.state_dict()
+        feed.load_state_dict(state)
+
+
+def test_a_job_resumes_its_own_augmentation(name: str) -> None:
+    def job() -> stoker.Pipeline:
+        return stoker.from_feed(name, seed=5).random_map(served.noisy, on=0).batch(20)
+
+    with feeding(served.examples, name):
+        whole, states = [], []
+        feed = job()
+        for batch in feed:
+            whole.append(served.digest(batch))
+            states.append(feed.state_dict())
+        for number in (0, 3, 6):
+            again = job()
+            again.load_state_dict(states[number])
+            assert [served.digest(batch) for batch in again] == whole[number + 1 :]
+
+
+def test_named_tuples_of_the_script_itself(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "trains.py"
+    script.write_text(
+        f"""
+from typing import NamedTuple
+import numpy as np
+import stoker
+
+class Example(NamedTuple):
+    image: object
+    label: int
+
+class Data:
+    def __len__(self): return 10
+    def __getitem__(self, index): return Example(np.zeros(3000), index)
+
+def make():
+    return stoker.from_dataset(Data(), seed=0).batch(5)
+
+if __name__ == "__main__":
+    for batch in stoker.share(make, name="{name}"):
+        assert type(batch) is Example
+        print(batch.label.tolist())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split("\n")[0] == "[0, 1, 2, 3, 4]", done.stderr
+    assert not done.stderr
+
+
+def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
+    with feeding(failing.loader, name):
+        feed = stoker.from_feed(name)
+        assert list(feed) == [[number] for number in range(10)]
+        batches = iter(feed)
+        next(batches)
+        state = feed.state_dict()
+        batches.close()
+        other = stoker.from_feed(name)
+        other.load_state_dict(state)
+        with pytest.raises(stoker.StateError, match="cannot make again"):
+            iter(other)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("adaptive", "adaptive echo"),
+        ("on_device", r"\.to\(device\)"),
+        ("raises", "no data today"),
+        ("returns_none", "not a stoker pipeline"),
+        ("nowhere", "has no function nowhere"),
+    ],
+)
+def test_what_cannot_be_served_says_so(function: str, says: str, name: str) -> None:
+    with pytest.raises(stoker.FeedError, match=says):
+        stoker.share(failing_target(function), name=name)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "says"),
+    [
+        (lambda: None, stoker.FeedError, "cannot find"),
+        ("prep.py", ValueError, "FILE.py:FUNCTION"),
+        ("/no/such/file.py:make", stoker.FeedError, "no file"),
+        ("no_such_module:make", stoker.FeedError, "no_such_module"),
+    ],
+)
+def test_wrong_functions(function: Any, error: type[Exception], says: str, name: str) -> None:
+    with pytest.raises(error, match=says):
+        stoker.share(function, name=name)
+
+
+TYPED_IN = """
+import stoker
+
+def make():
+    return stoker.from_dataset(range(10), seed=0).batch(5)
+
+list(stoker.share(make, name="{name}"))
+"""
+
+
+@pytest.mark.parametrize("way", ["-", "-c", "-i", "-i train.py"])
+def test_a_function_that_stands_in_no_file_is_to_be_put_into_one(
+    way: str, tmp_path: Path, name: str
+) -> None:
+    text = TYPED_IN.format(name=name)
+    (tmp_path / "train.py").write_text("import os")
+    arguments = ["-c", text] if way == "-c" else way.split()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        input="" if way == "-c" else text,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = next(line for line in done.stderr.splitlines() if "errors.FeedError: " in line)
+    assert "make(), which stands in no file" in said
+    assert "prep.py:make" in said
+
+
+def test_a_module_that_is_run_shares_its_function(tmp_path: Path, name: str) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    (package / "__init__.py").write_text("LENGTH = 10")
+    guarded = TYPED_IN.replace("list(", 'if __name__ == "__main__":\n    list(')
+    (package / "train.py").write_text("from . import LENGTH\n" + guarded.format(name=name))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "project.train"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_wrong_names() -> None:
+    for wrong in ("", "a b", "x" * 65, "ä"):
+        with pytest.raises(ValueError, match="name of a feed"):
+            stoker.from_feed(wrong)
+
+
+def test_two_functions_under_one_name(name: str) -> None:
+    first = stoker.share(target("batches"), name=name)
+    with pytest.raises(stoker.FeedError, match=r"not .*:rows"):
+        stoker.share(target("rows"), name=name)
+    del first
+
+
+def test_a_script_that_shares_while_it_is_imported(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "no_guard.py"
+    script.write_text(
+        f"""
+import stoker
+def make():
+    return stoker.from_dataset(range(10), seed=0).batch(5)
+stoker.share(make, name="{name}")
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert '__name__ == "__main__"' in done.stderr.splitlines()[-1]
+
+
+def test_too_small_and_too_large_staging_areas(name: str) -> None:
+    wrong = (2, "at least 4"), ("100TB", "does not fit"), ("1 kg", "not a size")
+    for number, (staging, says) in enumerate(wrong):
+        with pytest.raises(stoker.FeedError, match=says):
+            stoker.share(target("batches"), name=f"{name}-{number}", staging=staging)
+    small = stoker.share(target("batches"), name=name, staging="200KB")
+    with pytest.raises(stoker.FeedError, match="too small"):
+        list(small)
+
+
+def test_states_of_other_feeds_are_refused(name: str) -> None:
+    with feeding(served.batches, name):
+        state = feed_state(stoker.from_feed(name), 0, 3)
+    with feeding(served.rows, name):
+        feed = stoker.from_feed(name)
+        feed.load_state_dict(state)
+        with pytest.raises(stoker.StateError, match="another pipeline"):
+            iter(feed)
+
+
+# -- what goes wrong
+
+
+def test_a_pipeline_that_fails_tells_every_job(name: str) -> None:
+    with feeding(failing.fails_on_7, name):
+        for _ in range(2):
+            feed = stoker.from_feed(name)
+            got: list[int] = []
+            with pytest.raises(stoker.FeedError, match=r"example 7.*seven"):
+                got.extend(value for batch in feed for value in batch.tolist())
+            assert got == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_cannot_be_pickled_tells_the_jobs(name: str) -> None:
+    with feeding(failing.unpicklable, name):
+        feed = iter(stoker.from_feed(name).batch(2, collate=list))
+        with pytest.raises(stoker.StokerError, match="cannot hand this over"):
+            next(feed)
+
+
+def test_the_end_of_a_feeder_is_told_at_once(name: str) -> None:
+    with feeding(served.batches, name) as feeder:
+        feed = stoker.from_feed(name)
+        batches = iter(feed)
+        first = next(batches)
+        kept = served.digest(first)
+        feeder.kill()
+        with pytest.raises(stoker.FeedError, match="has ended"):
+            for _ in batches:
+                pass
+        assert served.digest(first) == kept
+
+
+def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
+    shm = set(os.listdir("/dev/shm"))
+    make = sharing("batches", name, jobs=3)
+    plays = [Play(epochs=50, step_s=0.005) for _ in range(3)]
+    jobs = [start(make, play, tmp_path / f"{i}") for i, play in enumerate(plays)]
+    wait_until(lambda: len(log_of(tmp_path / "0").outputs) > 3, "jobs are at work")
+    feeder = feeder_of(name)
+    assert feeder is not None
+    for job in jobs:
+        job.kill()
+    for job in jobs:
+        job.join()
+        job.close()
+    wait_until(lambda: not Path(f"/proc/{feeder}").exists(), "the feeder ends")
+    assert set(os.listdir("/dev/shm")) == shm
+
+
+def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) -> None:
+    play = Play(epochs=1, step_s=0.01)
+    job = start(sharing("batches", name), play, tmp_path / "log")
+    wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3, "the job is at work")
+    feeder = feeder_of(name)
+    assert feeder is not None
+    os.kill(feeder, signal.SIGSTOP)
+    os.kill(feeder, signal.SIGKILL)
+    wait_for_the_end([job])
+    check_outputs(log_of(tmp_path / "log"), "batches", play)
+
+
+# -- who may connect, and what they may say
+
+
+def connect(name: str) -> socket.socket:
+    connection = autostart.connected_within(name, 10)
+    assert connection is not None
+    connection.settimeout(10)
+    return connection
+
+
+good = messages.Hello(messages.VERSION, "fuzz")
+hostile = st.one_of(
+    st.binary(max_size=200),
+    st.integers(messages.MOST_BYTES - 2, messages.MOST_BYTES + 2).map(bytes),
+    st.sampled_from(
+        [
+            messages._encode(message)
+            for message in (
+                good,
+                messages.Ask(1, None, -1),
+                messages.Ask(2**40, 2**62, 2**62),
+                messages.Done([1, 2, 3], 0),
+                messages.Done([], -1),
+                messages.Leave(),
+                messages.Refused("x"),
+                messages.Hello(99, "other version"),
+                messages.Hello(1, "x" * 60_000, peers=[-1, 0, 1, 2**40]),
+            )
+        ]
+    ),
+)
+
+
+@settings(max_examples=200 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 8)
+@given(st.lists(st.tuples(st.booleans(), st.lists(hostile, max_size=6)), min_size=1, max_size=5))
+def test_hostile_messages_end_their_connection_alone(
+    attacks: list[tuple[bool, list[bytes]]],
+) -> None:
+    name = f"fuzz-{os.getpid()}-{next(_names)}"
+    with feeding(served.batches, name) as feeder:
+        feed = stoker.from_feed(name)
+        batches = iter(feed)
+        got = [served.digest(next(batches))]
+        for greets, packets in attacks:
+            with connect(name) as connection:
+                if greets:
+                    messages.send(connection, good)
+                for packet in packets:
+                    try:
+                        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"\1\0\0\0")]
+                        connection.sendmsg([packet], passed)
+                    except OSError:
+                        break
+            got.append(served.digest(next(batches)))
+        got += [served.digest(batch) for batch in batches]
+        assert got == served.expected("batches", 0)
+        assert feeder.is_alive()
+
+
+def test_connections_that_say_nothing_hold_up_nobody(name: str) -> None:
+    with feeding(served.batches, name), connect(name), connect(name):
+        assert len(list(stoker.from_feed(name))) == 19
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_another_user_cannot_connect(name: str) -> None:
+    with feeding(served.batches, name):
+        connect(name).close()
+        asks = f"""
+import os, socket
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.settimeout(10)
+connection.connect({autostart.address(name)!r})
+print(len(connection.recv(1000)))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", asks], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "0"
+        assert len(list(stoker.from_feed(name))) == 19
+
+
+# -- memory and processor
+
+
+def test_the_staging_area_bounds_shared_memory(name: str) -> None:
+    """Of 500 batches, however long a job waits: what is staged, and a pipeline's own window."""
+    with feeding(served.many, name, staging=6) as feeder:
+        slow = iter(stoker.from_feed(name))
+        held = next(slow)
+        shared, before = _shared_bytes(feeder.pid), -1
+        while shared != before:
+            time.sleep(0.2)
+            shared, before = _shared_bytes(feeder.pid), shared
+        assert 6 * held.nbytes <= shared <= 100 * held.nbytes
+
+
+def _shared_bytes(pid: int) -> int:
+    folder = Path(f"/proc/{pid}/fd")
+    blocks = [link for link in folder.iterdir() if "stoker-feed" in os.readlink(link)]
+    return sum(link.stat().st_size for link in blocks)
+
+
+def test_who_stops_waiting_holds_up_nobody(name: str) -> None:
+    with feeding(served.many, name, patience_s=1000.0):
+        first = stoker.from_feed(name)
+        batches = iter(first)
+        next(batches)
+        for _ in range(20):  # so that another one must wait for the next epoch
+            next(batches)
+        waits = iter(stoker.from_feed(name))
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(lambda: next(waits))
+        assert 21 + sum(1 for _ in batches) == 500
+        assert sum(1 for _ in zip(range(60), first, strict=False)) == 60
+
+
+def _interrupted(wait: Any) -> None:
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    sender.start()
+    try:
+        wait()
+    finally:
+        sender.join()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"jobs": 0}, ValueError),
+        ({"jobs": "8"}, TypeError),
+        ({"staging": 2.5}, TypeError),
+        ({"patience_s": 0}, ValueError),
+        ({"patience_s": None}, TypeError),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], error: type[Exception], name: str) -> None:
+    with pytest.raises(error, match=next(iter(settings))):
+        stoker.share(target("batches"), name=name, **settings)
+
+
+def test_waiting_uses_no_processor(name: str) -> None:
+    """Who waits blocks: the time is the processor's, not the clock's."""
+    with feeding(served.batches, name, jobs=2) as feeder:
+        waits = start(joining(name), Play(), Path("/dev/null"))
+        stat = Path(f"/proc/{feeder.pid}/stat"), Path(f"/proc/{waits.pid}/stat")
+        time.sleep(0.5)
+        before = [_ticks(path) for path in stat]
+        time.sleep(1.0)
+        after = [_ticks(path) for path in stat]
+        waits.kill()
+        waits.join()
+        waits.close()
+    assert max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
+
+
+@pytest.mark.parametrize("access", ["share", "from_feed"])
+def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
+    call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
+    with contextlib.ExitStack() as stack:
+        if access == "from_feed":
+            stack.enter_context(feeding(served.batches, name, jobs=2))
+            call = f"stoker.from_feed({name!r})"
+        code = f"import stoker; print(len(list({call})))"
+        command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+        jobs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)]
+        stack.callback(lambda: [job.kill() for job in jobs])
+        assert jobs[0].stderr is not None
+        said = jobs[0].stderr.readline()
+        assert said.startswith(f"stoker: the feed {name!r} waits for 2 jobs")
+        assert "jobs=" in said
+        jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        for job in jobs:
+            out, errors = job.communicate(timeout=60)
+            assert (job.returncode, out, errors) == (0, "19\n", "")
+
+
+def _ticks(path: Path) -> int:
+    fields = path.read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+# -- the command
+
+
+def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
+    call = [sys.executable, "-c", "from stoker.cli import main; main()"]
+    command = subprocess.Popen(
+        [*call, "feed", target("batches"), "--name", name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    feed = None
+    try:
+        wait_until(lambda: feeder_of(name), "the feed is there")
+        feed = stoker.from_feed(name)
+        assert [served.digest(batch) for batch in feed] == served.expected("batches", 0)
+        second = subprocess.run(
+            [*call, "feed", target("batches"), "--name", name],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert "there already" in second.stderr
+    finally:
+        command.send_signal(signal.SIGINT)
+        out, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    assert "staging area: 8 batches" in out
+    assert err.strip() == "stopped"
+
+
+def test_torch_tensors_come_as_tensors(name: str) -> None:
+    def tensors() -> stoker.Pipeline:
+        rows = [torch.arange(5000.0) + number for number in range(6)]
+        return stoker.from_dataset(rows, seed=0).batch(3)
+
+    with feeding(tensors, name):
+        batches = list(stoker.from_feed(name))
+        assert [tuple(batch.shape) for batch in batches] == [(3, 5000), (3, 5000)]
+        assert batches[1][2, 1] == 6
+        batches[0] += 1
+        assert np.asarray(batches[0])[0, 0] == 1

@@ -1,0 +1,199 @@
+"""What is handed over comes out as it went in, without a copy, and harms nobody."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from stoker import pytree
+from stoker.buffers import Recycler
+from stoker.ipc import payload
+from stoker.ipc.blocks import Blocks
+
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclass
+class Record:
+    boxes: Any
+    name: str
+
+
+def sent(value: Any, blocks: Blocks, generation: int = 1) -> tuple[Any, Any, list[Any]]:
+    """Return what a job sees of a value, the parcel, and its mappings."""
+    parcel = payload.packed(value, blocks)
+    parcel.mark(generation)
+    memories = [
+        payload.mapped(os.dup(block.descriptor), block.generation) for block in parcel.blocks
+    ]
+    seen = payload.opened(parcel.outline, parcel.outline_at, parcel.places, memories)
+    return seen, parcel, memories
+
+
+def same(a: Any, b: Any) -> bool:
+    if pytree.signature(a) != pytree.signature(b):
+        return False
+    for x, y in zip(pytree.leaves(a), pytree.leaves(b), strict=True):
+        if isinstance(x, torch.Tensor):
+            if x.dtype != y.dtype or x.shape != y.shape or not torch.equal(x, y):
+                return False
+        elif isinstance(x, np.ndarray):
+            if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
+                return False
+        elif x != y:
+            return False
+    return True
+
+
+arrays = hnp.arrays(
+    st.sampled_from((np.uint8, np.float32, np.int64, np.dtype("S5"), np.dtype("U3"))),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=40),
+    fill=st.nothing(),
+    elements=None,
+) | st.builds(
+    lambda n, step: np.arange(n * step, dtype=np.float64)[::step],
+    st.integers(0, 20_000),
+    st.integers(1, 3),
+)
+leaves = (
+    arrays
+    | st.binary(max_size=20_000)
+    | st.text()
+    | st.integers()
+    | st.none()
+    | st.floats(allow_nan=False)
+)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.tuples(inner, inner)
+        | st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+        | st.builds(Record, inner, st.text())
+    ),
+    max_leaves=6,
+)
+
+
+@given(values)
+def test_values_come_out_as_they_went_in(value: Any) -> None:
+    blocks = Blocks()
+    seen, parcel, _ = sent(value, blocks)
+    assert same(value, seen)
+    for leaf in pytree.leaves(seen):
+        if isinstance(leaf, np.ndarray):
+            assert not leaf.flags.writeable
+    parcel.retire()
+    blocks.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("size", [3, 50_000])
+def test_tensors(dtype: torch.dtype, size: int) -> None:
+    value = {"a": torch.arange(size).to(dtype), "b": torch.ones(4, size)[::2].to(dtype)}
+    seen, _, _ = sent(value, Blocks())
+    assert same(value, seen)
+
+
+def test_arrays_in_the_feeders_memory_are_not_copied() -> None:
+    blocks = Blocks()
+    recycler = Recycler(allocate=blocks.allocate)
+    batch = recycler.array((64, 1000), np.float32)
+    batch[:] = 1
+    seen, parcel, _ = sent((batch, batch[10:20, ::2]), blocks)
+    assert [block.size for block in parcel.blocks] == [batch.nbytes]
+    batch[:] = 2  # as the feeder must not
+    assert (seen[0] == 2).all()
+    assert (seen[1] == 2).all()
+
+
+def test_what_one_job_writes_no_other_sees() -> None:
+    blocks = Blocks()
+    value = torch.arange(50_000.0)
+    one, parcel, _ = sent(value, blocks)
+    memories = [payload.mapped(os.dup(b.descriptor), b.generation) for b in parcel.blocks]
+    other = payload.opened(parcel.outline, parcel.outline_at, parcel.places, memories)
+    one.mul_(0)
+    assert torch.equal(other, value)
+    array, _, _ = sent(np.arange(50_000), blocks)
+    with pytest.raises(ValueError, match="read-only"):
+        array += 1
+
+
+def test_no_job_can_write_or_resize_a_block() -> None:
+    blocks = Blocks()
+    parcel = payload.packed(np.arange(50_000), blocks)
+    descriptor = parcel.blocks[0].descriptor
+    for forbidden in (
+        lambda: os.ftruncate(descriptor, 0),
+        lambda: os.ftruncate(descriptor, 1 << 30),
+        lambda: os.pwrite(descriptor, b"x", 5000),
+    ):
+        with pytest.raises(PermissionError):
+            forbidden()
+
+
+def test_who_comes_too_late_is_told() -> None:
+    blocks = Blocks()
+    parcel = payload.packed(np.arange(50_000), blocks)
+    parcel.mark(1)
+    descriptor = os.dup(parcel.blocks[0].descriptor)
+    in_time = payload.mapped(os.dup(descriptor), 1)
+    parcel.retire()
+    with pytest.raises(payload.Stale):
+        payload.mapped(descriptor, 1)
+    with pytest.raises(payload.Stale):
+        payload.check(in_time, 1)
+
+
+def test_what_is_kept_outlasts_its_block() -> None:
+    blocks = Blocks()
+    recycler = Recycler(allocate=blocks.allocate)
+    batch = recycler.array((100_000,), np.float32)
+    batch[:] = 7
+    seen, _, memories = sent(batch, blocks)
+    payload.keep(memories[0])
+    batch[:] = 8
+    assert (seen == 7).all()
+
+
+def test_two_batches_in_one_block_have_one_generation_while_either_is_lent() -> None:
+    blocks = Blocks()
+    whole = Recycler(allocate=blocks.allocate).array((2, 40_000), np.float32)
+    first, second = (payload.packed(row, blocks) for row in whole)
+    first.mark(1)
+    second.mark(2)
+    block = first.blocks[0]
+    first.retire()
+    assert block.generation == 1
+    second.retire()
+    assert block.generation == 0
+
+
+def test_blocks_go_with_their_last_user() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    blocks = Blocks()
+    value, parcel, memories = sent([np.zeros(100_000) for _ in range(5)], blocks)
+    assert blocks.held_bytes() > 0
+    del value, parcel, memories
+    blocks.clear()
+    gc.collect()
+    assert blocks.held_bytes() == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_handed_over_says_why() -> None:
+    with pytest.raises(TypeError, match="cannot hand this over"):
+        payload.packed((lambda: 0,), Blocks())

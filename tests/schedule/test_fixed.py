@@ -1,0 +1,361 @@
+"""The counted pool, on integers alone: its guarantees as properties."""
+
+from __future__ import annotations
+
+import json
+import math
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from stoker import packing, rng
+from stoker.schedule.factor import counts, uses_of_first
+from stoker.schedule.fixed import Draw, Pool, pack, unpack
+from strategies import factors, few
+
+
+@dataclass(frozen=True)
+class Case:
+    factor: Fraction
+    size: int
+    group: int
+    items: int
+    seed: int
+
+    def pool(self, *, known: bool = True) -> Pool:
+        key = rng.key(self.seed, 0, rng.ECHO)
+        return Pool(self.factor, self.size, self.group, key, self.items if known else None)
+
+    def fits(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != "seed"}
+
+    @property
+    def promises_distinct(self) -> bool:
+        return self.size >= math.ceil(self.factor) * self.group and self.items >= self.group
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_items: int = 120, max_group: int = 8, min_items: int = 0) -> Case:
+    factor = draw(factors)
+    group = draw(st.integers(1, max_group))
+    size = draw(
+        st.one_of(
+            st.just(group),
+            st.just(math.ceil(factor) * group),
+            st.integers(group, 8 * group + 8),
+        )
+    )
+    items = draw(
+        st.one_of(
+            st.sampled_from([0, 1, group - 1, group, group + 1, 2 * group - 1, 2 * group, size]),
+            st.integers(min_items, max_items),
+        )
+    )
+    return Case(factor, size, group, max(items, min_items), draw(st.integers(0, 2**32)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One draw, with what a model knew of the pool just before it."""
+
+    held_before_admission: int
+    admitted: int
+    remaining: dict[int, int]
+    last_use: dict[int, int]
+    draining: bool
+    draw: Draw
+
+
+def steps(case: Case, *, known: bool = True) -> Iterator[Step]:
+    """Run a pool to its end, beside a model made of dictionaries."""
+    pool = case.pool(known=known)
+    remaining: dict[int, int] = {}
+    last_use: dict[int, int] = {}
+    admitted = 0
+    while True:
+        before = pool.held
+        wanted = pool.wanted()
+        arriving = min(wanted, case.items - admitted)
+        for n in range(admitted, admitted + arriving):
+            remaining[n] = int(counts(case.factor, n, n + 1)[0])
+        pool.admit(arriving)
+        admitted += arriving
+        if arriving < wanted:
+            pool.end()
+        if pool.exhausted:
+            break
+        state = dict(remaining), dict(last_use), pool.ended
+        at = pool.step
+        draw = pool.draw()
+        for n in draw.ordinals.tolist():
+            remaining[n] -= 1
+            last_use[n] = at
+            if not remaining[n]:
+                del remaining[n]
+        yield Step(before, arriving, *state, draw)
+        # uses = assigned - remaining, at every moment
+        assigned = uses_of_first(case.factor, admitted)
+        assert pool.uses == assigned - sum(remaining.values())
+        assert pool.uses_left == sum(remaining.values())
+        assert pool.admitted == admitted
+        assert sorted(pool.held_ordinals().tolist()) == sorted(remaining)
+        assert pool.held == len(remaining)
+    assert admitted == case.items
+    assert not remaining
+
+
+def draws(case: Case, *, known: bool = True) -> list[Draw]:
+    return [step.draw for step in steps(case, known=known)]
+
+
+def plain(draw: Draw) -> tuple[object, ...]:
+    """A draw as plain values. (Distances are statistics, and not known right after a restore.)"""
+    return draw.ordinals.tolist(), draw.uses.tolist(), draw.last.tolist(), draw.duplicates
+
+
+@given(cases(), st.booleans())
+def test_every_item_is_used_exactly_as_its_count_says(case: Case, known: bool) -> None:
+    seen: Counter[int] = Counter()
+    for draw in draws(case, known=known):
+        for n, use, last in zip(draw.ordinals, draw.uses, draw.last, strict=True):
+            assert use == seen[int(n)]
+            seen[int(n)] += 1
+            assert bool(last) == (seen[int(n)] == counts(case.factor, n, n + 1)[0])
+    assert [seen[n] for n in range(case.items)] == counts(case.factor, 0, case.items).tolist()
+
+
+@given(cases())
+def test_only_the_last_draw_is_short(case: Case) -> None:
+    sizes = [len(draw.ordinals) for draw in draws(case)]
+    uses = uses_of_first(case.factor, case.items)
+    assert len(sizes) == -(-uses // case.group)
+    assert all(size == case.group for size in sizes[:-1])
+    assert sum(sizes) == uses
+
+
+@given(cases())
+def test_uses_in_a_draw_are_distinct_where_that_is_promised(case: Case) -> None:
+    assume(case.promises_distinct)
+    for draw in draws(case):
+        assert len(set(draw.ordinals.tolist())) == len(draw.ordinals)
+        assert draw.duplicates == 0
+
+
+@given(cases())
+def test_elsewhere_there_are_as_few_duplicates_as_the_pool_allows(case: Case) -> None:
+    for step in steps(case):
+        distinct = len(set(step.draw.ordinals.tolist()))
+        assert distinct == min(len(step.draw.ordinals), len(step.remaining))
+        assert step.draw.duplicates == len(step.draw.ordinals) - distinct
+
+
+@given(cases(max_group=1), st.booleans())
+def test_single_items_never_repeat_at_once_while_another_is_held(case: Case, known: bool) -> None:
+    before = None
+    for step in steps(case, known=known):
+        drawn = int(step.draw.ordinals[0])
+        assert drawn != before or len(step.remaining) == 1
+        before = drawn
+
+
+@given(cases(), st.booleans())
+def test_the_pool_grows_by_at_most_one_group_a_step_until_full(case: Case, known: bool) -> None:
+    at_draw = 0
+    for number, step in enumerate(steps(case, known=known)):
+        held = len(step.remaining)
+        assert held <= case.size
+        assert held == step.held_before_admission + step.admitted
+        if case.items >= 2 * case.group or not known:
+            assert held <= at_draw + case.group
+        if not step.draining:
+            # Never less than the integer rule says either: it is no matter of timing.
+            assert held == min(case.size, case.group * (number + 1))
+        at_draw = held
+
+
+@given(st.integers(2, 8), factors, st.integers(0, 99))
+def test_an_epoch_of_less_than_two_groups_is_admitted_whole(
+    group: int, factor: Fraction, seed: int
+) -> None:
+    for items in range(group + 1, 2 * group):
+        first = next(steps(Case(factor, 8 * group, group, items, seed)))
+        assert first.admitted == items
+
+
+@given(cases(max_items=300, max_group=4))
+def test_draining_takes_most_remaining_uses_first_and_oldest_use_on_ties(case: Case) -> None:
+    base = None
+    for number, step in enumerate(steps(case)):
+        if not step.draining:
+            continue
+        if base is None:  # uses before the last snapshot are all alike to the pool
+            rows = min(case.size, case.items)
+            interval = max(64, (2 if case.group == 1 else 8) * rows // case.group)
+            base = number // interval * interval
+        drawn = step.draw.ordinals.tolist()
+        if len(set(drawn)) < len(drawn):
+            continue
+        candidates = dict(step.remaining)
+        if case.group == 1 and len(candidates) > 1:
+            just_used = [n for n in candidates if step.last_use.get(n) == number - 1]
+            for n in just_used:
+                del candidates[n]
+        left = [n for n in candidates if n not in drawn]
+        if not left:
+            continue
+        least_taken = min(candidates[n] for n in drawn)
+        assert least_taken >= max(candidates[n] for n in left)
+        oldest_left = [
+            max(step.last_use.get(n, -2), base - 2) for n in left if candidates[n] == least_taken
+        ]
+        taken = [
+            max(step.last_use.get(n, -2), base - 2) for n in drawn if candidates[n] == least_taken
+        ]
+        if oldest_left:
+            assert max(taken) <= min(oldest_left)
+
+
+@given(cases())
+def test_distances_are_those_between_uses_of_one_item(case: Case) -> None:
+    last: dict[int, int] = {}
+    for number, draw in enumerate(draws(case)):
+        if draw.duplicates:
+            return  # several uses in one step have no distance of their own
+        known = [n for n in draw.ordinals.tolist() if n in last]
+        assert draw.repeats == len(known)
+        assert draw.distance_sum == sum(number - last[n] for n in known)
+        last |= dict.fromkeys(draw.ordinals.tolist(), number)
+
+
+@given(cases(max_items=300, max_group=4), st.data())
+def test_a_pool_restored_from_a_packed_snapshot_draws_the_same(
+    case: Case, data: st.DataObject
+) -> None:
+    pool = case.pool()
+    whole = []
+    while pool.wanted() or not pool.exhausted:
+        whole.append(plain(pool.advance()))
+    at = data.draw(st.integers(0, len(whole)), label="step")
+    snapshot = pool.snapshot(at)
+    assert snapshot.step <= at
+    packed = json.loads(json.dumps(pack(snapshot)))
+
+    restored = case.pool()
+    restored.restore(unpack(packed, **case.fits()))
+    assert restored.step == snapshot.step
+    tail = []
+    while restored.wanted() or not restored.exhausted:
+        tail.append(plain(restored.advance()))
+    assert tail == whole[snapshot.step :]
+
+    # A restored pool can be saved, too, and that state again says the same.
+    again = case.pool()
+    again.restore(unpack(pack(restored.snapshot(at)), **case.fits()))
+    tail = []
+    while again.wanted() or not again.exhausted:
+        tail.append(plain(again.advance()))
+    assert tail == whole[len(whole) - len(tail) :]
+
+
+@given(cases(max_items=400, max_group=2, min_items=200))
+def test_forgetting_keeps_what_later_steps_need(case: Case) -> None:
+    pool = case.pool()
+    needed = 0
+    for number in range(1, uses_of_first(case.factor, case.items) // case.group):
+        pool.advance()
+        before = pool.snapshot(number)
+        pool.forget_before(number)
+        assert pool.snapshot(number) is before
+        assert before.step >= needed
+        needed = before.step
+
+
+@pytest.mark.parametrize(("size", "group", "bound"), [(32, 1, 64), (150, 1, 300), (200, 4, 400)])
+def test_a_restore_replays_a_bounded_number_of_steps(size: int, group: int, bound: int) -> None:
+    pool = Case(Fraction(2), size, group, 4000 * group, 0).pool()
+    for number in range(3000):
+        assert number - pool.snapshot(number).step < bound
+        pool.advance()
+
+
+@few(10)
+@given(cases(max_items=100, max_group=5))
+def test_a_schedule_depends_on_its_key_alone(case: Case) -> None:
+    first, second = draws(case), draws(case)
+    assert [plain(d) for d in first] == [plain(d) for d in second]
+
+
+def test_different_keys_give_different_schedules() -> None:
+    def schedule(seed: int) -> list[object]:
+        return [plain(d) for d in draws(Case(Fraction(2), 40, 4, 100, seed))]
+
+    assert schedule(1) != schedule(2)
+
+
+def test_draws_are_uniform_while_fresh_items_remain() -> None:
+    # Of 8 held items, each is in a draw of 2 a quarter of the time; over 4,000 independent
+    # draws a count is within 5 deviations of 1,000 (137 to each side), else the draw is not fair.
+    drawn: Counter[int] = Counter()
+    for seed in range(4000):
+        pool = Case(Fraction(100), 8, 2, 10**6, seed).pool()
+        for _ in range(3):
+            pool.advance()
+        drawn.update(pool.advance().ordinals.tolist())
+    assert sorted(drawn) == list(range(8))
+    assert all(abs(drawn[n] - 1000) < 5 * math.sqrt(4000 * 0.25 * 0.75) for n in drawn)
+
+
+@pytest.mark.parametrize("factor", [Fraction(3, 2), Fraction(21, 10), Fraction(5), Fraction(300)])
+@pytest.mark.parametrize("full", [300, 700])
+def test_a_packed_pool_takes_at_most_a_byte_an_item(factor: Fraction, full: int) -> None:
+    size, group = 65_536, 256
+    pool = Case(factor, size, group, 10**9, 7).pool()
+    for _ in range(full):
+        pool.advance()
+    # The newest kept snapshot may be from while the pool was growing; its items count.
+    snapshot = pool.snapshot(pool.step)
+    assert len(json.dumps(pack(snapshot))) <= len(snapshot.ordinals) + 512
+
+
+def test_a_packed_full_pool_takes_at_most_a_byte_an_item() -> None:
+    size, group = 65_536, 256
+    pool = Case(Fraction(21, 10), size, group, 10**9, 7).pool()
+    for _ in range(8 * size // group):
+        pool.advance()
+    snapshot = pool.snapshot(pool.step)
+    assert len(snapshot.ordinals) > size * 0.9
+    assert len(json.dumps(pack(snapshot))) <= size + 512
+
+
+@given(st.lists(st.integers(0, 10**12), unique=True, max_size=50))
+def test_packing_keeps_everything(numbers: list[int]) -> None:
+    ascending = np.array(sorted(numbers), np.int64)
+    most, stop = len(numbers), max(numbers, default=0) + 1
+    assert packing.unpacked(packing.packed(ascending, 0), 0, most, stop).tolist() == sorted(numbers)
+    text = packing.packed_small(np.array(numbers, np.int64))
+    assert packing.unpacked_small(text, most, stop).tolist() == numbers
+    for wrong in ((most - 1, stop), (most, stop - 1)):
+        if numbers:
+            with pytest.raises(ValueError, match=r"packed|beyond"):
+                packing.unpacked_small(text, *wrong)
+
+
+def test_what_is_packed_takes_no_more_memory_than_it_may() -> None:
+    bomb = packing.packed_bytes(np.zeros(1 << 28, np.uint8))
+    assert len(bomb) < 1 << 20
+    tracemalloc.start()
+    try:
+        for text in (bomb, bomb[:-5], f"{bomb}00000"):
+            with pytest.raises(ValueError, match="packed"):
+                packing.unpacked_bytes(text, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 64 * len(bomb)
+    finally:
+        tracemalloc.stop()

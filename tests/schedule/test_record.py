@@ -1,0 +1,186 @@
+"""Records of what echoes decided: written, read again, and refused if they are something else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.schedule.record import Decisions, EchoRecord, read, written
+
+decisions = st.builds(Decisions, st.just(0), st.integers(0, 10**6), st.binary(max_size=300))
+
+
+@st.composite
+def echoes(draw: st.DrawFn) -> dict[int, EchoRecord]:
+    found = {}
+    for position in draw(st.sets(st.integers(0, 5), max_size=3)):
+        epochs = {
+            epoch: Decisions(epoch, each.first, each.codes)
+            for epoch, each in draw(
+                st.dictionaries(st.integers(0, 10**4), decisions, max_size=3)
+            ).items()
+        }
+        size, group = draw(st.integers(1, 10**6)), draw(st.integers(1, 10**4))
+        found[position] = EchoRecord(draw(st.integers(2, 50)), size, group, epochs)
+    return found
+
+
+OUTLINE = ["DatasetSource of 40", "echo(auto, max_factor=4)", "batch(8, drop_last=False)"]
+
+
+@given(st.integers(0, 2**63), st.lists(st.text(max_size=40), max_size=5), echoes())
+def test_what_is_written_is_read_again(
+    seed: int, outline: list[str], made: dict[int, EchoRecord]
+) -> None:
+    record = written(seed, outline, made)
+    text = json.dumps(record)
+    for given_ in (record, json.loads(text), text):
+        found = read(given_, None)
+        assert (found.seed, found.pipeline, found.echoes) == (seed, outline, made)
+
+
+def test_it_takes_at_most_two_bytes_a_step() -> None:
+    codes = np.random.default_rng(0).integers(0, 256, 5_000, np.uint8).tobytes()
+    made = {0: EchoRecord(4, 4096, 256, {0: Decisions(0, 0, codes)})}
+    assert len(json.dumps(written(2**63, OUTLINE, made))) <= 1.25 * len(codes) + 300
+
+
+# -- what stands in it
+
+
+def test_decisions_know_where_they_begin_and_end() -> None:
+    made = Decisions(3, 10, bytes([7, 8, 9]))
+    assert [made.code(step) for step in (10, 11, 12, 13, 99)] == [7, 8, 9, None, None]
+    for step in (0, 9):
+        with pytest.raises(stoker.StateError, match=r"epoch 3 begins at batch 10.*state") as caught:
+            made.code(step)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(stoker.StateError, match=r"epoch 3 ends at batch 13.*without replay="):
+        made.spent(13)
+
+
+@given(st.binary(max_size=20), st.integers(0, 30), st.binary(max_size=20), st.integers(0, 30))
+def test_decisions_after_a_resume_join_those_before_it(
+    early: bytes, first: int, late: bytes, at: int
+) -> None:
+    before, after = Decisions(0, first, early), Decisions(0, at, late)
+    joined = after.after(before)
+    steps = range(70)
+    assert after.after(None) == after
+    # What was decided anew counts; what was not is kept, if there is no gap.
+    if first <= at <= first + len(early):
+        assert joined.first == first
+        for step in steps:
+            known = after if step >= at else before
+            assert step < first or joined.code(step) == known.code(step)
+    else:
+        assert joined == after
+
+
+def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> None:
+    epochs = {epoch: Decisions(epoch, 0, b"a") for epoch in (1, 4)}
+    record = read(written(0, OUTLINE, {1: EchoRecord(4, 40, 10, epochs)}), None)
+    assert record.of(1, 4) == epochs[4]
+    with pytest.raises(stoker.StateError, match=r"no epoch 0; it has 1, 4$"):
+        record.of(1, 0)
+    many = {epoch: Decisions(epoch, 0, b"a") for epoch in range(40)}
+    with pytest.raises(stoker.StateError, match=r"no epoch 99; it has 0, 1, .*9, \.\.\.$"):
+        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, many)}), None).of(0, 99)
+    with pytest.raises(stoker.StateError, match="no epoch 0; it has none"):
+        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, {})}), None).of(0, 0)
+    with pytest.raises(stoker.StateError, match=r"no decisions of echo\(auto\)"):
+        record.echo(0, "echo(auto)")
+    assert record.size(1, "echo(auto)", 10) == 40
+    with pytest.raises(stoker.StateError, match=r"10 items in a step of echo\(auto\), not 12"):
+        record.size(1, "echo(auto)", 12)
+
+
+# -- refused
+
+
+def sound() -> dict[str, Any]:
+    epochs = {e: Decisions(e, 0, bytes(range(40))) for e in (0, 1)}
+    return written(7, OUTLINE, {0: EchoRecord(4, 64, 8, epochs)})
+
+
+def refused(record: Any) -> str:
+    with pytest.raises(stoker.StateError) as caught:
+        read(record, None)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 300
+    return message
+
+
+@pytest.mark.parametrize("foreign", [None, 3, [], {}, {"seed": 3}, "", "{", "[]", "3", "null"])
+def test_what_is_no_record_is_refused(foreign: Any) -> None:
+    assert "no record of a stoker run" in refused(foreign)
+
+
+def test_a_state_is_no_record() -> None:
+    state = stoker.from_arrays(np.arange(9)).echo().batch(2).state_dict()
+    assert "pipeline.record() makes one" in refused(state)
+
+
+@pytest.mark.parametrize("other", [None, 0, 2, "1"])
+def test_a_record_of_another_format_is_refused(other: Any) -> None:
+    assert f"format {other}; this version reads 1" in refused({**sound(), "format": other})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = list(value.items()) if isinstance(value, dict) else []
+    found = [path] if path else []
+    for key, child in children:
+        found += places(child, (*path, key))
+    return found
+
+
+WRONG: list[Any] = [None, "x", -1, 2.5, [], {}, [[]], {"x": 1}, "?" * 40]
+
+
+@given(st.data())
+def test_a_damaged_record_is_refused_in_one_line(data: st.DataObject) -> None:
+    damaged = copy.deepcopy(sound())
+    path = data.draw(st.sampled_from(places(damaged)), label="where")
+    wrong = data.draw(st.sampled_from(WRONG), label="by")
+    at: Any = damaged
+    for step in path[:-1]:
+        at = at[step]
+    if len(path) in (1, 3, 5) and data.draw(st.booleans(), label="removed"):
+        del at[path[-1]]
+    elif (path[-1] in ("echoes", "epochs") and wrong == {}) or path[0] in ("seed", "pipeline"):
+        return  # a record of nothing, or of something else
+    else:
+        at[path[-1]] = wrong
+    refused(damaged)
+
+
+@pytest.mark.parametrize("what", ["max_factor", "pool", "group", "first"])
+def test_a_number_that_cannot_be_is_refused(what: str) -> None:
+    for wrong in (-1, 0, 2.5):
+        damaged = sound()
+        echo = damaged["echoes"]["0"]
+        place = echo["epochs"]["1"] if what == "first" else echo
+        place[what] = wrong
+        if (what, wrong) != ("first", 0):
+            refused(damaged)
+
+
+@given(st.integers(0, 200), st.sampled_from("~A0z"))
+def test_a_damaged_letter_in_what_was_decided_is_noticed(at: int, letter: str) -> None:
+    damaged = sound()
+    epoch = damaged["echoes"]["0"]["epochs"]["0"]
+    codes: str = epoch["codes"]
+    at %= len(codes)
+    epoch["codes"] = codes[:at] + letter + codes[at + 1 :]
+    try:
+        assert read(damaged, None) == read(sound(), None)  # some bits stand for nothing
+    except stoker.StateError:
+        assert "damaged" in refused(damaged)

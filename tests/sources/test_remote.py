@@ -1,0 +1,950 @@
+"""Remote files: listing, reading ahead, and everything that can go wrong with a server."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.server
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.demo.server import Fault, Server, serving
+from stoker.sources.remote import storage
+from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
+from stoker.sources.remote.reader import RemoteReader
+from stoker.sources.source import FolderSource
+from strategies import FULL, few
+
+pytest.importorskip("aiohttp")
+fsspec = pytest.importorskip("fsspec")
+
+LONG_S = 60.0  # never waited for
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server]]:
+    folder = tmp_path_factory.mktemp("served")
+    with serving(folder) as server:
+        yield folder, server
+
+
+@pytest.fixture
+def server(shared: tuple[Path, Server]) -> Server:
+    shared[1].set_faults()
+    return shared[1]
+
+
+@pytest.fixture
+def folder(shared: tuple[Path, Server]) -> Path:
+    return Path(tempfile.mkdtemp(dir=shared[0]))
+
+
+@pytest.fixture
+def url(server: Server, folder: Path) -> str:
+    """The URL of ``folder``: two classes of four files, which hold their own names."""
+    fill(folder, [f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(4)])
+    return f"{server.url}/{folder.name}"
+
+
+@pytest.fixture(autouse=True)
+def no_warning_from_finalizers(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """Unclosed sessions warn when they are collected."""
+    yield
+    gc.collect()
+    assert not list(recwarn)
+
+
+def fill(folder: Path, names: list[str] | list[bytes]) -> None:
+    """Make files that hold their own path."""
+    for name in names:
+        path = os.path.join(os.fsencode(folder), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(os.fsencode(name))
+
+
+def contents(source: Any) -> list[tuple[bytes, int]]:
+    with reading(source) as reader:
+        return [tuple(example) for example in reader.fetch(range(len(source)))]
+
+
+class reading:
+    """A reader, closed at the end."""
+
+    def __init__(self, source: Any) -> None:
+        self.reader: RemoteReader = source.reader()
+
+    def __enter__(self) -> RemoteReader:
+        return self.reader
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+
+
+# -- what a folder is
+
+
+def same_as_local(folder: Path, url: str) -> None:
+    local, remote = FolderSource(folder), RemoteFolderSource(url)
+    assert remote.classes == local.classes
+    assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
+
+
+def test_a_folder_gives_what_a_local_one_gives(url: str, folder: Path) -> None:
+    source = RemoteFolderSource(url)
+    assert source.classes == ["cat", "dog"]
+    assert len(source) == 8
+    assert source.name == f"from_folder('{url}')"
+    assert source.path(5) == f"{url}/dog/1.jpg"
+    (example,) = source.fetch([5])
+    assert example._fields == source.fields == ("image", "label")
+    assert example == (b"dog/1.jpg", 1)
+    same_as_local(folder, url)
+    same_as_local(folder, url + "/")
+
+
+AWKWARD = [
+    *("an image", "a#b", "a?b=c", "100%", "%41", "%2F", "a&amp;b", "<b>", "'\"`", "new\nline"),
+    *("a:b", "-rf", "[x]", "{0}", "~", "a+b", "a;b", "a\\b", "\t", " lead", "日本", "é", "é"),
+    *("https:", "x.jpg/y.jpg", "--><!--", "\x01", "C=N;O=D", "..x"[1:] + "x"),
+]
+
+
+def test_awkward_names(server: Server, folder: Path) -> None:
+    fill(folder, [f"a{n}/{n}.jpg" for n in AWKWARD] + [f"one class/{n}.png" for n in AWKWARD])
+    fill(folder, [b"caf\xe9/caf\xe9.jpg", b"one class/\xff\xfe.png"])
+    same_as_local(folder, f"{server.url}/{folder.name}")
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), max_size=20)
+
+
+@few(8)
+@given(classes=st.dictionaries(names, st.lists(names, max_size=3, unique=True), min_size=1))
+def test_any_names(shared: tuple[Path, Server], classes: dict[str, list[str]]) -> None:
+    top, server = shared
+    folder = Path(tempfile.mkdtemp(dir=top))
+    for name, files in classes.items():
+        fill(folder, [f"x{name}/y{file}.jpg" for file in files] or [f"x{name}/z.jpg"])
+    same_as_local(folder, f"{server.url}/{folder.name}")
+
+
+def test_only_images_that_are_not_hidden(server: Server, folder: Path) -> None:
+    fill(
+        folder,
+        [
+            *("c/a.png", "c/.hidden.png", "c/notes.txt", "c/png", "stray.png", ".git/x.png"),
+            *("c/.png", "c/.thumbs/b.png", "c/deep/er/A.JPEG", "c/a.tar.gif", "b/none.txt"),
+        ],
+    )
+    same_as_local(folder, f"{server.url}/{folder.name}")
+    assert RemoteFolderSource(f"{server.url}/{folder.name}").classes == ["b", "c"]
+
+
+def test_the_folder_behind_a_url_that_needs_quoting(server: Server, folder: Path) -> None:
+    fill(folder / "the träining set", ["c/a.png"])
+    url = f"{server.url}/{folder.name}/the träining set"
+    source = RemoteFolderSource(url)
+    assert contents(source) == [(b"c/a.png", 0)]
+    assert source.path(0) == f"{server.url}/{folder.name}/the%20tr%C3%A4ining%20set/c/a.png"
+    quoted = source.path(0).removesuffix("/c/a.png")
+    assert contents(RemoteFolderSource(quoted)) == [(b"c/a.png", 0)]
+
+
+PAGES = {
+    "nginx": """<html><head><title>Index of /x/</title></head><body><h1>Index of /x/</h1><hr><pre>
+        <a href="../">../</a>
+        <a href="a%20cat/">a cat/</a>    17-Jan-2026 10:00    -
+        <a href="notes.txt">notes.txt</a>   17-Jan-2026 10:00    5
+        </pre></body></html>""",
+    "Apache": """<table><tr><th><a href="?C=N;O=D">Name</a></th></tr>
+        <tr><td><a href="/">Parent Directory</a></td></tr>
+        <tr><td valign="top"><img src="/icons/folder.gif" alt="[DIR]"></td>
+        <td><a class="x" title='a > b' href='a%20cat/'>a cat/</a></td></tr></table>""",
+    "Caddy": """<a href="..">up</a><A HREF="./a%20cat/"><span>a cat</span></A>
+        <a href="./?sort=size&amp;order=desc">size</a>""",
+    "absolute": '<a href="/FOLDER/">here</a> <a href="/FOLDER/a%20cat/">x</a> <a href="/">x</a>',
+    "full": '<a href="URL/FOLDER/a%20cat/">x</a> <a href="https://example.org/dog/">x</a>',
+    "unquoted": "<a href='a cat/'>x</a>",
+    "loose": "<a name=x href = a%20cat/ >x</a><a href=#top>top</a><a data-href='dog/'>x</a>",
+    "repeated": "<a href='a%20cat/'><img></a> <a href='a%20cat/'>x</a> <!-- <a href='dog/'> -->",
+}
+
+
+@pytest.mark.parametrize("style", PAGES)
+def test_index_pages_of_many_servers(server: Server, folder: Path, style: str) -> None:
+    fill(folder, ["a cat/1.png"])
+    page = PAGES[style].replace("FOLDER", folder.name).replace("URL", server.url)
+    (folder / "index.html").write_text(page)
+    source = RemoteFolderSource(f"{server.url}/{folder.name}")
+    assert source.classes == ["a cat"]
+    assert contents(source) == [(b"a cat/1.png", 0)]
+
+
+def test_another_server(folder: Path) -> None:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    fill(folder, [f"c/{n}.jpg" for n in AWKWARD])
+    handler = partial(Quiet, directory=folder)
+    with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        same_as_local(folder, url)
+
+
+@contextlib.contextmanager
+def running(server: http.server.HTTPServer) -> Iterator[str]:
+    """Serve in a thread; the value is the URL."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# -- what is no folder
+
+
+def test_no_such_folder(server: Server) -> None:
+    with pytest.raises(FileNotFoundError, match=r"HTTP 404 Not Found: 'http://.*/nowhere'"):
+        RemoteFolderSource(f"{server.url}/nowhere")
+
+
+def test_no_classes(server: Server, folder: Path) -> None:
+    fill(folder, ["1.jpg"])
+    with pytest.raises(ValueError, match="has no sub-folders"):
+        RemoteFolderSource(f"{server.url}/{folder.name}")
+
+
+def test_no_images(server: Server, folder: Path) -> None:
+    fill(folder, ["cat/1.txt", "dog/1.txt"])
+    with pytest.raises(ValueError, match="no images in its 2 sub-folders"):
+        RemoteFolderSource(f"{server.url}/{folder.name}")
+
+
+def test_a_page_that_lists_nothing(server: Server, folder: Path) -> None:
+    (folder / "index.html").write_text("<p>Welcome!")
+    with pytest.raises(ValueError, match=r"no sub-folders.* index page that links to them"):
+        RemoteFolderSource(f"{server.url}/{folder.name}")
+
+
+def test_a_file_is_no_folder(url: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"cat/0\.jpg"):
+        RemoteFolderSource(f"{url}/cat/0.jpg")
+
+
+def test_an_answer_that_is_no_page(folder: Path) -> None:
+    class Programme(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    with (
+        running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Programme)) as url,
+        pytest.raises(ValueError, match=r"x/ is no listing of a folder: it is application/json"),
+    ):
+        RemoteFolderSource(f"{url}/x")
+
+
+def test_a_link_that_leads_into_itself(server: Server, folder: Path) -> None:
+    fill(folder, ["c/a.png"])
+    (folder / "c" / "again").symlink_to(folder / "c")
+    with pytest.raises((ValueError, FileNotFoundError), match="again/again"):
+        RemoteFolderSource(f"{server.url}/{folder.name}")
+
+
+def test_a_listing_that_fails_says_so(url: str, server: Server) -> None:
+    server.set_faults(Fault(403))
+    with pytest.raises(stoker.RemoteError, match=r"HTTP 403 Forbidden$") as caught:
+        RemoteFolderSource(url)
+    assert (caught.value.url, caught.value.status, caught.value.attempts) == (url, 403, 1)
+
+
+def test_a_part_of_a_listing_that_fails_is_not_left_out(
+    url: str, folder: Path, server: Server
+) -> None:
+    fill(folder, ["cat/deep/5.jpg"])
+    server.set_faults(Fault(503, path=f"{folder.name}/cat/deep/"))
+    with pytest.raises(stoker.RemoteError, match="cat/deep"):
+        RemoteFolderSource(url, retry_s=0.2)
+
+
+def test_a_listing_is_tried_again(url: str, server: Server) -> None:
+    server.set_faults(Fault(503, first=1))
+    assert len(RemoteFolderSource(url, retry_s=LONG_S)) == 8
+
+
+def test_a_new_file_waits_for_the_next_listing(url: str, folder: Path) -> None:
+    source = RemoteFolderSource(url)
+    fill(folder, ["ant/1.jpg", "cat/00.jpg"])
+    assert len(source) == 8
+    assert contents(source)[4] == (b"dog/0.jpg", 1)
+    assert len(RemoteFolderSource(url)) == 10
+
+
+def test_an_unknown_protocol() -> None:
+    with pytest.raises(ValueError, match="gopher"):
+        RemoteFolderSource("gopher://host/folder")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"requests": 0}, ValueError),
+        ({"requests": 1.5}, TypeError),
+        ({"requests": True}, TypeError),
+        ({"retry_s": -1}, ValueError),
+        ({"retry_s": float("nan")}, ValueError),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(wrong))):
+        RemoteFolderSource("http://127.0.0.1:1/", **wrong)
+
+
+@pytest.mark.parametrize("module", ["fsspec.asyn", "aiohttp"])
+def test_a_missing_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"pip install 'stoker\[remote\]'"):
+        RemoteFolderSource("http://127.0.0.1:1/")
+
+
+# -- reading
+
+
+def test_what_is_expected_is_read_once(url: str, server: Server) -> None:
+    with reading(RemoteFolderSource(url)) as reader:
+        server.set_faults()
+        reader.expect(range(8))
+        assert [e.image for e in reader.fetch([3, 0])] == [b"cat/3.jpg", b"cat/0.jpg"]
+        assert [e.label for e in reader.fetch(np.array([7, 1, 2, 4, 5, 6]))] == [1, 0, 0, 1, 1, 1]
+        assert server.stats().requests == 8
+        reader.fetch([3])  # again, and not expected
+        assert server.stats().requests == 9
+        reader.expect([3, 3])
+        assert [e.image for e in reader.fetch([3, 3, 3])] == [b"cat/3.jpg"] * 3
+        assert server.stats().requests == 12
+        assert reader.retries == 0
+
+
+def test_expecting_returns_at_once(url: str, server: Server) -> None:
+    source = RemoteFolderSource(url, requests=1)
+    server.set_faults(Fault("stall"))
+    with reading(source) as reader:
+        began = time.monotonic()
+        reader.expect(range(8))
+        assert time.monotonic() - began < 5  # a stall lasts ten
+
+
+@pytest.mark.parametrize("requests", [1, 3, 8])
+def test_requests_under_way_are_bounded(folder: Path, requests: int) -> None:
+    fill(folder, [f"c/{i}.jpg" for i in range(30)])
+    fill(folder, [f"d{i}/1.jpg" for i in range(30)])
+    with serving(folder, latency_s=0.02) as server:
+        source = RemoteFolderSource(server.url, requests=requests)
+        listing = server.stats()
+        with reading(source) as reader:
+            for _ in range(2):
+                for i in range(0, 60, 10):
+                    reader.expect(range(i, i + 10))
+                reader.fetch(range(60))
+        reads = server.stats()
+    assert listing.requests == 32
+    assert reads.requests == 32 + 120
+    assert 1 <= listing.peak <= reads.peak <= requests
+    if requests < 8:
+        assert reads.peak == requests
+
+
+def test_what_was_not_expected_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(folder, [f"c/{i:03}.jpg" for i in range(200)])
+    with serving(folder, latency_s=0.05) as server:
+        source = RemoteFolderSource(server.url, requests=1)
+        place, begun = source.place, []
+        monkeypatch.setattr(source, "place", lambda index: begun.append(index) or place(index))
+        with reading(source) as reader:
+            reader.expect(range(150))
+            reader.fetch([180, 160, 1])
+    first = begun.index(180)
+    assert begun == [*range(first), 180, 160, *range(first, len(begun) - 2)]
+    assert first < 149
+
+
+def test_threads_share_a_reader(folder: Path, server: Server) -> None:
+    fill(folder, [f"c/{i:03}.jpg" for i in range(200)])
+    source = RemoteFolderSource(f"{server.url}/{folder.name}", requests=8)
+    found: dict[int, bytes] = {}
+    with reading(source) as reader:
+
+        def run(first: int) -> None:
+            mine = range(first, 200, 4)
+            reader.expect(mine)
+            for index in mine:
+                found[index] = reader.fetch([index])[0].image
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [found[i] for i in range(200)] == [b"c/%03d.jpg" % i for i in range(200)]
+
+
+def test_a_source_crosses_to_another_process(url: str) -> None:
+    source = pickle.loads(pickle.dumps(RemoteFolderSource(url, requests=3)))
+    assert (len(source), source.requests, source.classes) == (8, 3, ["cat", "dog"])
+    assert contents(source)[0] == (b"cat/0.jpg", 0)
+
+
+def test_a_source_works_behind_a_fork(url: str) -> None:
+    source = RemoteFolderSource(url)
+    contents(source)
+    with reading(source) as reader:  # with a live one around
+        reader.fetch([0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = 0 if source.fetch([5])[0] == (b"dog/1.jpg", 1) else 2
+                reader.close()  # not this process's to close, and prompt
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert reader.fetch([1])[0].image == b"cat/1.jpg"
+
+
+def test_headers_of_the_user_are_sent(url: str, server: Server) -> None:
+    options = {"headers": {"Authorization": "Bearer x"}, "client_kwargs": {"trust_env": False}}
+    assert len(contents(RemoteFolderSource(url, storage_options=options))) == 8
+
+
+# -- failures that pass
+
+
+@pytest.mark.parametrize("what", [503, 500, 429, 408, 425, "reset", "truncate"])
+def test_what_passes_is_tried_again(url: str, server: Server, what: Any) -> None:
+    source = RemoteFolderSource(url, retry_s=LONG_S)
+    server.set_faults(Fault(what, first=2))
+    with reading(source) as reader:
+        assert [e.image for e in reader.fetch([0, 5])] == [b"cat/0.jpg", b"dog/1.jpg"]
+        assert 2 <= reader.retries <= 4  # the session itself retries one reset
+
+
+def test_a_stall_is_tried_again(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = RemoteFolderSource(url, retry_s=LONG_S)
+    monkeypatch.setattr(storage, "STALL_S", 0.3)
+    server.set_faults(Fault("stall", first=1))
+    with reading(source) as reader:
+        assert reader.fetch([5])[0].image == b"dog/1.jpg"
+        assert reader.retries >= 1
+
+
+def test_a_server_that_returns(folder: Path, url: str) -> None:
+    with serving(folder, latency_s=0.02) as server:
+        source = RemoteFolderSource(server.url, retry_s=LONG_S)
+        with reading(source) as reader:
+            reader.fetch(range(8))
+            reader.expect(range(8))
+            server.kill()
+            reader.expect(range(8))
+            while reader.retries < 8:
+                time.sleep(0.01)
+            server.start()
+            found = reader.fetch([*range(8), *range(8)])
+    names = [f"{c}/{i}.jpg".encode() for c in ("cat", "dog") for i in range(4)]
+    assert [e.image for e in found] == names + names
+
+
+@few(3)
+@given(seed=st.integers(0, 2**32), requests=st.integers(1, 16))
+def test_a_bad_connection_changes_nothing(seed: int, requests: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fill(folder, [f"c/{i:02}.jpg" for i in range(20)])
+        with serving(folder, seed=seed) as server:
+            faults = [Fault(what, rate=0.1) for what in (503, 429, "reset", "truncate")]
+            server.set_faults(*faults)
+            source = RemoteFolderSource(server.url, requests=requests, retry_s=LONG_S)
+            assert contents(source) == [(b"c/%02d.jpg" % i, 0) for i in range(20)]
+
+
+# -- failures that stay
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "message"),
+    [
+        (503, 503, r"HTTP 503 Service Unavailable after \d+ attempts in 0\.\d+ s"),
+        ("reset", None, r"after \d+ attempts"),
+        ("truncate", None, r"ClientPayloadError.* after \d+ attempts"),
+    ],
+)
+def test_a_spent_budget_names_url_and_status(
+    url: str, server: Server, what: Any, status: int | None, message: str
+) -> None:
+    source = RemoteFolderSource(url, retry_s=0.5)
+    server.set_faults(Fault(what, path=f"{url.rpartition('/')[2]}/dog/1.jpg"))
+    with reading(source) as reader:
+        with pytest.raises(stoker.RemoteError, match=message) as caught:
+            reader.fetch([5])
+        error = caught.value
+        assert (error.url, error.status) == (f"{url}/dog/1.jpg", status)
+        assert str(error).startswith(f"{url}/dog/1.jpg: ")
+        assert error.attempts == reader.retries + 1 > 2
+        assert error.elapsed_s >= 0.5
+        assert reader.fetch([4, 6])[1].image == b"dog/2.jpg"
+
+
+def test_a_server_that_only_stalls(
+    url: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = RemoteFolderSource(url, retry_s=0.1)
+    monkeypatch.setattr(storage, "STALL_S", 0.3)
+    server.set_faults(Fault("stall"))
+    with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"no answer for 0.3 s"):
+        reader.fetch([5])
+
+
+def test_no_server_at_all(url: str, folder: Path) -> None:
+    with serving(folder) as server:
+        source = RemoteFolderSource(server.url, retry_s=0.2)
+    with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"[Cc]onnect") as got:
+        reader.fetch([5])
+    assert got.value.status is None
+    with pytest.raises(stoker.RemoteError):
+        RemoteFolderSource(server.url, retry_s=0.2)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_what_stays_is_raised_at_once(url: str, server: Server, status: int) -> None:
+    source = RemoteFolderSource(url, retry_s=LONG_S)
+    server.set_faults(Fault(status))
+    with reading(source) as reader:
+        with pytest.raises(stoker.RemoteError, match=f"HTTP {status} ") as caught:
+            reader.fetch([5])
+        assert (caught.value.attempts, reader.retries) == (1, 0)
+
+
+def test_errors_survive_pickling() -> None:
+    error = stoker.RemoteError("http://x/y", "HTTP 503", status=503, attempts=6, elapsed_s=60.02)
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "http://x/y: HTTP 503 after 6 attempts in 60 s"
+    assert vars(again) == vars(error)
+
+
+def test_a_vanished_file_is_that_files_error(url: str, folder: Path) -> None:
+    source = RemoteFolderSource(url, retry_s=LONG_S)
+    (folder / "cat" / "2.jpg").unlink()
+    with reading(source) as reader:
+        reader.expect(range(8))
+        with pytest.raises(FileNotFoundError, match=r"404.*cat/2\.jpg"):
+            reader.fetch(range(8))
+        for index in range(8):  # one by one, to know which
+            if index == 2:
+                with pytest.raises(FileNotFoundError):
+                    reader.fetch([index])
+            else:
+                assert reader.fetch([index])
+
+
+def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None:
+    source = RemoteFolderSource(url, retry_s=LONG_S)
+    server.set_faults(Fault(404, path=f"{url.rpartition('/')[2]}/cat/2.jpg"))
+    with reading(source) as reader:
+        with pytest.raises(FileNotFoundError):
+            reader.fetch(range(8))
+        for index in (7, 6, 5, 4, 3, 1, 0):
+            assert reader.fetch([index])
+        with pytest.raises(FileNotFoundError):
+            reader.fetch([2])
+        assert server.stats().requests == 8
+
+
+# -- the end
+
+
+def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
+    source = RemoteFolderSource(url, requests=4)
+    server.set_faults(Fault("stall"))
+    reader = source.reader()
+    reader.expect(range(8))
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            reader.fetch([0, 7])
+        except RuntimeError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while server.stats().requests < 4:
+        time.sleep(0.01)
+    began = time.monotonic()
+    reader.close()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began < 5  # a stall lasts ten
+    assert [str(error) for error in raised] == ["the reader is closed"] * 3
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.fetch([1])
+    reader.expect([1])
+    reader.close()
+
+
+def test_closing_before_anything_was_read(url: str) -> None:
+    RemoteFolderSource(url).reader().close()
+
+
+def test_closing_while_it_waits_to_try_again(url: str, server: Server) -> None:
+    source = RemoteFolderSource(url, retry_s=LONG_S)
+    server.set_faults(Fault(503))
+    with reading(source) as reader:
+        reader.expect(range(8))
+        while reader.retries < 20:
+            time.sleep(0.01)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
+def test_a_finaliser_may_close_it_in_any_thread(url: str, server: Server) -> None:
+    class Owner:
+        pass
+
+    source = RemoteFolderSource(url)
+    server.set_faults(Fault("stall"))
+    for collect in (gc.collect, partial(on_the_loop, gc.collect)):
+        owner = Owner()
+        owner.itself = owner  # type: ignore[attr-defined]
+        reader = source.reader()
+        reader.expect(range(8))
+        weakref.finalize(owner, reader.close)
+        del owner
+        collect()
+        with pytest.raises(RuntimeError, match="closed"):
+            reader.fetch([0])
+        reader.close()
+
+
+def on_the_loop(function: Callable[[], object]) -> None:
+    done = threading.Event()
+
+    def run() -> None:
+        function()
+        done.set()
+
+    fsspec.asyn.get_loop().call_soon_threadsafe(run)
+    assert done.wait(30)
+
+
+def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
+    others = set(threading.enumerate())  # those of tests before
+    source = RemoteFolderSource(url)
+    contents(source)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        contents(source)
+        reader = source.reader()
+        reader.expect(range(8))
+        reader.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    threads = {thread.name for thread in set(threading.enumerate()) - others}
+    assert threads <= {"fsspecIO"}
+
+
+# -- through pipelines
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_pipeline_streams_what_a_local_one_streams(url: str, folder: Path, workers: int) -> None:
+    def streamed(place: Any) -> list[Any]:
+        pipeline = stoker.from_folder(place, seed=1).shuffle().workers(workers).batch(3)
+        return [[list(batch.image), batch.label.tolist()] for _ in range(2) for batch in pipeline]
+
+    assert streamed(url) == streamed(folder)
+
+
+def test_process_workers(url: str, folder: Path) -> None:
+    pipelines = [
+        stoker.from_folder(place, seed=1).shuffle().map(bytes.upper, on="image").batch(3)
+        for place in (url, folder)
+    ]
+    remote = [list(b.image) for b in pipelines[0].workers(2, kind="process")]
+    assert remote == [list(b.image) for b in pipelines[1]]
+
+
+def test_a_pipeline_reads_ahead(folder: Path) -> None:
+    fill(folder, [f"c/{i}.jpg" for i in range(100)])
+    with serving(folder, latency_s=0.05) as server:
+        batches = iter(stoker.from_folder(server.url, requests=12).batch(10))
+        with batches:
+            next(batches)
+        assert server.stats().peak > 6
+        assert server.stats().peak <= 12
+
+
+def test_a_pipeline_names_the_file_that_vanished(url: str, folder: Path) -> None:
+    pipeline = stoker.from_folder(url).batch(4)
+    (folder / "dog" / "1.jpg").unlink()
+    with iter(pipeline) as batches:
+        assert len(next(batches).image) == 4
+        with pytest.raises(stoker.StageError, match=r"example 5 \(http.*dog/1\.jpg\)") as caught:
+            next(batches)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_leaving_a_pipeline_while_the_server_stalls(url: str, server: Server) -> None:
+    pipeline = stoker.from_folder(url, requests=2).batch(1)
+    server.set_faults(Fault("stall", path=f"{url.rpartition('/')[2]}/cat/3.jpg"))
+    with iter(pipeline) as batches:
+        assert next(batches).image == [b"cat/0.jpg"]
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
+# -- lists of files, and patterns
+
+
+def files(source: FilesSource) -> list[File]:
+    fetched: list[File] = source.fetch(range(len(source)))
+    return fetched
+
+
+def test_local_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    names = [f"{n}.bin" for n in AWKWARD]
+    fill(folder, names)
+    paths = [str(folder / name) for name in names]
+    source = FilesSource([Path(paths[0]), *paths[1:]])
+    assert not isinstance(source, stoker.sources.source.ReadAhead)
+    assert source.fields == ("path", "data")
+    assert source.path(3) == paths[3]
+    assert source.name == f"from_files({len(paths)} files)"
+    assert files(source) == [
+        (path, os.fsencode(name)) for path, name in zip(paths, names, strict=True)
+    ]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        FilesSource([folder / "nowhere"]).fetch([0])
+
+
+TREE = ["a.bin", "b.txt", "x/c.bin", "x/y/d.bin", ".h/e.bin", "x/.f.bin", "x/y/[g].bin"]
+PATTERNS = {
+    "*.bin": ["a.bin"],
+    "**/*.bin": ["a.bin", "x/c.bin", "x/y/[g].bin", "x/y/d.bin"],
+    "x/**/*.bin": ["x/c.bin", "x/y/[g].bin", "x/y/d.bin"],
+    "*/*.bin": ["x/c.bin"],
+    "x/*/d.*": ["x/y/d.bin"],
+    "[ab].*": ["a.bin", "b.txt"],
+    ".h/*.bin": [".h/e.bin"],
+    "x/y/*g*": ["x/y/[g].bin"],
+    "a.bin": ["a.bin"],
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("where", ["local", "http", "memory", "file"])
+def test_patterns(server: Server, folder: Path, where: str, pattern: str) -> None:
+    fill(folder, TREE)
+    base = {
+        "local": str(folder),
+        "http": f"{server.url}/{folder.name}",
+        "memory": f"memory://{folder}",
+        "file": f"file://{folder}",
+    }[where]
+    if where == "memory":
+        remember(folder)
+    source = FilesSource(f"{base}/{pattern}")
+    assert [e.data.decode() for e in files(source)] == PATTERNS[pattern]
+    paths = [f"{base}/{name}" for name in PATTERNS[pattern]]
+    if where == "http":
+        paths = [path.replace("[", "%5B").replace("]", "%5D") for path in paths]
+    assert [e.path for e in files(source)] == paths
+
+
+def remember(folder: Path) -> None:
+    """Copy a folder to the file system in memory."""
+    memory = fsspec.filesystem("memory")
+    memory.rm("/", recursive=True)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            memory.pipe_file(str(file), file.read_bytes())
+
+
+def test_a_question_mark_in_a_local_pattern(folder: Path) -> None:
+    fill(folder, TREE)
+    assert [e.data for e in files(FilesSource(f"{folder}/?.bin"))] == [b"a.bin"]
+
+
+@pytest.mark.parametrize("pattern", ["*.jpg", "a.jpg", "**/*.jpg"])
+def test_a_pattern_that_nothing_fits(folder: Path, url: str, pattern: str) -> None:
+    fill(folder / "empty", ["x.bin"])
+    with pytest.raises(FileNotFoundError, match="no file fits"):
+        FilesSource(f"{folder}/empty/{pattern}")
+    if "*" in pattern:
+        with pytest.raises(FileNotFoundError, match="no file fits"):
+            FilesSource(f"{url}/empty/{pattern}")
+
+
+def test_urls_are_sent_as_they_stand(server: Server, folder: Path) -> None:
+    fill(folder, ["a b.bin", "c+d.bin", "%41.bin", "ü.bin"])
+    base = f"{server.url}/{folder.name}"
+    urls = [
+        f"{base}/a b.bin",
+        f"{base}/a%20b.bin",
+        f"{base}/%2541.bin?X-Signature=%2F%3D+",
+        f"{base}/ü.bin",
+        f"{base}/c%2Bd.bin#part",
+    ]
+    source = FilesSource(urls)
+    found = files(source)
+    assert [e.path for e in found] == urls
+    assert [e.data.decode() for e in found] == ["a b.bin"] * 2 + ["%41.bin", "ü.bin", "c+d.bin"]
+
+
+def test_lists_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="one file system, not from local paths, http://"):
+        FilesSource(["a", "http://x/b"])
+    with pytest.raises(ValueError, match="at least one file"):
+        FilesSource([])
+    with pytest.raises(TypeError, match="not bytes"):
+        FilesSource([b"a"])  # type: ignore[list-item]
+
+
+def test_files_through_a_pipeline(url: str, folder: Path) -> None:
+    remote = stoker.from_files(f"{url}/*/*.jpg", requests=3)
+    local = stoker.from_files(f"{folder}/*/*.jpg")
+    assert [e.data for e in remote] == [e.data for e in local]
+    assert next(iter(remote))._fields == ("path", "data")
+
+
+# -- other file systems
+
+
+def test_a_file_system_without_coroutines(folder: Path) -> None:
+    fill(folder, [f"c/{n}.jpg" for n in AWKWARD])
+    remember(folder)
+    source = RemoteFolderSource(f"memory://{folder}")
+    assert contents(source) == contents(RemoteFolderSource(f"file://{folder}"))
+    local = FolderSource(folder)
+    assert contents(source) == [tuple(e) for e in local.fetch(range(len(local)))]
+    assert source.path(0) == f"memory://{folder}/{local._files[0][0]}"
+
+
+def test_a_file_that_is_not_as_long_as_listed(folder: Path) -> None:
+    fill(folder, ["c/1.jpg", "c/2.jpg"])
+    remember(folder)
+    source = RemoteFolderSource(f"memory://{folder}", retry_s=0.2)
+    fsspec.filesystem("memory").pipe_file(f"{folder}/c/2.jpg", b"cut")
+    assert source.fetch([0])
+    with pytest.raises(stoker.RemoteError, match="3 bytes instead of the 7 listed after"):
+        source.fetch([1])
+
+
+def test_a_file_that_vanished_elsewhere(folder: Path) -> None:
+    fill(folder, ["c/1.jpg", "c/2.jpg"])
+    source = RemoteFolderSource(f"file://{folder}", retry_s=LONG_S)
+    (folder / "c" / "2.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"file://.*c/2\.jpg"):
+        source.fetch([1])
+
+
+class Numbers(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A million files, in two classes, as an object store lists them."""
+
+    protocol = "numbers"
+    count = 1_000_000 if FULL else 100_000
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        return [{"name": f"{path}/{c}", "type": "directory", "size": 0} for c in ("odd", "even")]
+
+    def find(self, path: str, *_: Any, **__: Any) -> dict[str, Any]:
+        first = path.endswith("odd")
+        numbers = range(first, self.count, 2)
+        infos = ({"name": f"{path}/{i:07}.jpg", "type": "file", "size": 7} for i in numbers)
+        return {info["name"]: info for info in infos}
+
+    def cat_file(self, path: str, *_: Any, **__: Any) -> bytes:
+        return path.rpartition("/")[2][:7].encode()
+
+
+class Hanging(Numbers):
+    """Files of which one never comes."""
+
+    protocol = "hanging"
+    count = 10
+    release = threading.Event()
+
+    def cat_file(self, path: str, *_: Any, **__: Any) -> bytes:
+        if path.endswith("0000003.jpg"):
+            self.release.wait(60)
+        return super().cat_file(path)
+
+
+def test_a_file_system_without_coroutines_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("hanging", Hanging, clobber=True)
+    source = RemoteFolderSource("hanging://all", retry_s=0.1)
+    reader = source.reader()
+    assert reader.fetch([0, 7]) == [(b"0000000", 0), (b"0000005", 1)]
+    monkeypatch.setattr(storage, "STALL_S", 0.3)
+    try:
+        with pytest.raises(stoker.RemoteError, match=r"not read in 0\.3 s") as caught:
+            reader.fetch([6])
+        assert caught.value.url == "hanging://all/odd/0000003.jpg"
+        reader.expect([6])
+        reader.close()
+    finally:
+        Hanging.release.set()
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.fetch([6])
+
+
+def test_a_large_listing_is_small_and_quick_to_copy() -> None:
+    fsspec.register_implementation("numbers", Numbers, clobber=True)
+    source = RemoteFolderSource("numbers://all")
+    assert len(source) == Numbers.count
+    assert source.fetch([0, 1, len(source) - 1]) == [
+        (b"0000000", 0), (b"0000002", 0), (b"%07d" % (Numbers.count - 1), 1)
+    ]  # fmt: skip
+    assert source.path(len(source) // 2) == "numbers://all/odd/0000001.jpg"
+    assert len(pickle.dumps(source, 5)) < 40 * Numbers.count
+
+
+def test_a_large_index_page(server: Server, folder: Path) -> None:
+    count = 100_000 if FULL else 10_000
+    links = "".join(f'<a href="{i:06}%20.jpg">{i}</a>\n' for i in range(count))
+    (folder / "c").mkdir()
+    (folder / "c" / "index.html").write_text(links)
+    source = RemoteFolderSource(f"{server.url}/{folder.name}")
+    assert len(source) == count
+    assert source.path(7) == f"{server.url}/{folder.name}/c/000007%20.jpg"

@@ -1,0 +1,121 @@
+"""Nested examples: taken apart, rebuilt, copied, and reached into by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import pytree
+from stoker.pytree import Field, FieldError
+from strategies import frozen, spoil
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class Record:
+    x: Any
+    y: Any
+
+
+leaves = st.one_of(
+    st.integers(),
+    st.text(max_size=3),
+    st.none(),
+    st.lists(st.integers(0, 9), max_size=4).map(np.array),
+    st.lists(st.integers(0, 9), max_size=4).map(torch.tensor),
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.tuples(inner, inner).map(lambda p: Pair(*p)),
+        st.tuples(inner, inner).map(lambda p: Record(*p)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(nested)
+def test_mapping_leaves_to_themselves_rebuilds_the_same(value: Any) -> None:
+    assert frozen(pytree.map_leaves(lambda leaf: leaf, value)) == frozen(value)
+
+
+@given(nested)
+def test_leaves_are_met_in_the_same_order(value: Any) -> None:
+    met: list[Any] = []
+    pytree.map_leaves(met.append, value)
+    assert [frozen(leaf) for leaf in met] == [frozen(leaf) for leaf in pytree.leaves(value)]
+
+
+@given(nested)
+def test_copies_share_no_writable_memory(value: Any) -> None:
+    before = frozen(value)
+    twin = pytree.copied(value)
+    assert frozen(twin) == before
+    for leaf in pytree.leaves(twin):
+        spoil(leaf)
+    assert frozen(value) == before
+
+
+def test_owned_values_hold_no_larger_memory() -> None:
+    large = np.zeros((100, 100))
+    view, tensor = large[3], torch.zeros(100, 100)[3]
+    owned = pytree.owned({"a": view, "b": (tensor, large)})
+    assert owned["a"].base is None
+    assert owned["b"][0].untyped_storage().nbytes() == tensor.nbytes
+    assert owned["b"][1] is large
+
+
+@pytest.mark.parametrize(
+    ("example", "on"),
+    [
+        ({"a": 1, "b": 2}, "b"),
+        ({0: 1, 1: 2}, 1),
+        ((1, 2), 1),
+        ((1, 2), -1),
+        ([1, 2], 1),
+        (Pair(1, 2), "right"),
+        (Pair(1, 2), 1),
+        (Record(1, 2), "y"),
+    ],
+)
+def test_fields_are_reached_and_replaced(example: Any, on: Any) -> None:
+    before = frozen(example)
+    field = Field(on)
+    assert field.get(example) == 2
+    twin = field.replace(example, 3)
+    assert type(twin) is type(example)
+    assert field.get(twin) == 3
+    assert frozen(example) == before
+    assert frozen(field.replace(twin, 2)) == before
+
+
+@pytest.mark.parametrize(
+    ("example", "on", "says"),
+    [
+        ({"a": 1}, "b", "keys 'a'"),
+        ({"a": 1}, 0, "keys 'a'"),
+        ((1, 2), 2, "positions 0 to 1"),
+        ((1, 2), "a", "positions 0 to 1"),
+        (Pair(1, 2), "middle", "fields 'left', 'right'"),
+        (Pair(1, 2), "count", "fields 'left', 'right'"),
+        (Record(1, 2), "z", "fields 'x', 'y'"),
+        (np.zeros(3), 0, "one ndarray"),
+        ("text", 0, "one str"),
+    ],
+)
+def test_missing_fields_are_told_with_those_there_are(example: Any, on: Any, says: str) -> None:
+    with pytest.raises(FieldError, match=says):
+        Field(on).get(example)

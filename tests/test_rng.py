@@ -1,0 +1,185 @@
+"""Randomness with an address: permutations, keys, and generators placed anew."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import rng
+from stoker.orders import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Permuted, _Feistel
+from stoker.rng import Rekeyed
+from strategies import few
+
+
+def key(seed: int = 0) -> np.ndarray:
+    return rng.key(seed, 0, rng.SHUFFLE)
+
+
+@given(st.integers(0, 3000), st.integers(0, 2**64))
+def test_an_order_is_a_permutation(length: int, seed: int) -> None:
+    order = Permuted(length, key(seed))
+    assert sorted(order.span(0, length).tolist()) == list(range(length))
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**32))
+def test_feistel_is_a_permutation_of_any_size(length: int, seed: int) -> None:
+    found = _Feistel(length, key(seed))(np.arange(length))
+    assert sorted(found.tolist()) == list(range(length))
+
+
+@pytest.mark.parametrize("length", range(1, 51))
+def test_feistel_is_a_permutation_of_small_sizes(length: int) -> None:
+    found = _Feistel(length, key(length))(np.arange(length))
+    assert sorted(found.tolist()) == list(range(length))
+
+
+@pytest.fixture(scope="module", params=[1, FEISTEL_BLOCK // 2 + 3])
+def large(request: pytest.FixtureRequest) -> tuple[Permuted, np.ndarray]:
+    length = TRUE_PERMUTATION_LIMIT + request.param
+    order = Permuted(length, key(5))
+    return order, order.span(0, length).copy()
+
+
+def test_a_large_order_is_a_permutation(large: tuple[Permuted, np.ndarray]) -> None:
+    _, whole = large
+    assert whole.dtype == np.int64
+    assert len(whole) > TRUE_PERMUTATION_LIMIT
+    assert (np.bincount(whole, minlength=len(whole)) == 1).all()
+
+
+def test_a_large_order_looks_random(large: tuple[Permuted, np.ndarray]) -> None:
+    _, whole = large
+    n = len(whole)
+    # Correlation with the identity, and of neighbours: 6 deviations of 1 / sqrt(n).
+    assert abs(np.corrcoef(whole, np.arange(n))[0, 1]) < 6 / n**0.5
+    assert abs(np.corrcoef(whole[:-1], whole[1:])[0, 1]) < 6 / n**0.5
+
+
+@few(20)
+@given(st.data())
+def test_spans_of_a_large_order_agree_with_the_whole(
+    large: tuple[Permuted, np.ndarray], data: st.DataObject
+) -> None:
+    order, whole = large
+    edges = [m * FEISTEL_BLOCK + d for m in (0, 1, 2, 16) for d in (-1, 0, 1)]
+    starts = st.one_of(st.sampled_from([e for e in edges if 0 <= e < len(whole)]),
+                       st.integers(0, len(whole) - 1))  # fmt: skip
+    start = data.draw(starts)
+    stop = min(len(whole), start + data.draw(st.sampled_from([1, 2, 300, 3 * FEISTEL_BLOCK])))
+    assert np.array_equal(order.span(start, stop), whole[start:stop])
+    assert order.index(start) == whole[start]
+
+
+@given(st.integers(1, 500), st.integers(0, 99), st.booleans(), st.data())
+def test_span_and_index_agree(length: int, seed: int, shuffled: bool, data: st.DataObject) -> None:
+    order = Permuted(length, key(seed) if shuffled else None)
+    start = data.draw(st.integers(0, length - 1))
+    stop = data.draw(st.integers(start, length))
+    assert order.span(start, stop).tolist() == [order.index(n) for n in range(start, stop)]
+
+
+def test_without_a_key_the_order_is_the_source_s() -> None:
+    assert Permuted(10, None).span(2, 6).tolist() == [2, 3, 4, 5]
+
+
+@given(st.integers(1, 400), st.integers(0, 99))
+def test_an_order_survives_pickling(length: int, seed: int) -> None:
+    order = Permuted(length, key(seed))
+    twin = pickle.loads(pickle.dumps(order))
+    assert twin.span(0, length).tolist() == order.span(0, length).tolist()
+    assert len(pickle.dumps(order)) < 1000
+
+
+def test_a_large_order_is_the_same_from_several_threads(large: tuple[Permuted, np.ndarray]) -> None:
+    order, whole = large
+    wrong: list[int] = []
+
+    def read(offset: int) -> None:
+        for block in range(16):
+            start = ((block + offset) % 16) * FEISTEL_BLOCK + 17
+            if not np.array_equal(order.span(start, start + 50), whole[start : start + 50]):
+                wrong.append(start)
+
+    threads = [threading.Thread(target=read, args=(n * 5,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_seed_epoch_and_purpose_each_change_the_key() -> None:
+    addresses = [(s, e, p) for s in (0, 1, 2**40) for e in (0, 1, 7) for p in (0, 1 << 20, 3 << 20)]
+    assert len({tuple(rng.key(*address)) for address in addresses}) == len(addresses)
+
+
+@given(st.integers(0, 2**70), st.integers(0, 2**31), st.integers(0, 2**22))
+def test_keys_are_reproducible(seed: int, epoch: int, purpose: int) -> None:
+    assert np.array_equal(rng.key(seed, epoch, purpose), rng.key(seed, epoch, purpose))
+
+
+addresses = st.tuples(st.integers(0, 2**40), st.integers(0, 2**60))
+
+
+@given(addresses, addresses, st.integers(0, 7))
+def test_a_placed_generator_forgets_what_was_drawn_before(
+    one: tuple[int, int], other: tuple[int, int], drawn: int
+) -> None:
+    random, k = Rekeyed(), key()
+    fresh = Rekeyed().at(k, *one).random(5).tolist()
+    generator = random.at(k, *other)
+    generator.random(drawn)
+    generator.integers(0, 10, drawn, dtype=np.uint32)  # leaves half a word behind
+    assert random.at(k, *one).random(5).tolist() == fresh
+    random.at(k, *other).standard_normal(3)
+    assert random.at(k, *one).random(5).tolist() == fresh
+
+
+@given(addresses, addresses)
+def test_different_addresses_draw_differently(one: tuple[int, int], other: tuple[int, int]) -> None:
+    random = Rekeyed()
+    first = random.at(key(), *one).integers(1 << 62, size=4).tolist()
+    second = random.at(key(), *other).integers(1 << 62, size=4).tolist()
+    assert (first == second) == (one == other)
+
+
+def test_a_placed_generator_does_not_depend_on_the_thread() -> None:
+    random, k = Rekeyed(), key()
+    here = [random.at(k, n).random(3).tolist() for n in range(20)]
+    there: dict[int, list[list[float]]] = {}
+    barrier = threading.Barrier(3)
+
+    def draw(number: int) -> None:
+        barrier.wait()
+        there[number] = [random.at(k, n).random(3).tolist() for n in range(20)]
+
+    threads = [threading.Thread(target=draw, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(there.values()) == [here] * 3
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=3))
+def test_addresses_of_uses_are_distinct_and_first_uses_fold_to_zero(uses: list[int]) -> None:
+    word = 0
+    for use in uses:
+        word = rng.fold_use(word, use)
+    assert (word == 0) == (not any(uses))
+    assert word < 1 << 64
+
+
+def test_seeds_for_other_generators_are_63_bits() -> None:
+    seeds = {rng.integer_at(key(), n) for n in range(100)}
+    assert len(seeds) == 100
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_drawn_seeds_differ() -> None:
+    assert len({rng.draw_seed() for _ in range(20)}) > 15

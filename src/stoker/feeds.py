@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from stoker.checks import is_number, is_whole_number
 from stoker.pipeline import Pipeline
 
 _STARTING_S = 5.0  # how long a feeder may take until it listens
@@ -79,7 +80,9 @@ def share(
     _check_settings(jobs, staging, patience_s)
     target.check_not_in_feeder()
     wanted = target.target_of(function)
-    settings = autostart.Autostart(wanted, list(sys.path), staging, jobs, patience_s)
+    if is_whole_number(staging):
+        staging = int(staging)
+    settings = autostart.Autostart(wanted, list(sys.path), staging, int(jobs), float(patience_s))
     job = FeedClient(
         name,
         lambda: autostart.connected_or_founded(name, settings),
@@ -91,15 +94,15 @@ def share(
 
 def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
     """Refuse what would only be noticed in the feeder. Raises TypeError, ValueError."""
-    if isinstance(jobs, bool) or not isinstance(jobs, int):
+    if not is_whole_number(jobs):
         raise TypeError(f"jobs= is a number of jobs to wait for, not {jobs!r}")
     if jobs < 1:
         raise ValueError(f"jobs= is at least 1, not {jobs}")
-    if isinstance(staging, bool) or not isinstance(staging, (int, str, type(None))):
+    if not (staging is None or isinstance(staging, str) or is_whole_number(staging)):
         raise TypeError(
             f"staging= is a number of batches or a size such as '2GiB', not {staging!r}"
         )
-    if isinstance(patience_s, bool) or not isinstance(patience_s, (int, float)):
+    if not is_number(patience_s):
         raise TypeError(f"patience_s= is a number of seconds, not {patience_s!r}")
     if not patience_s > 0:
         raise ValueError(f"patience_s= is more than 0, not {patience_s}")

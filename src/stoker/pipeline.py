@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from stoker import describe, machine, rng, state
 from stoker.buffers import Recycler
 from stoker.caution import warn
+from stoker.checks import is_whole_number
 from stoker.cursor import Cursor, PipelineIterator, reads_ahead
 from stoker.engine.epoch import Run
 from stoker.engine.pool.make import Workers
@@ -54,7 +53,7 @@ class Pipeline:
     """
 
     def __init__(self, source: Any, seed: int | None, on_error: OnError = "raise") -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
+        if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, not {seed}")
@@ -100,7 +99,7 @@ class Pipeline:
             return self._with(Shuffle())
         if buffer is None:
             buffer = DEFAULT_BUFFER
-        if isinstance(buffer, bool) or not isinstance(buffer, (int, np.integer)) or buffer < 2:
+        if not is_whole_number(buffer) or buffer < 2:
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
         return self._with(Shuffle(int(buffer)))
 
@@ -217,7 +216,7 @@ class Pipeline:
             drop_last: leave that last one out.
             collate: called with the list of examples instead; what it returns is the batch.
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        if not is_whole_number(n):
             raise TypeError(f"a batch size is a whole number, not {n!r}")
         if n < 1:
             raise ValueError(f"a batch has at least one example, not {n}")
@@ -398,7 +397,7 @@ class Pipeline:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
         if kind not in _KINDS:
             raise ValueError(f"kind must be 'thread' or 'process', not {kind!r}")
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (1 if kind == "process" else 0):
             raise ValueError(f"{kind} workers cannot be {n} in number")
@@ -416,7 +415,7 @@ class Pipeline:
         Args:
             n: batches (or single examples, in a pipeline without batches), at least 1.
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        if not is_whole_number(n):
             raise TypeError(f".steps() takes a whole number of batches, not {n!r}")
         if n < 1:
             raise ValueError(f"an epoch has at least one step, not {n}")
@@ -555,7 +554,7 @@ class Pipeline:
 
         Right after ``load_state_dict``, the epoch of that state keeps its position.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+        if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
         cursor = self._cursor
         if cursor.loaded and epoch == cursor.epoch:
@@ -681,7 +680,7 @@ class Pipeline:
 
         Raises ValueError for more batches than were handed out.
         """
-        if isinstance(batches, bool) or not isinstance(batches, (int, np.integer)) or batches < 0:
+        if not is_whole_number(batches) or batches < 0:
             raise ValueError(f"a number of batches is a whole number from 0, not {batches!r}")
         self._cursor.acknowledge(int(batches))
 
@@ -894,7 +893,7 @@ class Pipeline:
 def _max_factor(most: Any) -> int:
     if most is None:
         return DEFAULT_MAX_FACTOR
-    if isinstance(most, bool) or not isinstance(most, (int, np.integer)):
+    if not is_whole_number(most):
         raise TypeError(f"max_factor= takes a whole number, not {most!r}")
     if most < 2:
         raise ValueError(f"max_factor= is at least 2, not {most}: .echo(1) echoes nothing")
@@ -911,7 +910,7 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
         if not size:
             raise ValueError(f"a pool of {pool!r} holds nothing")
         return None, size
-    if isinstance(pool, bool) or not isinstance(pool, (int, np.integer)):
+    if not is_whole_number(pool):
         raise TypeError(f"pool= takes a number of items or a size such as '2GiB', not {pool!r}")
     if pool < 1:
         raise ValueError(f"a pool holds at least one item, not {pool}")

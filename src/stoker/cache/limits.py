@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 
-import numpy as np
-
 from stoker import machine
 from stoker.cache.store import PAGE_BYTES
 from stoker.caution import warn
+from stoker.checks import is_number, is_whole_number
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 
@@ -24,8 +23,8 @@ def check_limit(limit: object) -> Limit:
     """Read ``limit=``. Raises TypeError or ValueError, with examples."""
     if isinstance(limit, str):
         size: Limit = limit if limit == "auto" else machine.parse_bytes(limit)
-    elif isinstance(limit, (int, float, np.integer)) and not isinstance(limit, bool):
-        size = int(limit) if isinstance(limit, np.integer) else limit
+    elif is_number(limit):
+        size = int(limit) if is_whole_number(limit) else float(limit)
     else:
         raise TypeError(
             f"a cache's limit is a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from stoker.checks import is_whole_number
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def shard_of(rank: Any, world: Any, uneven: Any) -> Shard:
             )
         rank, world = group or (0, 1)
     for name, value in (("rank", rank), ("world", world)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        if not is_whole_number(value):
             raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
     if not 0 <= rank < world:
         raise ValueError(f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}")

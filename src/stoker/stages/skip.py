@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker.checks import is_number
+
 LEAST_SEEN = 1_000
 """Where nobody knows how long an epoch is, a fraction is taken of so many examples at least."""
 
@@ -50,7 +52,7 @@ def budget_of(on_error: Any) -> Budget:
         if on_error == "raise":
             return RAISE
         raise ValueError(f"on_error= takes 'raise', a count or a fraction, not {on_error!r}")
-    if isinstance(on_error, bool) or not isinstance(on_error, (int, float, np.number)):
+    if not is_number(on_error):
         raise TypeError(
             f"on_error= takes 'raise', or how many examples may be skipped in an epoch: a count "
             f"such as 100, or a fraction such as 0.01; not {on_error!r}"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
+from stoker.checks import is_whole_number
 from stoker.signals import deferred
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister, waited
@@ -52,7 +51,7 @@ class Access:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.requests, bool) or not isinstance(self.requests, (int, np.integer)):
+        if not is_whole_number(self.requests):
             raise TypeError(f"requests is a whole number, not {self.requests!r}")
         if self.requests < 1:
             raise ValueError(f"requests is at least 1, not {self.requests}")

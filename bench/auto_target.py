@@ -66,13 +66,13 @@ from typing import Any
 from harness import Report, parser, report
 from peers.echoed import Reached, Uses, train
 
-from stoker.demo.calibrate import Calibration, calibrate, step_seconds
-from stoker.demo.digits import DigitSpec
-from stoker.demo.experiment import next_grid
-from stoker.demo.images import ImageSet, composed_digits
-from stoker.demo.settings import Settings
-from stoker.demo.storage import Source, storage_of
-from stoker.demo.task import Learner, augment, one_thread
+from experiments.calibration import Calibration, calibrate, step_seconds
+from experiments.digits import DigitSpec
+from experiments.images import ImageSet, composed_digits
+from experiments.runs import next_grid
+from experiments.settings import Settings
+from experiments.storage import Source, storage_of
+from experiments.workloads import Learner, augment, one_thread
 
 PLAIN, AUTO = "no echoing", "auto"
 _PLAIN: dict[str, dict[str, Any]] = {PLAIN: {"factor": 1}}

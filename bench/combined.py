@@ -65,9 +65,9 @@ from harness import Ratio, parser, report
 from PIL import Image
 
 import stoker
-from stoker.demo.digits import DigitSpec
-from stoker.demo.images import composed_digits
-from stoker.demo.task import Learner, augment_one
+from experiments.digits import DigitSpec
+from experiments.images import composed_digits
+from experiments.workloads import Learner, augment_one
 
 ARMS = ("plain", "cache", "sharing", "echo")
 RATES = (0.001, 0.002, 0.003, 0.005)

@@ -24,6 +24,7 @@ Result = TypeVar("Result")
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
+sys.path.append(str(HERE.parent))  # for `experiments`
 ROUNDS = 5
 _QUIET_LOAD = 0.5
 

@@ -86,9 +86,9 @@ import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
 from peers import environment
 
-from stoker.demo.digits import CLASSES, DigitSpec
-from stoker.demo.images import composed_digits
-from stoker.demo.settings import Settings
+from experiments.digits import CLASSES, DigitSpec
+from experiments.images import composed_digits
+from experiments.settings import Settings
 
 NAME = "monai"
 BATCH = 32
@@ -142,7 +142,7 @@ def asked(python: Path, images: Path, settings: Settings) -> Iterator[Ask]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(here.parent / "src")},
+        env=os.environ | {"PYTHONPATH": f"{here.parent / 'src'}:{here.parent}"},
     )
 
     def ask(call: str, **order: Any) -> Any:

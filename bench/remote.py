@@ -55,7 +55,7 @@ from harness import Ratio, interleaved, parser, report
 from peers.serve import Epochs, timed
 
 import stoker
-from stoker.demo.server import Server, serving
+from experiments.server import Server, serving
 
 LATENCY_S = 0.02
 BANDWIDTH_BYTES_PER_S = 50e6

@@ -54,15 +54,15 @@ from pathlib import Path
 
 from harness import Report, parser, report
 
-from stoker.demo.arms import Arm
-from stoker.demo.calibrate import Calibration, calibrate, step_seconds
-from stoker.demo.digits import DigitSpec
-from stoker.demo.experiment import RunRecord, budget_of, run_arm
-from stoker.demo.images import ImageSet, composed_digits
-from stoker.demo.report import Summary, summaries
-from stoker.demo.settings import Settings
-from stoker.demo.storage import RemoteStorage, in_memory, storage_of
-from stoker.demo.task import one_thread
+from experiments.arms import Arm
+from experiments.calibration import Calibration, calibrate, step_seconds
+from experiments.digits import DigitSpec
+from experiments.images import ImageSet, composed_digits
+from experiments.report import Summary, summaries
+from experiments.runs import RunRecord, budget_of, run_arm
+from experiments.settings import Settings
+from experiments.storage import RemoteStorage, in_memory, storage_of
+from experiments.workloads import one_thread
 
 ARMS = (Arm("none"), Arm("before", 2), Arm("before", 4), Arm("memory"))
 QUICK = Settings(

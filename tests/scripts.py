@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 60
 REAL_WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
 """How many real ranks there are: starting four takes its time."""
@@ -69,6 +70,7 @@ class Script:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # for `experiments`
             start_new_session=True,
         )
         self.pid = self.process.pid

@@ -1217,7 +1217,7 @@ def test_what_is_worth_most_for_its_bytes_is_kept(
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     pytest.importorskip("aiohttp")
-    from stoker.demo.server import serving
+    from experiments.server import serving
 
     with serving(pets(tmp_path / "served")) as running:
         yield running

@@ -25,7 +25,6 @@ from strategies import Examples
 
 COMMANDS = [
     [],
-    ["demo"],
     ["analyze"],
     ["what-if"],
     ["feed"],

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.demo.task import Learner, augment
+from experiments.workloads import Learner, augment
 
 Uses = Iterator[tuple[Any, Any, int]]
 """Images, labels, and the fresh examples that were handed out so far."""

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.demo.server import Fault, Server, serving
+from experiments.server import Fault, Server, serving
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
 from stoker.sources.remote.reader import RemoteReader

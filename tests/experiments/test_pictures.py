@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stoker.demo.arms import Arm
-from stoker.demo.experiment import Budget, Evaluation, RunRecord
-from stoker.demo.picture import write_picture
+from experiments.arms import Arm
+from experiments.pictures import write_picture
+from experiments.runs import Budget, Evaluation, RunRecord
 
 BUDGET_S = 6.0
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.demo.arms import Arm
-from stoker.demo.experiment import Budget, Evaluation, RunRecord, next_grid
-from stoker.demo.report import (
+from experiments.arms import Arm
+from experiments.report import (
     at_fresh,
     at_seconds,
     conclusion,
@@ -14,7 +13,8 @@ from stoker.demo.report import (
     target_of,
     to_target,
 )
-from stoker.demo.settings import Settings
+from experiments.runs import Budget, Evaluation, RunRecord, next_grid
+from experiments.settings import Settings
 
 PLAIN = Arm("none")
 ECHO = Arm("before", 4)

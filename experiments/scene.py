@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 import stoker
-from stoker.demo.arms import FOLLOWING, epoch_after_epoch, pipeline_of
-from stoker.demo.calibrate import Calibration
-from stoker.demo.experiment import pool_examples
-from stoker.demo.images import ImageSet
-from stoker.demo.settings import Settings
-from stoker.demo.storage import EmulatedStorage, Limits, Source
-from stoker.demo.task import Learner
+from experiments.arms import FOLLOWING, epoch_after_epoch, pipeline_of
+from experiments.calibration import Calibration
+from experiments.images import ImageSet
+from experiments.runs import pool_examples
+from experiments.settings import Settings
+from experiments.storage import EmulatedStorage, Limits, Source
+from experiments.workloads import Learner
 
 _BATCHES_A_ROW = 4
 _ROUNDS = 3

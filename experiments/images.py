@@ -6,16 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 import stoker
-from stoker.demo.digits import CLASSES, DigitSpec, write_digits
-from stoker.demo.needs import needed
-from stoker.demo.settings import Settings
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from experiments.digits import CLASSES, DigitSpec, write_digits
+from experiments.settings import Settings
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -52,7 +50,6 @@ class ImageSet:
 
 def composed_digits(spec: DigitSpec, root: Path, progress: Progress) -> ImageSet:
     """Write the digits under `root`, unless an earlier run did, and return them."""
-    np = needed("numpy")
     folder = write_digits(spec, root, progress)
     found: dict[str, tuple[list[str], list[int]]] = {}
     pixels = {}
@@ -83,7 +80,6 @@ def user_images(folder: Path, settings: Settings, progress: Progress) -> ImageSe
     A fifth of every class, drawn from a fixed seed, is for testing. Raises FileNotFoundError
     or ValueError that say what is wrong and what to do.
     """
-    np = needed("numpy")
     paths = _by_class(folder)
     train: list[tuple[str, int]] = []
     test: list[tuple[str, int]] = []
@@ -132,14 +128,11 @@ class _Resized:
 
     def __init__(self, side_px: int) -> None:
         self._side_px = side_px
-        self._pillow = needed("PIL.Image")
 
     def __call__(self, data: bytes) -> NDArray[np.uint8]:
-        import numpy as np
-
-        image = self._pillow.fromarray(stoker.images.decode(data))
+        image = Image.fromarray(stoker.images.decode(data))
         side = (self._side_px, self._side_px)
-        return np.array(image.resize(side, self._pillow.Resampling.BILINEAR))
+        return np.array(image.resize(side, Image.Resampling.BILINEAR))
 
 
 def _by_class(folder: Path) -> dict[str, list[str]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stoker.demo.needs import needed
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
 from stoker.machine import usable_cores
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _EVALUATED_AT_ONCE = 250
 _LARGEST_SHIFT = 0.1
@@ -24,8 +24,6 @@ def augment(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.u
     Takes uint8 [n, height, width, 3] and leaves it as it is; returns a new array like it.
     A batch at a time, for a call on every image would keep the training thread from the GIL.
     """
-    import numpy as np
-
     n, height, width, _ = images.shape
     reach = (int(height * _LARGEST_SHIFT), int(width * _LARGEST_SHIFT))
     shifts = rng.integers(np.negative(reach), reach, size=(n, 2), endpoint=True).tolist()
@@ -49,7 +47,6 @@ def augment_one(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[n
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let PyTorch compute on one thread, so that a second core is left for loading."""
-    torch = needed("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -64,16 +61,14 @@ class Learner:
     def __init__(
         self, classes: int, widths: tuple[int, ...], learning_rate: float, seed: int
     ) -> None:
-        torch = needed("torch")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._network = _network(classes, widths)
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=learning_rate, fused=True)
-        self._loss = torch.nn.CrossEntropyLoss()
+        self._loss = nn.CrossEntropyLoss()
 
     def step(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
         """Make one training step on uint8 [n, height, width, 3] and int64 [n]."""
-        torch = needed("torch")
         self._optimizer.zero_grad()
         loss = self._loss(self._network(_scaled(images)), torch.from_numpy(labels))
         loss.backward()
@@ -89,7 +84,6 @@ class Learner:
 
     def accuracy(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> float:
         """Return the share of test images that are classified rightly. Uses every core."""
-        torch = needed("torch")
 
         def right(start: int) -> int:
             part = slice(start, start + _EVALUATED_AT_ONCE)
@@ -109,21 +103,19 @@ def _network(classes: int, widths: tuple[int, ...]) -> Any:
 
     The maximum over all places makes it indifferent to where the digit stands.
     """
-    nn = needed("torch").nn
     first, second, third = widths
-    network = nn.Sequential(
+    network: Any = nn.Sequential(
         nn.Conv2d(3, first, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(first), nn.ReLU(),
         nn.Conv2d(first, second, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(second),
         nn.ReLU(),
         nn.Conv2d(second, third, 3, padding=1, bias=False), nn.BatchNorm2d(third), nn.ReLU(),
         nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(third, classes),
     )  # fmt: skip
-    return network.to(memory_format=needed("torch").channels_last)
+    return network.to(memory_format=torch.channels_last)
 
 
 def _scaled(images: NDArray[np.uint8]) -> Any:
     """Turn uint8 [n, height, width, 3] into a float tensor [n, 3, height, width] around 0."""
-    torch = needed("torch")
     # Channels last in memory already: the permutation copies nothing.
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
     return pixels.float().div_(255).sub_(0.2).div_(0.25)

@@ -20,17 +20,19 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 from rich.console import Console
+from typer.testing import CliRunner
 
+from experiments import demo
+from experiments.arms import Arm, full_arms
+from experiments.demo import run_settings
+from experiments.digits import DigitSpec
+from experiments.images import user_images
+from experiments.screen import Screen
+from experiments.settings import Settings
+from experiments.storage import Limits, storage_of
+from experiments.workloads import Learner, augment, augment_one
 from scripts import Watch, script
-from stoker.demo import main, needs, run_demo
-from stoker.demo.arms import Arm, full_arms
-from stoker.demo.digits import DigitSpec
-from stoker.demo.images import user_images
-from stoker.demo.main import run_settings
-from stoker.demo.screen import Screen
-from stoker.demo.settings import Settings
-from stoker.demo.storage import Limits, storage_of
-from stoker.demo.task import Learner, augment, augment_one
+from stoker.cli import app
 
 TINY = Settings(
     digits=DigitSpec(train=400, test=40),
@@ -236,7 +238,7 @@ def test_a_folder_that_will_not_do_says_why(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_the_runs_that_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_arm, runs = main.run_arm, 0
+    run_arm, runs = demo.run_arm, 0
 
     def stopped(*args: Any) -> Any:
         nonlocal runs
@@ -245,7 +247,7 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
             raise KeyboardInterrupt
         return run_arm(*args)
 
-    monkeypatch.setattr(main, "run_arm", stopped)
+    monkeypatch.setattr(demo, "run_arm", stopped)
     shown, text = screen()
     with pytest.raises(KeyboardInterrupt):
         run_settings(replace(TINY, scene=()), tmp_path, full=False, data=None, screen=shown)
@@ -262,10 +264,9 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
     from dataclasses import replace
     from pathlib import Path
     import psutil
-    from stoker.demo import experiment, storage
-    from stoker.demo.digits import DigitSpec
-    from stoker.demo.main import run_settings
-    from stoker.demo.settings import Settings
+    from experiments import runs, storage
+    from experiments.digits import DigitSpec
+        from experiments.settings import Settings
 
     tempfile.tempdir = {str(tmp_path)!r}
 
@@ -282,7 +283,7 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
         stoker.from_folder = told(stoker.from_folder)
         seconds = 5.0
     else:
-        experiment.Learner.step = told(experiment.Learner.step)
+        runs.Learner.step = told(runs.Learner.step)
         seconds = 0.001
     settings = Settings(
         digits=DigitSpec(train=400, test=40), batch_size=8, step_samples=9, drain_batches=6,
@@ -309,15 +310,12 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
     assert {name for name in left if not name.startswith("torchinductor")} == {"out", "script.py"}
 
 
-def test_a_missing_package_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(needs.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install 'stoker\[demo\]'"):
-        run_demo(tmp_path, 1, False, None)
+@pytest.mark.parametrize("arguments", [[], ["--seeds", "5", "--remote"]])
+def test_the_installed_command_says_where_the_demo_is(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "run scripts/demo" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_augmentation_leaves_its_input_and_depends_on_its_generator_alone() -> None:

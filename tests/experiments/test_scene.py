@@ -12,12 +12,12 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from stoker.demo import storage
-from stoker.demo.calibrate import Calibration
-from stoker.demo.scene import Scene, SceneRow, Stretch
-from stoker.demo.scene_view import plot
-from stoker.demo.screen import Screen
-from stoker.demo.storage import EmulatedSource, Limits
+from experiments import storage
+from experiments.calibration import Calibration
+from experiments.scene import Scene, SceneRow, Stretch
+from experiments.scene_view import plot
+from experiments.screen import Screen
+from experiments.storage import EmulatedSource, Limits
 
 
 def speed(ratio: float) -> Calibration:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from stoker.demo.calibrate import Calibration
-from stoker.demo.experiment import Budget, RunRecord
-from stoker.demo.images import ImageSet
-from stoker.demo.report import Summary
-from stoker.demo.scene import Scene
-from stoker.demo.settings import Settings
+from experiments.calibration import Calibration
+from experiments.images import ImageSet
+from experiments.report import Summary
+from experiments.runs import Budget, RunRecord
+from experiments.scene import Scene
+from experiments.settings import Settings
 from stoker.machine import usable_cores
 
 _PACKAGES = ("numpy", "torch", "pillow", "scikit-learn", "matplotlib")

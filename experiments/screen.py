@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stoker.demo.experiment import Budget, RunRecord
-from stoker.demo.report import Summary, to_target
-from stoker.demo.scene_view import SceneView
+from experiments.report import Summary, to_target
+from experiments.runs import Budget, RunRecord
+from experiments.scene_view import SceneView
 
 if TYPE_CHECKING:
-    from stoker.demo.arms import Arm
+    from experiments.arms import Arm
 
 _PLAIN_WIDTH = 130
 _PROGRESS_EVERY_S = 2.0

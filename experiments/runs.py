@@ -13,12 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from stoker.demo.arms import Arm, epoch_after_epoch, pipeline_of
-from stoker.demo.calibrate import Calibration
-from stoker.demo.images import ImageSet
-from stoker.demo.settings import Settings
-from stoker.demo.storage import Source
-from stoker.demo.task import Learner
+from experiments.arms import Arm, epoch_after_epoch, pipeline_of
+from experiments.calibration import Calibration
+from experiments.images import ImageSet
+from experiments.settings import Settings
+from experiments.storage import Source
+from experiments.workloads import Learner
 
 
 @dataclass(frozen=True)

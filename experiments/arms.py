@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import stoker
-from stoker.demo.storage import Source
-from stoker.demo.task import augment, augment_one
+from experiments.images import ImageSet
+from experiments.storage import Source
+from experiments.workloads import augment, augment_one
 from stoker.stages.echo import DEFAULT_MAX_FACTOR
-
-if TYPE_CHECKING:
-    from stoker.demo.images import ImageSet
 
 PLACES = ("none", "before", "after", "batch", "memory")
 

@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 import pytest
 
+from experiments.server import Fault, Server, serving
 from scripts import Watch, children, script
-from stoker.demo.server import Fault, Server, serving
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_it_ends_with_the_block(folder: Path) -> None:
 def test_it_ends_with_its_parent(folder: Path, how: signal.Signals) -> None:
     body = f"""
     import psutil
-    from stoker.demo.server import serving
+    from experiments.server import serving
     with serving({str(folder)!r}):
         say(str(psutil.Process().children()[0].pid))
         if os.fork() == 0:  # a child that lives on keeps the pipes open

@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
-from stoker.demo.arms import Arm, epoch_after_epoch, pipeline_of, upstream_of
-from stoker.demo.images import ImageSet
-from stoker.demo.settings import Settings
-from stoker.demo.storage import Limits, Source, Storage, in_memory
-from stoker.demo.task import Learner
+from experiments.arms import Arm, epoch_after_epoch, pipeline_of, upstream_of
+from experiments.images import ImageSet
+from experiments.settings import Settings
+from experiments.storage import Limits, Source, Storage, in_memory
+from experiments.workloads import Learner
 
 _CLOSE_ENOUGH = 0.04
 _ROUNDS = 4

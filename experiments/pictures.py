@@ -8,11 +8,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from stoker.demo.arms import Arm
-from stoker.demo.experiment import Budget, RunRecord
-from stoker.demo.needs import needed
-from stoker.demo.report import to_target
-from stoker.demo.scene import Scene
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.arms import Arm
+from experiments.report import to_target
+from experiments.runs import Budget, RunRecord
+from experiments.scene import Scene
 
 _COLOURS = {
     "none": "#222222",
@@ -37,10 +39,9 @@ def write_picture(
 
     Beside it the scene, if there was one: the factor against seconds.
     """
-    figure_of = needed("matplotlib.figure").Figure
     slownesses = list(dict.fromkeys(run.arm.slowness for run in runs))
     widths_in = [8.5 if len(slownesses) == 1 else 7.0] * len(slownesses) + [5.5] * bool(scene)
-    figure = figure_of(figsize=(sum(widths_in), 5.2), layout="constrained")
+    figure = Figure(figsize=(sum(widths_in), 5.2), layout="constrained")
     panels = figure.subplots(1, len(widths_in), squeeze=False, width_ratios=widths_in)[0]
     for panel, slowness in zip(panels, slownesses, strict=False):
         chosen = [run for run in runs if run.arm.slowness == slowness]
@@ -91,7 +92,6 @@ def _ratios_over_time(scene: Scene) -> tuple[list[float], list[float]]:
 
 
 def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float, budget: Budget) -> None:
-    np = needed("numpy")
     for arm in dict.fromkeys(run.arm for run in runs):
         of_arm = [run for run in runs if run.arm == arm]
         end_s = min(min(run.evaluations[-1].seconds for run in of_arm), budget.seconds)

@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 import stoker
-from stoker.demo.server import serving
+from experiments.images import ImageSet
+from experiments.server import serving
+from experiments.settings import Settings
 from stoker.machine import format_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stoker.demo.images import ImageSet
-    from stoker.demo.settings import Settings
 
 Source = Callable[[int], stoker.Pipeline]
 """Makes the beginning of a pipeline, by seed: examples (image, label), in order of the images."""

@@ -1,4 +1,4 @@
-"""The demonstration's images: real handwritten digits, composed on cluttered canvases.
+"""A set of images: real handwritten digits, composed on cluttered canvases.
 
 scikit-learn ships 1,797 handwritten digits of 8 x 8 pixels, far too few to keep a
 loader busy. Each image here shows one of them at a random size, place and contrast,
@@ -18,13 +18,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stoker.demo.needs import needed
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 CLASSES = tuple(str(digit) for digit in range(10))
 
@@ -63,8 +61,6 @@ def split_digits(
     labels: NDArray[np.int64], seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Part the handwritten digits: indices for training images, indices for test images."""
-    import numpy as np
-
     order = np.random.default_rng([seed, 1]).permutation(len(labels))
     held_out = round(len(labels) * _TEST_SHARE)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
@@ -77,8 +73,7 @@ def compose(spec: DigitSpec, split: str) -> Iterator[tuple[NDArray[np.uint8], in
     """
     if split not in ("train", "test"):
         raise ValueError(f'split must be "train" or "test", not {split!r}')
-    np = needed("numpy")
-    load_digits = needed("sklearn.datasets").load_digits
+    from sklearn.datasets import load_digits  # takes seconds, and only composing needs it
 
     digits, labels = load_digits(return_X_y=True)
     train, test = split_digits(labels, spec.seed)
@@ -119,8 +114,6 @@ def write_digits(
     folder = root / spec.folder_name
     if (folder / _STAMP).is_file():
         return folder
-    np = needed("numpy")
-    image_of = needed("PIL.Image").fromarray
     root.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{spec.folder_name}-", dir=root))
     try:
@@ -131,7 +124,7 @@ def write_digits(
             copy = []
             for number, (pixels, label) in enumerate(compose(spec, split)):
                 path = unfinished / split / CLASSES[label] / f"{number:05d}.png"
-                image_of(pixels).save(path, compress_level=1)
+                Image.fromarray(pixels).save(path, compress_level=1)
                 copy.append(pixels)
                 done += 1
                 if done % _REPORT_EVERY == 0 or done == total:
@@ -153,12 +146,10 @@ def write_digits(
 
 def _resized(digits: NDArray[np.uint8]) -> dict[int, NDArray[np.float32]]:
     """Every digit at every size: size -> float32 [digits, size, size]."""
-    np = needed("numpy")
-    pillow = needed("PIL.Image")
     return {
         size: np.stack(
             [
-                np.asarray(pillow.fromarray(digit).resize((size, size), pillow.Resampling.BICUBIC))
+                np.asarray(Image.fromarray(digit).resize((size, size), Image.Resampling.BICUBIC))
                 for digit in digits
             ]
         ).astype(np.float32)
@@ -180,8 +171,6 @@ def _lay(
     A size of `sizes_px` that `whole` does not hold means a square of that side cut from
     the largest digit. Ink covers what is fainter than itself.
     """
-    import numpy as np
-
     n = len(canvas)
     size = rng.integers(len(sizes_px), size=n)
     place = rng.random((2, n))
@@ -199,8 +188,6 @@ def _lay(
 
 def _square(place: NDArray[np.float64], room_px: int, side_px: int) -> tuple[Any, Any]:
     """Return the indices of squares at relative places [2, n] within `room_px` x `room_px`."""
-    import numpy as np
-
     corner = (place * (room_px - side_px + 1)).astype(np.int64)
     within = np.arange(side_px)
     return corner[0][:, None, None] + within[:, None], corner[1][:, None, None] + within

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.demo.arms import Arm
-from stoker.demo.experiment import Budget, Evaluation, RunRecord
+from experiments.arms import Arm
+from experiments.runs import Budget, Evaluation, RunRecord
 
 
 @dataclass(frozen=True)

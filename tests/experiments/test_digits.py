@@ -14,8 +14,8 @@ pytest.importorskip("PIL")
 from sklearn.datasets import load_digits
 
 import stoker
-from stoker.demo import digits
-from stoker.demo.digits import DigitSpec, compose, split_digits, write_digits
+from experiments import digits
+from experiments.digits import DigitSpec, compose, split_digits, write_digits
 
 SMALL = DigitSpec(train=60, test=30)
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from stoker.demo.scene import SceneRow
+from experiments.scene import SceneRow
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HIGHEST = 4

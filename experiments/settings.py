@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stoker.demo.digits import DigitSpec
+from experiments.digits import DigitSpec
 
 
 @dataclass(frozen=True)

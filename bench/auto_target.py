@@ -1,6 +1,6 @@
 """Time to target, for real: does an echo that follows the stall train as fast as the best factor?
 
-The demo's network, images and recipe (see docs/demo.md), read from emulated storage: files behind a
+The task is `SMALL` of experiments/settings.py, read from emulated storage: files behind a
 sleep, whose length sets R, the time of a fresh batch over that of a training step, to 2, 4 and 6.
 Example echoing before augmentation; the same pool of eight batches in all arms. Arms: no echoing,
 fixed factors around R, and ``.echo("auto")`` with its default ``max_factor`` of 4; at R = 6 also
@@ -68,9 +68,9 @@ from peers.echoed import Reached, Uses, train
 
 from experiments.calibration import Calibration, calibrate, step_seconds
 from experiments.digits import DigitSpec
+from experiments.grids import next_point
 from experiments.images import ImageSet, composed_digits
-from experiments.runs import next_grid
-from experiments.settings import Settings
+from experiments.settings import SMALL, Settings
 from experiments.storage import Source, storage_of
 from experiments.workloads import Learner, augment, one_thread
 
@@ -172,7 +172,7 @@ def trained(
         learner,
         (images.test_images, images.test_labels),
         settings.target_accuracy,
-        lambda fresh: next_grid(fresh, settings),
+        lambda fresh: next_point(fresh, settings.grid),
         lambda fresh, seconds: fresh >= budget or seconds > limit_s,
     )
 
@@ -209,7 +209,7 @@ def _spread(values: list[float]) -> str:
 
 def run(arguments: Namespace, found: Report) -> None:
     """Compose the images and compare."""
-    settings = QUICK if arguments.quick else replace(Settings(), grid=GRID)
+    settings = QUICK if arguments.quick else replace(SMALL, grid=GRID)
     settings = replace(settings, seeds=1 if arguments.quick else arguments.rounds)
     rows, bests = [], []
     with tempfile.TemporaryDirectory() as folder, one_thread():

@@ -1,6 +1,6 @@
 """Everything together: four jobs, data twice as large as memory, a slow disk, and real training.
 
-The demo's network and digits (docs/demo.md), the digits enlarged to photographs of 512 x 512 with
+The network and digits of experiments/, the digits enlarged to photographs of 512 x 512 with
 noise, which are decoded and reduced again: 3 ms of CPU an example. The files end with zeros that
 make them 300 KB each, as raw data does that a decoder skips. Four jobs train at a time, with four
 learning rates, in the same order, on two cores. Arms, each with what the one before it has:

@@ -9,7 +9,7 @@ function.
 1. Batches per second, handed out and fresh, against what there could be at most: min(G, 4 P), and
    P, with G the step (a sleep) alone and P the plain loader with no step. R = G / P is 2 and 4; the
    loader has no worker process (then a thread is what makes it overlap with the step), or two.
-2. Training the demo's network (docs/demo.md) at R = 4 with two worker processes to 90 % test
+2. Training `SMALL` of experiments/settings.py at R = 4 with two worker processes to 90 % test
    accuracy: fresh examples, steps and seconds. Images are augmented in the loader, so that uses of
    a batch are alike; in the last row they are augmented behind the echo, each use anew.
 
@@ -88,7 +88,7 @@ from peers import environment
 
 from experiments.digits import CLASSES, DigitSpec
 from experiments.images import composed_digits
-from experiments.settings import Settings
+from experiments.settings import SMALL, Settings
 
 NAME = "monai"
 BATCH = 32
@@ -282,7 +282,7 @@ def run(arguments: Namespace, found: Report) -> None:
         settings = replace(QUICK, seeds=1)
         ratios, steps, step_s, rounds = [2.0], 8, 0.002, 1
     else:
-        settings = replace(Settings(), seeds=arguments.rounds)
+        settings = replace(SMALL, seeds=arguments.rounds)
         ratios, steps, step_s, rounds = [2.0, 4.0], 60, 0.008, arguments.rounds
     with tempfile.TemporaryDirectory() as folder:
         images = composed_digits(settings.digits, Path(folder), lambda done, total: None)

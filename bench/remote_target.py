@@ -1,8 +1,8 @@
-"""Time to target, for real: the demo's task read from an HTTP server, with and without echoing.
+"""Time to target, for real: a small task read from an HTTP server, with and without echoing.
 
-The demo's network, images and recipe (see docs/demo.md). A local server in a process of its own
-has a latency of 20 ms; 32 requests are in flight, and its bandwidth is set such that R, the time of
-a fresh batch over that of a training step, is 4. Arms: no echoing, example echoing before
+The task is `SMALL` of experiments/settings.py. A local server in a process of its own has a
+latency of 20 ms; 32 requests are in flight, and its bandwidth is set such that R, the time of a
+fresh batch over that of a training step, is 4. Arms: no echoing, example echoing before
 augmentation with e = 2 and 4, and no storage at all (decoded images in memory), each over three
 seeds; all in turns. Beside it the same on emulated storage (files behind a sleep) with the same R,
 whose reads need no CPU.
@@ -59,8 +59,8 @@ from experiments.calibration import Calibration, calibrate, step_seconds
 from experiments.digits import DigitSpec
 from experiments.images import ImageSet, composed_digits
 from experiments.report import Summary, summaries
-from experiments.runs import RunRecord, budget_of, run_arm
-from experiments.settings import Settings
+from experiments.runs import Evaluation, RunRecord, run_arm
+from experiments.settings import SMALL, Settings
 from experiments.storage import RemoteStorage, in_memory, storage_of
 from experiments.workloads import one_thread
 
@@ -83,6 +83,12 @@ def compare(found: Report, settings: Settings, images: ImageSet) -> list[list[ob
     """Train all arms from both kinds of storage; return the rows of the table."""
     runs: dict[str, list[RunRecord]] = {}
     calibrations: dict[str, Calibration] = {}
+    target = settings.target_accuracy
+    assert target is not None
+
+    def is_over(evaluation: Evaluation) -> bool:
+        return evaluation.accuracy >= target or evaluation.seconds >= settings.longest_s
+
     step_s = step_seconds(images, settings)
     with ExitStack() as stack:
         sources = {}
@@ -95,17 +101,14 @@ def compare(found: Report, settings: Settings, images: ImageSet) -> list[list[ob
         for seed in range(settings.seeds):
             for arm in ARMS:
                 for name, source in sources.items():
-                    budget = budget_of(calibrations[name], settings)
                     chosen = memory if arm.place == "memory" else source
-                    record = run_arm(arm, seed, images, chosen, budget, settings)
+                    record = run_arm(arm, seed, images, chosen, settings, is_over)
                     runs.setdefault(name, []).append(record)
-    assert settings.target_accuracy is not None
     rows: list[list[object]] = []
     for name, records in runs.items():
         known = calibrations[name]
-        budgets = {settings.slowness: budget_of(known, settings)}
         found.add(storage=name, calibration=asdict(known), runs=[asdict(r) for r in records])
-        for summary in summaries(records, settings.target_accuracy, budgets):
+        for summary in summaries(records, target):
             rows.append(
                 [f"{name}, {summary.arm.label}", f"{known.ratio:.2f}", *_row(summary, known)]
             )
@@ -130,7 +133,7 @@ def _row(summary: Summary, known: Calibration) -> list[object]:
 
 def run(arguments: Namespace, found: Report) -> None:
     """Compose the images and compare."""
-    settings = QUICK if arguments.quick else Settings()
+    settings = QUICK if arguments.quick else SMALL
     settings = replace(settings, seeds=1 if arguments.quick else arguments.rounds)
     with tempfile.TemporaryDirectory() as folder, one_thread():
         images = composed_digits(settings.digits, Path(folder), lambda done, total: None)

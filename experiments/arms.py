@@ -58,13 +58,18 @@ class Arm:
         return self.factor == "auto"
 
     @property
+    def is_compared(self) -> bool:
+        """Whether it is one of the two arms that the claim compares."""
+        return self.place == "none" or (self.place == FOLLOWING.place and self.follows)
+
+    @property
     def most_uses(self) -> int:
         """Uses of a fresh example, at most."""
         return DEFAULT_MAX_FACTOR if self.factor == "auto" else self.factor
 
 
 FOLLOWING = Arm("before", "auto")
-"""The arm whose factor nobody chose."""
+"""The arm whose factor nobody chose. The claim holds it to training without echoing."""
 
 
 def default_arms() -> list[Arm]:

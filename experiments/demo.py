@@ -5,7 +5,7 @@ python -m experiments.demo --help
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,11 @@ from experiments.images import ImageSet, composed_digits, user_images
 from experiments.pictures import write_picture
 from experiments.report import conclusion, summaries, target_of
 from experiments.rows import as_json, write_json
-from experiments.runs import Budget, RunRecord, budget_of, pool_examples, run_arm
+from experiments.runs import Evaluation, RunRecord, pool_examples, run_arm
 from experiments.scene import Scene, run_scene, stretches_of
 from experiments.screen import RunsView, Screen
 from experiments.settings import Settings
-from experiments.storage import EmulatedStorage, Source, Storage, in_memory, storage_of
+from experiments.storage import EmulatedStorage, Storage, in_memory, storage_of
 from experiments.workloads import one_thread
 from stoker.machine import format_bytes
 
@@ -73,11 +73,12 @@ class _Experiment:
         self._out = out
         self._images = images
         self._arms = arms
+        self._plan = plan_of(arms, settings)
         self._storage = storage
         self._screen = screen
         self._target = settings.target_accuracy
+        self._budget_fresh = settings.budget_fresh or 0
         self._calibrations: dict[float, Calibration] = {}
-        self._budgets: dict[float, Budget] = {}
         self._scene: Scene | None = None
         self._runs: list[RunRecord] = []
 
@@ -86,15 +87,13 @@ class _Experiment:
         if self._settings.scene:
             self._play()
         try:
-            with self._screen.runs(self._arms, self._settings.seeds) as view:
-                view.target = self._target
+            with self._screen.runs(self._plan) as view:
                 self._train(view)
         except KeyboardInterrupt:
             if self._runs:
                 self._write(complete=False)
                 self._screen.say(
-                    f"Stopped. What was over, {len(self._runs)} of "
-                    f"{len(self._arms) * self._settings.seeds} runs, is in "
+                    f"Stopped. What was over, {len(self._runs)} of {len(self._plan)} runs, is in "
                     f"{self._out / 'demo.json'}."
                 )
             raise
@@ -102,25 +101,28 @@ class _Experiment:
 
     def _calibrate(self) -> None:
         settings, screen = self._settings, self._screen
-        slownesses = list(dict.fromkeys(arm.slowness for arm in self._arms))
         with screen.working("measuring a training step"):
             step_s = step_seconds(self._images, settings)
-        for slowness in slownesses:
+        for slowness in dict.fromkeys([settings.slowness, *(arm.slowness for arm in self._arms)]):
             with screen.working(f"setting the storage's speed for R = {slowness:g}"):
                 found = calibrate(self._images, settings, self._storage, slowness, step_s)
             self._calibrations[slowness] = found
-            self._budgets[slowness] = budget_of(found, settings)
             screen.say(
                 f"Storage is {self._storage.name}: "
                 f"[bold]{self._storage.described(found.limits)}[/]. A fresh batch takes "
                 f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
                 f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
             )
+        if not self._budget_fresh:
+            batches = max(
+                1, round(settings.seconds / self._calibrations[settings.slowness].batch_s)
+            )
+            self._budget_fresh = batches * settings.batch_size
 
     def _play(self) -> None:
         images, settings, screen = self._images, self._settings, self._screen
         storage, which = EmulatedStorage(images, settings), "storage"
-        known = next(iter(self._calibrations.values()))
+        known = self._calibrations[settings.slowness]
         with screen.working("setting the storage's speed for a scene"):
             if storage.name != self._storage.name:
                 which = f"{storage.name} storage, not {self._storage.name},"
@@ -138,41 +140,33 @@ class _Experiment:
                 slowness: opened.enter_context(self._storage.opened(found.limits))
                 for slowness, found in self._calibrations.items()
             }
-            self._run_all(view, lambda arm: memory if arm.place == "memory" else slow[arm.slowness])
-
-    def _run_all(self, view: RunsView, source_of: Callable[[Arm], Source]) -> None:
-        plan = [(arm, seed) for seed in range(self._settings.seeds) for arm in self._arms]
-        if self._target is None:  # the in-memory runs set it, so they come first
-            plan.sort(key=lambda pair: pair[0].place != "memory")
-        for arm, seed in plan:
-            if self._target is None and arm.place != "memory":
-                self._target = target_of(
-                    self._runs, self._settings.budget_fresh, self._settings.target_share
+            for arm, seed in self._plan:
+                in_memory_too = arm.place == "memory"
+                if self._target is None and not in_memory_too:
+                    self._target = target_of(self._runs, self._budget_fresh)
+                view.started(arm, self._target)
+                source = memory if in_memory_too else slow[arm.slowness]
+                record = run_arm(
+                    arm, seed, self._images, source, self._settings, self._is_over, view.evaluated
                 )
-                view.target = self._target
-            view.started(arm)
-            record = run_arm(
-                arm,
-                seed,
-                self._images,
-                source_of(arm),
-                self._budgets[arm.slowness],
-                self._settings,
-                view.evaluated,
-            )
-            self._runs.append(record)
-            view.finished(record)
+                self._runs.append(record)
+                view.finished(record)
+
+    def _is_over(self, evaluation: Evaluation) -> bool:
+        if self._target is None:
+            return evaluation.fresh >= self._budget_fresh
+        return evaluation.accuracy >= self._target or evaluation.seconds >= self._settings.longest_s
 
     def _write(self, complete: bool) -> None:
         target = self._target
-        found = summaries(self._runs, target, self._budgets) if target is not None else []
+        found = summaries(self._runs, target) if target is not None else []
         found.sort(key=lambda s: self._arms.index(s.arm))
         closing = conclusion(found, target) if complete and target is not None else "interrupted"
         write_json(
             self._out / "demo.json",
             as_json(
                 self._images, self._settings, self._storage.name,
-                list(self._calibrations.values()), self._budgets, self._runs, found, target,
+                list(self._calibrations.values()), self._budget_fresh, self._runs, found, target,
                 self._scene, closing, complete,
             ),
         )  # fmt: skip
@@ -180,10 +174,26 @@ class _Experiment:
             return
         ordered = sorted(self._runs, key=lambda run: self._arms.index(run.arm))
         title = f"{self._images.name[0].upper()}{self._images.name[1:]}"
-        write_picture(self._out / "demo.png", ordered, target, self._budgets, self._scene, title)
-        self._screen.table(found, target, self._budgets)
+        write_picture(self._out / "demo.png", ordered, target, self._scene, title)
+        self._screen.table(found, target)
         self._screen.say(f"[bold]{closing}[/]")
         self._screen.say(f"Raw rows: {self._out / 'demo.json'}. Picture: {self._out / 'demo.png'}.")
+
+
+def plan_of(arms: Sequence[Arm], settings: Settings) -> list[tuple[Arm, int]]:
+    """Return the runs in their order: arm and seed.
+
+    From memory first, for these set the target. Then seed by seed, so that what else the machine
+    does meets all arms alike; every other seed in the opposite order.
+    """
+    few = min(settings.other_seeds, settings.seeds)
+    plan = [
+        (arm, seed)
+        for seed in range(settings.seeds)
+        for arm in (arms if seed % 2 == 0 else list(reversed(arms)))
+        if arm.is_compared or seed < few
+    ]
+    return sorted(plan, key=lambda run: run[0].place != "memory")
 
 
 def _introduce(screen: Screen, images: ImageSet, settings: Settings, arms: Sequence[Arm]) -> None:
@@ -198,14 +208,10 @@ def _introduce(screen: Screen, images: ImageSet, settings: Settings, arms: Seque
     if share > settings.largest_pool_fraction:
         text += ": so few files would simply be cached, do not read much into the speed-up"
     screen.say(text + ".")
-    aim = (
-        f"{settings.target_accuracy:.0%} test accuracy"
-        if settings.target_accuracy is not None
-        else f"{settings.target_share:.0%} of what training from memory reaches"
-    )
+    few = min(settings.other_seeds, settings.seeds)
     screen.say(
-        f"{len(arms)} arms, {settings.seeds} seeds for each, at least {settings.budget_fresh:,} "
-        f"fresh examples a run; target: {aim}."
+        f"{len(arms)} arms: no echoing and auto, which are compared, with {settings.seeds} seeds, "
+        f"the others with {few}."
     )
 
 
@@ -213,7 +219,9 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for demo.json, demo.png and the demo's image files.")
     ] = Path("stoker-demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each of the two arms that the claim compares.")
+    ] = Settings.seeds,
     full: Annotated[
         bool, typer.Option("--full", help="Also echo after augmentation, more factors, and R = 1.")
     ] = False,
@@ -228,11 +236,11 @@ def demo(
 ) -> None:
     """Train one small network with and without echoing, on storage that is too slow for it.
 
-    Shows what echoing buys: fresh examples, steps and seconds to a target accuracy. Takes
-    under three minutes on two cores. Ctrl-C ends it cleanly; image files are kept for the
-    next run.
+    Shows what echoing buys: fresh examples, steps and seconds to a target accuracy. The task is
+    sized by the speed of the machine, so that it takes under three minutes. Ctrl-C ends it
+    cleanly; image files are kept for the next run.
 
-    Example: scripts/demo --out /tmp/demo --seeds 5
+    Example: scripts/demo --out /tmp/demo --seeds 8
     """
     try:
         run_settings(replace(Settings(), seeds=seeds), out, full=full, data=data, remote=remote)

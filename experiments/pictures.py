@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.arms import Arm
 from experiments.report import to_target
-from experiments.runs import Budget, RunRecord
+from experiments.runs import RunRecord
 from experiments.scene import Scene
 
 _COLOURS = {
@@ -31,11 +31,12 @@ def write_picture(
     path: Path,
     runs: Sequence[RunRecord],
     target: float,
-    budgets: dict[float, Budget],
     scene: Scene | None,
     title: str,
 ) -> None:
     """Draw accuracy against seconds: the median of each arm, and its range over the seeds.
+
+    An arm ends at the median of where its runs did; a run that ended before stays what it was.
 
     Beside it the scene, if there was one: the factor against seconds.
     """
@@ -45,7 +46,7 @@ def write_picture(
     panels = figure.subplots(1, len(widths_in), squeeze=False, width_ratios=widths_in)[0]
     for panel, slowness in zip(panels, slownesses, strict=False):
         chosen = [run for run in runs if run.arm.slowness == slowness]
-        _draw_runs(panel, chosen, target, budgets[slowness])
+        _draw_runs(panel, chosen, target)
         more = f", R = {slowness:g}" if len(slownesses) > 1 else ""
         panel.set_title(f"accuracy over time{more}", fontsize=11)
     if scene is not None:
@@ -91,10 +92,10 @@ def _ratios_over_time(scene: Scene) -> tuple[list[float], list[float]]:
     return starts_s, [*ratios, *ratios[-1:]]
 
 
-def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float, budget: Budget) -> None:
+def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float) -> None:
     for arm in dict.fromkeys(run.arm for run in runs):
         of_arm = [run for run in runs if run.arm == arm]
-        end_s = min(min(run.evaluations[-1].seconds for run in of_arm), budget.seconds)
+        end_s = statistics.median(run.evaluations[-1].seconds for run in of_arm)
         start_s = max(run.evaluations[0].seconds for run in of_arm)
         seconds = np.linspace(start_s, max(end_s, start_s), 200)
         curves = np.stack(
@@ -132,7 +133,7 @@ def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float, budget: Bud
         fontsize=8,
         color="#b2182b",
     )
-    panel.set_xlim(0, budget.seconds)
+    panel.set_xlim(left=0)
     panel.set_ylim(0, 101)
     panel.set_xlabel("seconds of training")
     panel.set_ylabel("test accuracy, %")

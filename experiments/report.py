@@ -1,7 +1,10 @@
-"""The arithmetic of the comparison: what each arm needed, and what it had at equal budgets.
+"""The arithmetic of the comparison: what each arm needed to the target, and what may be claimed.
 
 Nothing is left out: a run that misses the target counts as a miss, and as the worst
 value of its arm wherever a median is taken.
+
+The claim is of two arms that were named beforehand, no echoing and `FOLLOWING`: of their speed-up,
+seed by seed, with the interval for its median that follows from the order of the values alone.
 """
 
 from __future__ import annotations
@@ -12,7 +15,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.arms import Arm
-from experiments.runs import Budget, Evaluation, RunRecord
+from experiments.runs import Evaluation, RunRecord
+
+CONFIDENCE = 0.9
+"""A claim needs at least so much: five seeds."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the median of what was sampled lies."""
+
+    low: float
+    high: float
+    confidence: float
+    """With this probability, whatever the distribution, if the samples are independent."""
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Interval:
+        """Return the narrowest between two samples, as many from either end, of `CONFIDENCE`.
+
+        Each sample is below the median with probability 1/2: all of n are on one side of it with
+        probability 2 / 2**n. Fewer than five samples give the widest, of a lower confidence.
+        """
+        n, left_out, outside = len(samples), 0, 2 / 2 ** len(samples)
+        while (more := outside + 2 * math.comb(n, left_out + 1) / 2**n) <= 1 - CONFIDENCE:
+            left_out, outside = left_out + 1, more
+        ordered = sorted(samples)
+        return cls(ordered[left_out], ordered[n - 1 - left_out], 1 - outside)
 
 
 @dataclass(frozen=True)
@@ -38,10 +67,6 @@ class Summary:
     """Median echoing factor that was realised, over whole runs."""
     waited_fraction: float
     """Median share of the time of a run that training waited for data."""
-    accuracy_at_fresh: float | None
-    """Median accuracy at the budget of fresh examples; None if a run ended before it."""
-    accuracy_at_seconds: float
-    """Median accuracy at the budget of seconds."""
 
     @property
     def speedup(self) -> float | None:
@@ -50,36 +75,28 @@ class Summary:
 
 
 def to_target(run: RunRecord, target: float) -> Evaluation | None:
-    """Return the first evaluation on the grid that reaches the accuracy `target`."""
-    return next((e for e in run.evaluations if e.grid is not None and e.accuracy >= target), None)
+    """Return the first evaluation that reaches the accuracy `target`."""
+    return next((e for e in run.evaluations if e.accuracy >= target), None)
 
 
-def at_fresh(run: RunRecord, fresh: int) -> Evaluation | None:
-    """Return the evaluation at the grid point `fresh`, or the last before it.
+def target_of(memory_runs: Sequence[RunRecord], fresh: int) -> float:
+    """Choose a target: what training from memory reaches after about `fresh` examples.
 
-    None if the run ended before that point.
+    Without echoing the same examples come in the same order, so it gets there, too. The mean of
+    the last three evaluations is taken, for one alone may be a lucky one. Median over the runs.
     """
-    points = [e for e in run.evaluations if e.grid is not None]
-    if not points or max(e.grid or 0 for e in points) < fresh:
-        return None
-    return [e for e in points if (e.grid or 0) <= fresh][-1]
+    reached = []
+    for run in memory_runs:
+        until = [e for e in run.evaluations if e.grid <= fresh] or run.evaluations[:1]
+        reached.append(statistics.fmean(e.accuracy for e in until[-3:]))
+    return statistics.median(reached)
 
 
-def at_seconds(run: RunRecord, seconds: float) -> Evaluation | None:
-    """Return the last evaluation at or before `seconds`."""
-    return next((e for e in reversed(run.evaluations) if e.seconds <= seconds), None)
-
-
-def summaries(
-    runs: Sequence[RunRecord], target: float, budgets: dict[float, Budget]
-) -> list[Summary]:
-    """Sum up runs by arm, in order of appearance; `budgets` by the arms' R."""
+def summaries(runs: Sequence[RunRecord], target: float) -> list[Summary]:
+    """Sum up runs by arm, in order of appearance."""
     arms = list(dict.fromkeys(run.arm for run in runs))
     plain = {(run.arm.slowness, run.seed): run for run in runs if run.arm.place == "none"}
-    return [
-        _summary(arm, [run for run in runs if run.arm == arm], plain, target, budgets[arm.slowness])
-        for arm in arms
-    ]
+    return [_summary(arm, [run for run in runs if run.arm == arm], plain, target) for arm in arms]
 
 
 def _summary(
@@ -87,7 +104,6 @@ def _summary(
     runs: Sequence[RunRecord],
     plain: dict[tuple[float, int], RunRecord],
     target: float,
-    budget: Budget,
 ) -> Summary:
     hits = [to_target(run, target) for run in runs]
     speedups, bounds = [], False
@@ -102,8 +118,7 @@ def _summary(
         else:
             reference_s = (reference or other.evaluations[-1]).seconds
             speedups.append(reference_s / hit.seconds)
-    ends = [at_fresh(run, budget.fresh) for run in runs]
-    finals = [at_seconds(run, budget.seconds) for run in runs]
+    ends = [hit or run.evaluations[-1] for run, hit in zip(runs, hits, strict=True)]
     return Summary(
         arm=arm,
         runs=len(runs),
@@ -113,14 +128,8 @@ def _summary(
         seconds=_median([hit.seconds if hit else None for hit in hits]),
         speedups=tuple(sorted(speedups)),
         speedups_are_bounds=bounds,
-        realised_factor=statistics.median(run.evaluations[-1].factor for run in runs),
-        waited_fraction=statistics.median(
-            run.evaluations[-1].waited_s / run.evaluations[-1].seconds for run in runs
-        ),
-        accuracy_at_fresh=(
-            None if None in ends else statistics.median(e.accuracy for e in ends if e)
-        ),
-        accuracy_at_seconds=statistics.median(e.accuracy if e else 0.0 for e in finals),
+        realised_factor=statistics.median(end.factor for end in ends),
+        waited_fraction=statistics.median(end.waited_s / end.seconds for end in ends),
     )
 
 
@@ -130,84 +139,52 @@ def _median(values: Sequence[float | None]) -> float | None:
     return None if math.isinf(middle) else middle
 
 
-def target_of(memory_runs: Sequence[RunRecord], fresh: int, share: float) -> float:
-    """Choose a target: a share of the in-memory runs' median accuracy at `fresh` examples."""
-    found = [at_fresh(run, fresh) for run in memory_runs]
-    return share * statistics.median(e.accuracy for e in found if e)
-
-
 def conclusion(found: Sequence[Summary], target: float) -> str:
     """Say in plain words what the runs showed, also where echoing did not help."""
-    slow = [s for s in found if s.arm.slowness > 1]
-    parts = [_gain(slow, target)]
-    even = [s for s in found if s.arm.slowness <= 1 and s.arm.echoes]
-    for summary in even:
-        factor = _factor(summary)
-        if summary.speedup is None:
-            parts.append(f"With R = 1, where nothing waits, {factor} missed the target.")
-        elif summary.speedup <= 1.1:
-            parts.append(
-                f"With R = 1, where hardly anything waits, {factor} brought nothing: "
-                f"{summary.speedup:.2f} times the speed."
-            )
-        else:
-            parts.append(
-                f"With R = 1, where it should bring nothing, {factor} was {summary.speedup:.2f} "
-                "times as fast: fresh data was still the slower side on this machine."
-            )
-    return " ".join(parts)
+    slownesses = dict.fromkeys(s.arm.slowness for s in found)
+    return " ".join(
+        _claim([s for s in found if s.arm.slowness == slowness], target, slowness)
+        for slowness in slownesses
+    )
 
 
-def _gain(found: Sequence[Summary], target: float) -> str:
+def _claim(found: Sequence[Summary], target: float, slowness: float) -> str:
     plain = next((s for s in found if s.arm.place == "none"), None)
-    echoing = [s for s in found if s.arm.echoes]
-    if plain is None or not echoing:
-        return "There is nothing to compare."
-    best = max(echoing, key=lambda s: s.speedup or 0.0)
-    if best.seconds is None or best.speedup is None:
-        return (
-            f"No echoing arm reached {target:.1%} in most of its runs: echoing did not help here."
-        )
-    if best.speedup <= 1.0:
-        return (
-            f"Echoing did not help here: the best arm ({best.arm.label}) reached {target:.1%} at "
-            f"{best.speedup:.2f} times the speed of training without it."
-        )
-    low, high = best.speedups[0], best.speedups[-1]
+    auto = next((s for s in found if s.arm.is_compared and s.arm.echoes), None)
+    where = f"With storage {slowness:g} times slower than training"
+    if slowness == 1:
+        where = "With storage as fast as training"
+    if plain is None or auto is None:
+        return f"{where}: the two arms of the claim did not run."
+    name = f'echo("auto"), which came to a factor of {auto.realised_factor:.1f},'
+    if auto.seconds is None or auto.fresh is None:
+        return f"{where}, {name} missed {target:.1%} in {auto.misses} of {auto.runs} runs."
     reached = (
         f"instead of {plain.seconds:.1f} s and {plain.fresh:,.0f}"
         if plain.seconds is not None and plain.fresh is not None
         else "where training without echoing mostly missed it"
     )
-    least = "at least " if best.speedups_are_bounds else ""
     text = (
-        f"With storage {plain.arm.slowness:g} times slower than training, {_named(best)} "
-        f"reached {target:.1%} in {best.seconds:.1f} s and {best.fresh:,.0f} fresh examples, "
-        f"{reached}: {least}{best.speedup:.1f} times as fast "
-        f"({low:.1f} to {high:.1f} over {best.runs} {'seed' if best.runs == 1 else 'seeds'})."
+        f"{where}, {name} reached {target:.1%} in {auto.seconds:.1f} s and {auto.fresh:,.0f} fresh "
+        f"examples, {reached}: {_speed(auto)}."
     )
     bound = next((s for s in found if s.arm.place == "memory"), None)
     if bound is not None and bound.speedup is not None:
         text += f" Training from memory, the bound, was {bound.speedup:.1f} times as fast."
-    auto = next((s for s in found if s.arm.follows), None)
-    if auto is not None and auto is not best and auto.speedup is not None:
-        text += (
-            f' With "auto" nobody chose a factor: it came to {auto.realised_factor:.1f}, and '
-            f"training was {auto.speedup:.1f} times as fast."
-        )
-    losers = [s.arm.label for s in echoing if (s.speedup or 0.0) <= 1.0]
-    if losers:
-        text += f" Not faster than no echoing: {'; '.join(losers)}."
     return text
 
 
-def _named(s: Summary) -> str:
-    place = s.arm.place
-    where = "batch echoing" if place == "batch" else f"example echoing {place} augmentation"
-    return f"{where} ({_factor(s)})"
-
-
-def _factor(s: Summary) -> str:
-    if s.arm.follows:
-        return f"auto, which came to {s.realised_factor:.1f}"
-    return f"e = {s.arm.factor}"
+def _speed(auto: Summary) -> str:
+    """Tell how many times as fast: a claim only where the interval allows one."""
+    around = Interval.of(auto.speedups)
+    span = f"{around.low:.2f} to {around.high:.2f}"
+    if around.confidence < CONFIDENCE:
+        few = "1 seed is" if auto.runs == 1 else f"{auto.runs} seeds are"
+        return f"{auto.speedup:.2f} times the speed ({span}), but {few} too few for a claim"
+    text = f"{span} with {around.confidence:.0%} confidence, over {auto.runs} seeds"
+    if around.low > 1:
+        least = "at least " if auto.speedups_are_bounds else ""
+        return f"{least}{auto.speedup:.1f} times as fast ({text})"
+    if around.high < 1:
+        return f"slower, {auto.speedup:.2f} times the speed ({text})"
+    return f"no gain is shown, for the speed-up may be 1 ({text})"

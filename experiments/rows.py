@@ -17,7 +17,7 @@ import stoker
 from experiments.calibration import Calibration
 from experiments.images import ImageSet
 from experiments.report import Summary
-from experiments.runs import Budget, RunRecord
+from experiments.runs import RunRecord
 from experiments.scene import Scene
 from experiments.settings import Settings
 from stoker.machine import usable_cores
@@ -30,7 +30,7 @@ def as_json(
     settings: Settings,
     storage: str,
     calibrations: Sequence[Calibration],
-    budgets: dict[float, Budget],
+    budget_fresh: int,
     runs: Sequence[RunRecord],
     found: Sequence[Summary],
     target: float | None,
@@ -55,7 +55,7 @@ def as_json(
         "settings": asdict(settings),
         "storage": storage,
         "calibrations": [asdict(calibration) for calibration in calibrations],
-        "budgets": [{"slowness": r, **asdict(budget)} for r, budget in budgets.items()],
+        "budget_fresh": budget_fresh,
         "machine": {
             "python": platform.python_version(),
             "system": platform.system(),

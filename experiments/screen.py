@@ -1,27 +1,25 @@
 """What is shown: a live table on a terminal, a line for every run elsewhere.
 
-Nothing is drawn while an arm is run: the display moves between runs, so that it takes no time from
-any arm. Only the scene, which is not compared with anything, is drawn as it goes.
+An arm is drawn while its clock stands still for an evaluation, so that the display takes no time
+from it. Only the scene, which is not compared with anything, is drawn as it goes.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from experiments.arms import Arm
 from experiments.report import Summary, to_target
-from experiments.runs import Budget, RunRecord
+from experiments.runs import RunRecord
 from experiments.scene_view import SceneView
-
-if TYPE_CHECKING:
-    from experiments.arms import Arm
 
 _PLAIN_WIDTH = 130
 _PROGRESS_EVERY_S = 2.0
@@ -72,14 +70,14 @@ class Screen:
             yield progress
 
     @contextmanager
-    def runs(self, arms: Sequence[Arm], seeds: int) -> Iterator[RunsView]:
-        """Show the runs of `arms`; yields what is to be told about them."""
+    def runs(self, plan: Sequence[tuple[Arm, int]]) -> Iterator[RunsView]:
+        """Show runs, of arms and seeds; yields what is to be told about them."""
         if not self._console.is_terminal:
-            yield RunsView(self._console, None, arms, seeds)
+            yield RunsView(self._console, None, plan)
             return
         live = Live(console=self._console, auto_refresh=False, transient=True)
         with live:
-            view = RunsView(self._console, live, arms, seeds)
+            view = RunsView(self._console, live, plan)
             view.refresh()
             yield view
 
@@ -97,16 +95,13 @@ class Screen:
             yield view
             view.refresh()
 
-    def table(self, found: Sequence[Summary], target: float, budgets: dict[float, Budget]) -> None:
+    def table(self, found: Sequence[Summary], target: float) -> None:
         """Print the comparison."""
-        for slowness, budget in budgets.items():
+        for slowness in dict.fromkeys(s.arm.slowness for s in found):
+            self._console.print()
             chosen = [s for s in found if s.arm.slowness == slowness]
-            if chosen:
-                self._console.print()
-                self._console.print(_comparison(chosen, target, slowness, budget))
+            self._console.print(_comparison(chosen, target, slowness))
         notes = "Medians over the seeds, the range of speed-ups in brackets; a miss is the worst."
-        if any(s.accuracy_at_fresh is None for s in found):
-            notes += " A dash: a run ended before that many fresh examples."
         self._console.print(Text(notes, style="dim"))
         self._console.print()
 
@@ -115,25 +110,24 @@ class RunsView:
     """The runs of an experiment, as far as they are."""
 
     def __init__(
-        self, console: Console, live: Live | None, arms: Sequence[Arm], seeds: int
+        self, console: Console, live: Live | None, plan: Sequence[tuple[Arm, int]]
     ) -> None:
         self._console = console
         self._live = live
-        self._arms = arms
-        self._seeds = seeds
-        self._records: dict[Arm, dict[int, RunRecord]] = {arm: {} for arm in arms}
+        self._planned = Counter(arm for arm, _ in plan)
+        self._records: dict[Arm, dict[int, RunRecord]] = {arm: {} for arm in self._planned}
         self._running: Arm | None = None
         self._finished = 0
-        self.target: float | None = None
-        """Shown when known."""
+        self._target: float | None = None
 
-    def started(self, arm: Arm) -> None:
-        """Show what is run."""
+    def started(self, arm: Arm, target: float | None) -> None:
+        """Show what is run, to a target that is None while nobody knows it."""
         self._running = arm
+        self._target = target
         self.refresh()
 
     def evaluated(self, record: RunRecord) -> None:
-        """Show a run that is being evaluated."""
+        """Show a run that was evaluated."""
         self._records[record.arm][record.seed] = record
         self.refresh()
 
@@ -145,17 +139,17 @@ class RunsView:
             self.refresh()
             return
         last = record.evaluations[-1]
-        hit = to_target(record, self.target) if self.target is not None else None
+        hit = to_target(record, self._target) if self._target is not None else None
         reached = "no target yet"
-        if self.target is not None:
+        if self._target is not None:
             reached = (
-                f"{self.target:.1%} after {hit.seconds:.1f} s, {hit.fresh:,} fresh"
+                f"{self._target:.1%} after {hit.seconds:.1f} s, {hit.fresh:,} fresh"
                 if hit
-                else f"{self.target:.1%} missed"
+                else f"{self._target:.1%} missed"
             )
         slowness = "" if record.arm.slowness > 1 else f" (R = {record.arm.slowness:g})"
         self._console.print(
-            f"[{self._finished}/{len(self._arms) * self._seeds}] {record.arm.label}{slowness}, "
+            f"[{self._finished}/{self._planned.total()}] {record.arm.label}{slowness}, "
             f"seed {record.seed}: {reached}; at the end {last.accuracy:.1%}, {last.fresh:,} fresh, "
             f"factor {last.factor:.1f}, {last.seconds:.1f} s, "
             f"{last.waited_s / last.seconds:.0%} waited",
@@ -165,7 +159,7 @@ class RunsView:
     def refresh(self) -> None:
         """Draw."""
         if self._live is not None:
-            total = len(self._arms) * self._seeds
+            total = self._planned.total()
             line = Text(f"run {min(self._finished + 1, total)} of {total}; Ctrl-C stops", "dim")
             self._live.update(Group(self._table(), line), refresh=True)
 
@@ -175,7 +169,7 @@ class RunsView:
         table.add_column("arm", min_width=24)
         for name in ("seeds", "accuracy", "fresh", "factor", "seconds", "waited", "to target"):
             table.add_column(name, justify="right", min_width=8)
-        for arm in self._arms:
+        for arm, planned in self._planned.items():
             records = self._records[arm]
             name = arm.label if arm.slowness > 1 else f"{arm.label} (R = {arm.slowness:g})"
             running = self._running == arm
@@ -185,14 +179,14 @@ class RunsView:
                 continue
             last = list(records.values())[-1].evaluations[-1]
             hits = (
-                [to_target(record, self.target) for record in records.values()]
-                if self.target is not None
+                [to_target(record, self._target) for record in records.values()]
+                if self._target is not None
                 else []
             )
             table.add_row(
                 mark,
                 name,
-                f"{len(records)}/{self._seeds}",
+                f"{len(records)}/{planned}",
                 f"{last.accuracy:.1%}",
                 f"{last.fresh:,}",
                 f"{last.factor:.1f}",
@@ -204,7 +198,7 @@ class RunsView:
         return table
 
 
-def _comparison(found: Sequence[Summary], target: float, slowness: float, budget: Budget) -> Table:
+def _comparison(found: Sequence[Summary], target: float, slowness: float) -> Table:
     table = Table(
         title=f"R = {slowness:g}: to {target:.1%} test accuracy",
         title_justify="left",
@@ -221,8 +215,6 @@ def _comparison(found: Sequence[Summary], target: float, slowness: float, budget
         "\nspeed-up",
         "\nfactor",
         "time\nwaited",
-        f"accuracy at\n{budget.fresh:,} fresh",
-        f"accuracy at\n{budget.seconds:.1f} s",
         "\nmissed",
     ):
         table.add_column(name, justify="right", no_wrap=True)
@@ -237,8 +229,6 @@ def _comparison(found: Sequence[Summary], target: float, slowness: float, budget
             _speedup(s),
             f"{s.realised_factor:.1f}",
             f"{s.waited_fraction:.0%}",
-            "-" if s.accuracy_at_fresh is None else f"{s.accuracy_at_fresh:.1%}",
-            f"{s.accuracy_at_seconds:.1%}",
             f"{s.misses} of {s.runs}",
         )
     return table

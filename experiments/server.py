@@ -97,6 +97,15 @@ class Server:
         self._settings["faults"] = [dataclasses.astuple(fault) for fault in faults]
         self._asked({"faults": self._settings["faults"]})
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Have no time pass there within a block: nothing is sent, and nothing gets due."""
+        try:
+            self._asked({"stopped": True})
+            yield
+        finally:
+            self._asked({"stopped": False})
+
     def _asked(self, order: dict[str, Any]) -> Any:
         if self._process is None:
             raise RuntimeError("the server is not running")
@@ -165,12 +174,37 @@ class _Site:
         self._seed = settings["seed"]
         self._free_at = 0.0  # by when what was promised will have been sent
         self._active = 0
+        self._goes = asyncio.Event()
+        self._goes.set()
+        self._stopped_at: float | None = None
+        self._lost_s = 0.0
         self.begin(settings["faults"])
 
     def begin(self, faults: list[Any]) -> None:
         self._faults = [Fault(*fault) for fault in faults]
         self._asked: Counter[bytes] = Counter()
         self._requests = self._peak = self._sent_bytes = 0
+
+    def stop(self) -> None:
+        self._stopped_at = asyncio.get_running_loop().time()
+        self._goes.clear()
+
+    def go_on(self) -> None:
+        if self._stopped_at is not None:
+            self._lost_s += asyncio.get_running_loop().time() - self._stopped_at
+            self._stopped_at = None
+            self._goes.set()
+
+    def _now(self) -> float:
+        if self._stopped_at is not None:
+            return self._stopped_at - self._lost_s
+        return asyncio.get_running_loop().time() - self._lost_s
+
+    async def _wait_until(self, due: float) -> None:
+        await self._goes.wait()
+        while (wait_s := due - self._now() - _LATE_S) > 0:
+            await asyncio.sleep(wait_s)
+            await self._goes.wait()
 
     def stats(self) -> ServerStats:
         return ServerStats(self._requests, self._peak, self._sent_bytes)
@@ -202,10 +236,10 @@ class _Site:
         words = head[: head.index(b"\r\n")].split(b" ")
         method, target = words[0], words[1] if len(words) == 3 else b""
         path = unquote_to_bytes(target.partition(b"?")[0])
-        due = asyncio.get_running_loop().time() + self._latency_s
+        due = self._now() + self._latency_s
         fault = self._fault(path)
         if fault == "reset":
-            await _wait_until(due)
+            await self._wait_until(due)
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
@@ -252,7 +286,7 @@ class _Site:
             if self._rate is not None and chunk:
                 # By when it ought to go, not by when it went: nothing adds up.
                 self._free_at = due = max(self._free_at, due) + len(chunk) / self._rate
-            await _wait_until(due)
+            await self._wait_until(due)
             writer.write(chunk if start else head + chunk)
             self._sent_bytes += len(chunk)
             await writer.drain()
@@ -275,12 +309,6 @@ class _Site:
             return HTTPStatus.FORBIDDEN, "text/plain", b""
         except (OSError, ValueError):
             return HTTPStatus.NOT_FOUND, "text/plain", b""
-
-
-async def _wait_until(due: float) -> None:
-    wait_s = due - asyncio.get_running_loop().time() - _LATE_S
-    if wait_s > 0:
-        await asyncio.sleep(wait_s)
 
 
 def _index(folder: bytes) -> bytes:
@@ -310,6 +338,8 @@ async def _serve(settings: dict[str, Any]) -> None:
         order = json.loads(line)
         if "faults" in order:
             site.begin(order["faults"])
+        if "stopped" in order:
+            site.stop() if order["stopped"] else site.go_on()
         print(json.dumps(dataclasses.asdict(site.stats())), flush=True)
     os._exit(0)  # connections are not waited for
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,13 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker
+from experiments.clock import StoppableClock
 from experiments.images import ImageSet
-from experiments.server import serving
+from experiments.server import Server, serving
 from experiments.settings import Settings
 from stoker.machine import format_bytes
 
-Source = Callable[[int], stoker.Pipeline]
-"""Makes the beginning of a pipeline, by seed: examples (image, label), in order of the images."""
+
+class Source:
+    """Makes the beginning of a pipeline, by seed: examples (image, label), in order of the images.
+
+    While `clock` is stopped, storage gives nothing.
+    """
+
+    def __init__(
+        self, pipeline_of: Callable[[int], stoker.Pipeline], clock: StoppableClock | None = None
+    ) -> None:
+        self._pipeline_of = pipeline_of
+        self.clock = clock or StoppableClock()
+
+    def __call__(self, seed: int) -> stoker.Pipeline:
+        """Return the beginning of a pipeline."""
+        return self._pipeline_of(seed)
 
 
 @dataclass(frozen=True)
@@ -91,16 +105,16 @@ class EmulatedStorage:
         return f"{limits.latency_s * 1e3:.1f} ms a read, {limits.requests} reads at a time"
 
 
-class EmulatedSource:
-    """Makes the beginning of a pipeline, as any `Source`; the latency can change meanwhile."""
+class EmulatedSource(Source):
+    """Emulated storage, whose latency can change while it is read."""
 
     def __init__(self, images: ImageSet, limits: Limits) -> None:
-        self._files = _SlowFiles(images.train_paths, images.train_labels, limits.latency_s)
-        self._requests = limits.requests
-
-    def __call__(self, seed: int) -> stoker.Pipeline:
-        """Return what reads the files, in their order."""
-        return stoker.from_dataset(self._files, seed=seed).workers(self._requests)
+        clock = StoppableClock()
+        files = _SlowFiles(images.train_paths, images.train_labels, limits.latency_s, clock)
+        super().__init__(
+            lambda seed: stoker.from_dataset(files, seed=seed).workers(limits.requests), clock
+        )
+        self._files = files
 
     def set_latency(self, latency_s: float) -> None:
         """Have every read take that long that begins from now on, in all pipelines."""
@@ -140,8 +154,11 @@ class RemoteStorage:
             latency_s=limits.latency_s,
             bandwidth_bytes_per_s=limits.bandwidth_bytes_per_s,
         ) as server:
-            yield functools.cache(
-                lambda seed: stoker.from_folder(server.url, seed=seed, requests=limits.requests)
+            yield Source(
+                functools.cache(
+                    lambda seed: stoker.from_folder(server.url, seed=seed, requests=limits.requests)
+                ),
+                _ServedClock(server),
             )
 
     def described(self, limits: Limits) -> str:
@@ -167,7 +184,20 @@ def storage_of(images: ImageSet, settings: Settings, *, remote: bool) -> Iterato
 def in_memory(images: ImageSet, settings: Settings) -> Source:
     """Return what reads decoded images from memory."""
     decoded = _Decoded(images.train_images, images.train_labels)
-    return lambda seed: stoker.from_dataset(decoded, seed=seed).workers(settings.readers)
+    return Source(lambda seed: stoker.from_dataset(decoded, seed=seed).workers(settings.readers))
+
+
+class _ServedClock(StoppableClock):
+    """A clock that stops a server, too."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._server = server
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        with super().stopped(), self._server.stopped():
+            yield
 
 
 class _SlowFiles:
@@ -176,18 +206,23 @@ class _SlowFiles:
     Reads of several threads overlap, as requests to remote storage do. Thread-safe.
     """
 
-    def __init__(self, paths: Sequence[str], labels: Sequence[int], latency_s: float) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        labels: Sequence[int],
+        latency_s: float,
+        clock: StoppableClock,
+    ) -> None:
         self._paths = paths
         self._labels = labels
+        self._clock = clock
         self.latency_s = latency_s
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Example:
-        latency_s = self.latency_s
-        if latency_s > 0:
-            time.sleep(latency_s)
+        self._clock.sleep(self.latency_s)
         with open(self._paths[index], "rb") as file:
             return Example(file.read(), self._labels[index])
 

@@ -191,7 +191,7 @@ def alone(steps: int, step_s: float) -> Rate:
 
 
 class Task:
-    """The demo's task, its images behind a loader.
+    """The network of experiments/, its images behind a loader.
 
     Args:
         folder: where ``images.npy``, ``labels.npy``, ``test_images.npy``, ``test_labels.npy`` are.

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,21 @@ from typer.testing import CliRunner
 
 from experiments import demo
 from experiments.arms import Arm, full_arms
-from experiments.demo import run_settings
+from experiments.demo import plan_of, run_settings
 from experiments.digits import DigitSpec
-from experiments.images import user_images
+from experiments.images import composed_digits, user_images
+from experiments.runs import run_arm
 from experiments.screen import Screen
 from experiments.settings import Settings
-from experiments.storage import Limits, storage_of
-from experiments.workloads import Learner, augment, augment_one
+from experiments.storage import EmulatedSource, Limits, Source, in_memory, storage_of
+from experiments.workloads import Learner, augment, augment_one, one_thread
 from scripts import Watch, script
 from stoker.cli import app
 
 TINY = Settings(
     digits=DigitSpec(train=400, test=40),
     seeds=1,
+    learning_rate=0.003,
     batch_size=8,
     widths=(4, 4, 8),
     pool_batches=4,
@@ -46,7 +49,8 @@ TINY = Settings(
     remote_requests=8,
     target_accuracy=0.05,
     budget_fresh=160,
-    grid=((160, 40), (1 << 40, 320)),
+    longest_s=3.0,
+    grid=((1 << 40, 40),),
     scene=((1.0, 0.2), (3.4, 0.3), (1.0, 0.2)),
     scene_window_batches=4,
     scene_step_samples=6,
@@ -54,6 +58,9 @@ TINY = Settings(
     step_samples=9,
     drain_batches=6,
 )
+
+
+DEFAULT = [Arm("none"), Arm("before", "auto"), Arm("memory")]
 
 
 def screen(terminal: bool = False) -> tuple[Screen, io.StringIO]:
@@ -71,19 +78,31 @@ def write_folder(folder: Path, classes: int = 2, images: int = 90) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> None:
     # All arms once; what the live display adds, on a few.
-    arms = [Arm("none"), Arm("before", "auto"), Arm("memory")] if terminal else full_arms()
+    arms = DEFAULT if terminal else full_arms()
     shown, text = screen(terminal)
-    settings = replace(TINY, seeds=2 if terminal else 1)
+    settings = replace(TINY, seeds=2 if terminal else 1, target_accuracy=None)
     run_settings(settings, tmp_path, full=True, data=None, arms=arms, screen=shown)
+    assert_rows(tmp_path, settings, arms, text.getvalue())
 
-    found = json.loads((tmp_path / "demo.json").read_text())
+
+def test_the_arms_of_the_claim_run_and_leave_their_rows(tmp_path: Path) -> None:
+    shown, text = screen()
+    settings = replace(TINY, seeds=2, scene=((1.0, 0.1), (3.4, 0.1)), target_accuracy=None)
+    run_settings(settings, tmp_path, full=False, data=None, arms=DEFAULT, screen=shown)
+    assert_rows(tmp_path, settings, DEFAULT, text.getvalue())
+
+
+def assert_rows(out: Path, settings: Settings, arms: list[Arm], output: str) -> None:
+    """What an experiment left fits together."""
+    found = json.loads((out / "demo.json").read_text())
     assert found["complete"]
     assert [s["arm"] for s in found["summaries"]] == [arm.key for arm in arms]
-    assert len(found["runs"]) == len(arms) * settings.seeds
+    assert len(found["runs"]) == len(plan_of(arms, settings))
     most_pooled = max(TINY.pool_batches, *(arm.most_uses for arm in arms)) * TINY.batch_size
     for row in found["runs"]:
         evaluations = row["evaluations"]
@@ -92,19 +111,21 @@ def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> N
         assert all(0 <= e["accuracy"] <= 1 for e in evaluations)
         for e in evaluations:
             assert e["waited_s"] <= e["seconds"]
-            assert e["grid"] is None or e["grid"] <= e["fresh"] < e["grid"] + 2 * TINY.batch_size
+            assert e["grid"] <= e["fresh"] < e["grid"] + 2 * TINY.batch_size
             assert e["uses"] == e["steps"] * TINY.batch_size
             assert e["fresh"] - e["uses"] <= most_pooled  # read and not used yet
+        if row["place"] == "memory":
+            assert evaluations[-1]["fresh"] >= TINY.budget_fresh
+        else:
+            assert all(e["accuracy"] < found["target_accuracy"] for e in evaluations[:-1])
     for summary, arm in zip(found["summaries"], arms, strict=True):
         assert summary["realised_factor"] <= arm.most_uses
         assert arm.echoes or summary["realised_factor"] == 1
-    assert_scene(found["scene"])
-    Image.open(tmp_path / "demo.png").verify()
-    output = text.getvalue()
+    Image.open(out / "demo.png").verify()
     assert "ms a read" in output
     assert output.index("measured") < output.index("Scene") < output.index("speed-up")
     said = " ".join(output.split())
-    assert found["conclusion"].split()[0] in said
+    assert " ".join(found["conclusion"].split()[:6]) in said
     assert found["scene"]["conclusion"].split(",")[0] in said
 
 
@@ -136,21 +157,35 @@ def test_without_a_scene_there_is_none(tmp_path: Path) -> None:
 
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
     """Without echoing, emulated storage, a server and memory train alike, step by step."""
-    arms = [Arm("none"), Arm("memory")]
-    settings = replace(TINY, scene=(), longest_run=100.0)  # all of it, on a busy machine too
-    accuracies: list[dict[int, float]] = []
-    for remote in (False, True):
-        out = tmp_path / str(remote)
-        shown, _ = screen()
-        run_settings(settings, out, full=False, data=None, remote=remote, arms=arms, screen=shown)
-        accuracies += [
-            {e["grid"]: e["accuracy"] for e in run["evaluations"] if e["grid"]}
-            for run in json.loads((out / "demo.json").read_text())["runs"]
-        ]
-    common = set.intersection(*map(set, accuracies))
-    assert len(common) >= 4
-    for point in common:
-        assert len({found[point] for found in accuracies}) == 1
+    images = composed_digits(TINY.digits, tmp_path, lambda done, total: None)
+    accuracies = []
+
+    def train(place: str, source: Source) -> None:
+        record = run_arm(Arm(place), 0, images, source, TINY, lambda e: e.fresh >= 320)
+        accuracies.append({e.grid: e.accuracy for e in record.evaluations})
+
+    with one_thread():
+        train("memory", in_memory(images, TINY))
+        for remote in (False, True):
+            with (
+                storage_of(images, TINY, remote=remote) as storage,
+                storage.opened(storage.limits(0.01)) as source,
+            ):
+                train("none", source)
+    assert len(accuracies[0]) == 8
+    assert accuracies[1] == accuracies[0]
+    assert accuracies[2] == accuracies[0]
+
+
+def test_an_evaluation_takes_no_time(tmp_path: Path) -> None:
+    images = composed_digits(TINY.digits, tmp_path, lambda done, total: None)
+    source = EmulatedSource(images, Limits(0.01, 4))
+    with one_thread():
+        record = run_arm(
+            Arm("none"), 0, images, source, TINY, lambda e: e.fresh >= 80, lambda r: time.sleep(3.0)
+        )
+    first, second = (e.seconds for e in record.evaluations)
+    assert 0.1 <= second - first < 3.0, "10 ms for 4 examples at a time, none read meanwhile"
 
 
 def test_a_server_takes_the_place_of_emulated_storage(tmp_path: Path) -> None:
@@ -201,7 +236,7 @@ def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path, remote: bool) -
     found = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert found["images"]["classes"] == ["class0", "class1"]
     assert found["images"]["train"] == 144
-    assert 0 < found["target_accuracy"] < 1
+    assert 0 < found["target_accuracy"] <= 1
     assert "simply be cached" in text.getvalue()
     assert_scene(found["scene"])
 
@@ -265,8 +300,10 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
     from pathlib import Path
     import psutil
     from experiments import runs, storage
+    from experiments.arms import Arm
+    from experiments.demo import run_settings
     from experiments.digits import DigitSpec
-        from experiments.settings import Settings
+    from experiments.settings import Settings
 
     tempfile.tempdir = {str(tmp_path)!r}
 
@@ -288,10 +325,14 @@ def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) ->
     settings = Settings(
         digits=DigitSpec(train=400, test=40), batch_size=8, step_samples=9, drain_batches=6,
         remote_latency_s=seconds, largest_pool_fraction=0.2, scene=(),
+        target_accuracy=1.0,
     )
     threads = threading.active_count()
     try:
-        run_settings(settings, Path({str(tmp_path / "out")!r}), full=False, data=None, remote=True)
+        run_settings(
+            settings, Path({str(tmp_path / "out")!r}), full=False, data=None, remote=True,
+            arms=[Arm("none")],
+        )
     except KeyboardInterrupt:
         say("stopped " + str(left()["threads"]))
     """

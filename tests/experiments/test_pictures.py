@@ -10,16 +10,14 @@ from PIL import Image
 
 from experiments.arms import Arm
 from experiments.pictures import write_picture
-from experiments.runs import Budget, Evaluation, RunRecord
-
-BUDGET_S = 6.0
+from experiments.runs import Evaluation, RunRecord
 
 
 def run(arm: Arm, seed: int, evaluations: int) -> RunRecord:
     return RunRecord(
         arm,
         seed,
-        [Evaluation(100 * n, 100 * n, 10 * n, float(n), 0.5 * n, 0.2 * n, 100 * n)
+        [Evaluation(100 * n, 100 * n, 100 * n, 10 * n, float(n), 0.5 * n, 0.2 * n)
          for n in range(1, evaluations + 1)],
     )  # fmt: skip
 
@@ -33,7 +31,7 @@ def test_runs_of_any_length_are_drawn(tmp_path: Path, evaluations: tuple[int, in
         for seed in range(2)
     ]
     path = tmp_path / "demo.png"
-    write_picture(path, runs, 0.7, {runs[0].arm.slowness: Budget(300, BUDGET_S)}, None, "a title")
+    write_picture(path, runs, 0.7, None, "a title")
     with Image.open(path) as picture:
         drawn = np.asarray(picture.convert("L"))
     assert drawn.min() < 100

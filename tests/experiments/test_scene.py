@@ -12,8 +12,8 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from experiments import storage
 from experiments.calibration import Calibration
+from experiments.clock import StoppableClock
 from experiments.scene import Scene, SceneRow, Stretch
 from experiments.scene_view import plot
 from experiments.screen import Screen
@@ -88,7 +88,7 @@ def test_the_latency_changes_while_it_is_read(
 ) -> None:
     (tmp_path / "a").write_bytes(b"a")
     latencies_s: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", latencies_s.append)
+    monkeypatch.setattr(StoppableClock, "sleep", lambda clock, s: latencies_s.append(s))
     images: Any = _Images([str(tmp_path / "a")] * 200, [0] * 200)
     source = EmulatedSource(images, Limits(0.25, 2))
     pipeline = source(0).batch(2)

@@ -174,6 +174,19 @@ def test_bandwidth_is_shared(folder: Path) -> None:
         assert server.stats().sent_bytes == 2_000_000
 
 
+def test_no_time_passes_while_it_is_stopped(folder: Path) -> None:
+    with serving(folder, latency_s=0.2) as server, Client(server) as client:
+        client.get("/cat/b.jpg")
+        asking = threading.Thread(target=client.get, args=("/cat/b.jpg",))
+        asking.start()
+        with server.stopped():
+            asking.join(0.6)
+            assert asking.is_alive()
+        began = time.monotonic()
+        asking.join()
+        assert time.monotonic() - began < 0.4
+
+
 # -- faults
 
 

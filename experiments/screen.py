@@ -240,5 +240,6 @@ def _speedup(s: Summary) -> str:
     if s.speedup is None:
         return "missed"
     low = f"{s.speedups[0]:.1f}" if s.speedups[0] else "missed"
+    span = f" ({low} to {s.speedups[-1]:.1f})" if s.runs > 1 else ""
     sign = "≥ " if s.speedups_are_bounds else ""
-    return f"{sign}{s.speedup:.1f} ({low} to {s.speedups[-1]:.1f})"
+    return f"{sign}{s.speedup:.1f}{span}"

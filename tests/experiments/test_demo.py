@@ -188,6 +188,7 @@ def test_an_evaluation_takes_no_time(tmp_path: Path) -> None:
     assert 0.1 <= second - first < 3.0, "10 ms for 4 examples at a time, none read meanwhile"
 
 
+@pytest.mark.full
 def test_a_server_takes_the_place_of_emulated_storage(tmp_path: Path) -> None:
     shown, text = screen()
     arms = [Arm("none"), Arm("batch", 2), Arm("none", slowness=1.0)]
@@ -228,6 +229,7 @@ def test_a_server_has_the_training_images_alone_and_in_order(tmp_path: Path) -> 
     assert [data for data, _ in examples] == [Path(p).read_bytes() for p in images.train_paths]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path, remote: bool) -> None:
     data = write_folder(tmp_path / "data")
@@ -292,6 +294,7 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
     assert "2 of 6 runs" in text.getvalue()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["listing", "reading"])
 def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) -> None:
     body = f"""

@@ -77,7 +77,7 @@ class _Experiment:
         self._storage = storage
         self._screen = screen
         self._target = settings.target_accuracy
-        self._budget_fresh = settings.budget_fresh or 0
+        self._budget_fresh = 0
         self._calibrations: dict[float, Calibration] = {}
         self._scene: Scene | None = None
         self._runs: list[RunRecord] = []
@@ -113,11 +113,8 @@ class _Experiment:
                 f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
                 f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
             )
-        if not self._budget_fresh:
-            batches = max(
-                1, round(settings.seconds / self._calibrations[settings.slowness].batch_s)
-            )
-            self._budget_fresh = batches * settings.batch_size
+        batches = round(settings.seconds / self._calibrations[settings.slowness].batch_s)
+        self._budget_fresh = settings.budget_fresh or batches * settings.batch_size
 
     def _play(self) -> None:
         images, settings, screen = self._images, self._settings, self._screen

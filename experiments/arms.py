@@ -76,10 +76,10 @@ def default_arms() -> list[Arm]:
     """Return what is compared unless more is asked for; the first is what others are held to."""
     return [
         Arm("none"),
+        FOLLOWING,
         Arm("batch", 4),
         Arm("before", 2),
         Arm("before", 4),
-        FOLLOWING,
         Arm("memory"),
     ]
 
@@ -88,6 +88,7 @@ def full_arms() -> list[Arm]:
     """Return all arms, those with R = 1 last."""
     return [
         Arm("none"),
+        FOLLOWING,
         Arm("batch", 2),
         Arm("batch", 4),
         Arm("after", 2),
@@ -95,7 +96,6 @@ def full_arms() -> list[Arm]:
         Arm("before", 2),
         Arm("before", 4),
         Arm("before", 8),
-        FOLLOWING,
         Arm("memory"),
         Arm("none", slowness=1.0),
         Arm("before", 4, slowness=1.0),

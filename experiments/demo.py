@@ -114,7 +114,9 @@ class _Experiment:
                 f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
             )
         batches = round(settings.seconds / self._calibrations[settings.slowness].batch_s)
-        self._budget_fresh = settings.budget_fresh or batches * settings.batch_size
+        self._budget_fresh = settings.budget_fresh or max(
+            settings.least_fresh, batches * settings.batch_size
+        )
 
     def _play(self) -> None:
         images, settings, screen = self._images, self._settings, self._screen

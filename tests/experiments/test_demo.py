@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from experiments import demo
-from experiments.arms import Arm, full_arms
+from experiments.arms import Arm, default_arms, full_arms
 from experiments.demo import plan_of, run_settings
 from experiments.digits import DigitSpec
 from experiments.images import composed_digits, user_images
@@ -143,6 +143,18 @@ def assert_scene(scene: dict[str, Any]) -> None:
         assert 0 <= row["waited_fraction"] <= 1
         assert row["factor"] > 0
         assert row["step_s"] > 0
+
+
+def test_runs_that_are_compared_are_neighbours_and_memory_is_first() -> None:
+    plan = plan_of(default_arms(), Settings())
+    assert plan[0] == (Arm("memory"), 0)
+    assert {arm.place for arm, seed in plan if seed} == {"none", "before"}
+    places = [(seed, arm.place) for arm, seed in plan if arm.is_compared]
+    assert places == [(s, p) for s in range(5) for p in ("none", "before")[:: 1 - 2 * (s % 2)]]
+    numbers = {run: number for number, run in enumerate(plan)}
+    for seed in range(5):
+        gap = numbers[(Arm("none"), seed)] - numbers[(Arm("before", "auto"), seed)]
+        assert abs(gap) == 1
 
 
 def test_without_a_scene_there_is_none(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.distributed import process_group
 from stoker.engine.pool.make import Workers
 from stoker.engine.position import Resolved
 from stoker.engine.rank_sync import WINDOW_STEPS
@@ -13,7 +14,7 @@ from stoker.sources.stream import IterableSource, LoaderSource
 from stoker.stages.batch import Batch
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.map import Map
-from stoker.stages.shard import Shard, process_group
+from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.to import To
 

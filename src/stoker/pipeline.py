@@ -13,6 +13,7 @@ from stoker.buffers import Recycler
 from stoker.caution import warn
 from stoker.checks import is_whole_number
 from stoker.cursor import Cursor, PipelineIterator, reads_ahead
+from stoker.distributed import process_group
 from stoker.engine.epoch import Run
 from stoker.engine.pool.make import Workers
 from stoker.engine.pool.threads import Autotuner
@@ -35,7 +36,7 @@ from stoker.stages.cache import CacheStage, say_what_cannot_help
 from stoker.stages.echo import DEFAULT_MAX_FACTOR, Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map, check_function, check_on
-from stoker.stages.shard import Shard, check_assumed, process_group, shard_of
+from stoker.stages.shard import Shard, check_assumed, shard_of
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.to import To, torch_device

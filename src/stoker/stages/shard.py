@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.checks import is_whole_number
+from stoker.distributed import process_group
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,6 @@ class Shard:
     def name(self) -> str:
         """Name the stage for people."""
         return f"shard(rank={self.rank}, world={self.world}{', uneven' * self.uneven})"
-
-
-def process_group() -> tuple[int, int] | None:
-    """Return rank and world size of torch's process group, or None where none is initialised.
-
-    Does not import torch: who has a process group has imported it.
-    """
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 def shard_of(rank: Any, world: Any, uneven: Any) -> Shard:

@@ -267,7 +267,7 @@ class Run:
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self.segments, self._oldest.yielded)
+            checkpoint.forget(self.segments, self._oldest.yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -342,7 +342,7 @@ class Run:
                 state, loaded = self.plan.source.state(at.fresh), at.fresh
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records = checkpoint.needed(self.segments, at.yielded)
+            snapshots, records = checkpoint.needed(self.segments, at.yielded, self._planning)
             pools = [feed.pool for feed in self.pools.feeds] if snapshots else []
             return Position(
                 at.yielded,

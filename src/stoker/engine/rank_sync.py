@@ -174,6 +174,7 @@ class AgreedPolicy:
 
     def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
         """Return the step's quota, once it is there. Raises WouldBlock as streams do."""
+        assert self._planning.is_held()
         step = pool.step
         if step >= self._until and not self._planning.may_block:
             raise WouldBlock(None)

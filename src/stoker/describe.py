@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.distributed import process_group
 from stoker.engine.pool.make import Workers
 from stoker.engine.position import Resolved
 from stoker.engine.rank_sync import WINDOW_STEPS
-from stoker.machine import format_bytes
+from stoker.machine import format_bytes, process_group
 from stoker.sources.stream import IterableSource, LoaderSource
 from stoker.stages.batch import Batch
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo

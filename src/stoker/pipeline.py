@@ -13,7 +13,6 @@ from stoker.buffers import Recycler
 from stoker.caution import warn
 from stoker.checks import is_whole_number
 from stoker.cursor import Cursor, PipelineIterator, reads_ahead
-from stoker.distributed import process_group
 from stoker.engine.epoch import Run
 from stoker.engine.pool.make import Workers
 from stoker.engine.pool.threads import Autotuner
@@ -22,6 +21,7 @@ from stoker.engine.rank_sync import ranks
 from stoker.engine.work import compiled, share_of
 from stoker.errors import StateError
 from stoker.fitting import Fit
+from stoker.machine import process_group
 from stoker.schedule.adaptive import MOST_FACTOR
 from stoker.schedule.factor import exact_factor
 from stoker.schedule.record import read as read_record

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.checks import is_whole_number
-from stoker.distributed import process_group
+from stoker.machine import process_group
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 A new interpreter each time, from compiled files in warm memory, as at a program's second start.
 Time within the interpreter, whose own start does not count: of ``import numpy``, and of
-``import stoker``, which imports NumPy. Processor time is what is left of it where something else
-runs on the machine, too.
+``import stoker``, which imports NumPy.
 
 Command::
 
@@ -28,19 +27,14 @@ TRIES = 15
 CASES = ("numpy", "stoker")
 PROGRAM = """
 import time
-wall, processor = time.perf_counter(), time.process_time()
+began = time.perf_counter()
 import {module}
-print(time.perf_counter() - wall, time.process_time() - processor)
+print(time.perf_counter() - began)
 """
 
 
-def import_s(module: str, compiled: str) -> tuple[float, float]:
-    """Time the import of a module in a new interpreter: by the clock, and of the processor.
-
-    Args:
-        module: what is imported.
-        compiled: the folder for compiled files.
-    """
+def import_s(module: str, compiled: str) -> float:
+    """Time the import of a module in a new interpreter, which keeps compiled files in a folder."""
     environment = os.environ | {"PYTHONPYCACHEPREFIX": compiled}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     found = subprocess.run(
@@ -49,8 +43,7 @@ def import_s(module: str, compiled: str) -> tuple[float, float]:
         stdout=subprocess.PIPE,
         check=True,
     )
-    wall_s, processor_s = map(float, found.stdout.split())
-    return wall_s, processor_s
+    return float(found.stdout)
 
 
 def main() -> None:
@@ -60,24 +53,16 @@ def main() -> None:
         cases = {module: partial(import_s, module, compiled) for module in CASES}
         samples = interleaved(cases, rounds)
         samples["stoker without numpy"] = [
-            (whole[0] - part[0], whole[1] - part[1])
-            for whole, part in zip(samples["stoker"], samples["numpy"], strict=True)
+            whole - numpy for whole, numpy in zip(samples["stoker"], samples["numpy"], strict=True)
         ]
         lines = []
         for case, each in samples.items():
-            wall_s, processor_s = (list(times) for times in zip(*each, strict=True))
-            found.add(case=case, import_s=wall_s, processor_s=processor_s)
-            lines.append((case, _ms(wall_s), _ms(processor_s)))
-            if case == "stoker":
-                middle_s = statistics.median(wall_s)
-                found.expect("import stoker, seconds", middle_s, LIMIT_S, at_least=False)
-        found.show(("import", "ms", "ms of the processor"), lines)
-
-
-def _ms(each: list[float]) -> str:
-    """Show a median, and what it lies between."""
-    middle, low, high = (1e3 * s for s in (statistics.median(each), min(each), max(each)))
-    return f"{middle:.0f} ({low:.0f} .. {high:.0f})"
+            found.add(case=case, import_s=each)
+            middle, low, high = (1e3 * s for s in (statistics.median(each), min(each), max(each)))
+            lines.append((case, f"{middle:.0f}", f"{low:.0f} .. {high:.0f}"))
+        found.show(("import", "ms", "lowest .. highest"), lines)
+        middle_s = statistics.median(samples["stoker"])
+        found.expect("import stoker, seconds", middle_s, LIMIT_S, at_least=False)
 
 
 if __name__ == "__main__":

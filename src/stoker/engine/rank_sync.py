@@ -8,11 +8,12 @@ every rank takes the quota of fresh items that it implies, and waits for it.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 import weakref
 from typing import Any
+
+import numpy as np
 
 from stoker.engine.filtering import FilteredStream
 from stoker.engine.items import Planning, ReadyStream, WouldBlock
@@ -224,7 +225,7 @@ class AgreedPolicy:
         The largest ratio decides, not the largest times: who waits for another rank's data inside
         its step seems to consume slowly.
         """
-        busy_ns = int(statistics.median(self._consumed)) if self._consumed else 0
+        busy_ns = int(np.median(self._consumed)) if self._consumed else 0
         ratio = UNIT
         if self._producing_ns and not self._produced:
             ratio = self._most

@@ -615,32 +615,6 @@ def test_an_error_in_the_loop_that_nobody_catches_ends_the_program(
     assert errors.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_stream_does_not_depend_on_the_start_method(tmp_path: Path, method: str) -> None:
-    body = """
-    def augment(x, rng):
-        return x + rng.random()
-
-
-    def chain():
-        data = stoker.from_dataset(Examples(40), seed=3).shuffle().echo(2)
-        return data.random_map(augment, on="x").batch(8).echo(1.5)
-
-
-    def sums(pipeline):
-        return [float(batch["x"].sum()) for batch in pipeline]
-
-
-    if __name__ == "__main__":
-        multiprocessing.set_start_method("METHOD")
-        say(json.dumps(sums(chain().workers(2, kind="process"))))
-        say(json.dumps(sums(chain().workers(0))))
-    """.replace("METHOD", method)
-    with_processes, alone = run(tmp_path, body)
-    assert with_processes == alone
-    assert len(alone) == 15
-
-
 def test_what_spawn_cannot_pickle_is_told_at_iter_and_leaves_nothing(tmp_path: Path) -> None:
     body = """
     if __name__ == "__main__":

@@ -31,8 +31,7 @@ from stoker.feeds import from_feed, share
 from stoker.iterator import PipelineIterator
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
-
-__version__ = "0.1.0"
+from stoker.version import __version__
 
 __all__ = [
     "__version__",

@@ -67,7 +67,7 @@ def no_warning_from_finalizers(recwarn: pytest.WarningsRecorder) -> Iterator[Non
     """Unclosed sessions warn when they are collected."""
     yield
     gc.collect()
-    assert not list(recwarn)
+    assert not [warned for warned in recwarn if "use of fork()" not in str(warned.message)]
 
 
 def fill(folder: Path, names: list[str] | list[bytes]) -> None:

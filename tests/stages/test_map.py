@@ -268,7 +268,7 @@ def test_a_random_map_that_draws_from_elsewhere_is_warned_of_once(
         0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
     )
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         for pipeline in (chain, chain, chain.workers(0)):  # the last has the same stage
             for _ in pipeline:
                 pass

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-import stoker
 from stoker import machine
 from stoker.analysis import measuring
 from stoker.analysis.advice import actions
@@ -36,6 +35,7 @@ from stoker.analysis.report import (
     measured_apart,
 )
 from stoker.analysis.verdict import doubts, nothing_seen, verdict
+from stoker.version import __version__
 
 _SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
 
@@ -323,7 +323,7 @@ class _Estimates:
         if examples_total is not None:
             examples_total *= len(found)
         return Report(
-            stoker=stoker.__version__,
+            stoker=__version__,
             made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             command=record.command,
             seconds=record.seconds,

@@ -260,7 +260,7 @@ class Run:
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._segments, self._oldest.yielded)
+            checkpoint.forget(self._segments, self._oldest.yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -332,7 +332,7 @@ class Run:
             state, loaded = head.state_at(at.fresh, at.loaded)
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records = checkpoint.needed(self._segments, at.yielded)
+            snapshots, records = checkpoint.needed(self._segments, at.yielded, self._planning)
             pools = [feed.pool for feed in self.pools.feeds] if snapshots else []
             return Position(
                 at.yielded,

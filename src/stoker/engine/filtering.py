@@ -241,6 +241,7 @@ class FilteredStream:
 
     def _have(self, count: int) -> None:
         """See to it that ``count`` survivors wait, or all that are left."""
+        assert self._planning.is_held()
         while len(self._kept) < count and not self._ended:
             if not self._arriving:
                 self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))

@@ -8,13 +8,13 @@ import sys
 from types import FrameType
 from typing import Any
 
-from stoker.adapters.display import printing_above
 from stoker.errors import FeedError, StokerError
 from stoker.feed import autostart
 from stoker.feed.autostarted import SWITCH_S, refuse
 from stoker.feed.server import FeedServer
 from stoker.feed.target import made, target_of
 from stoker.feed.view import View, headline
+from stoker.printing import printing_above
 
 _REFRESH_S = 0.5
 _LINES_S = 10.0

@@ -69,6 +69,7 @@ def write_folder(folder: Path, classes: int = 2, images: int = 90) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> None:
@@ -132,6 +133,7 @@ def test_without_a_scene_there_is_none(tmp_path: Path) -> None:
     Image.open(tmp_path / "demo.png").verify()
 
 
+@pytest.mark.full
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
     """Without echoing, emulated storage, a server and memory train alike, step by step."""
     arms = [Arm("none"), Arm("memory")]
@@ -151,6 +153,7 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) ->
         assert len({found[point] for found in accuracies}) == 1
 
 
+@pytest.mark.full
 def test_a_server_takes_the_place_of_emulated_storage(tmp_path: Path) -> None:
     shown, text = screen()
     arms = [Arm("none"), Arm("batch", 2), Arm("none", slowness=1.0)]
@@ -191,6 +194,7 @@ def test_a_server_has_the_training_images_alone_and_in_order(tmp_path: Path) -> 
     assert [data for data, _ in examples] == [Path(p).read_bytes() for p in images.train_paths]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_users_folder_gets_a_target_of_its_own(tmp_path: Path, remote: bool) -> None:
     data = write_folder(tmp_path / "data")
@@ -255,6 +259,7 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
     assert "2 of 6 runs" in text.getvalue()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["listing", "reading"])
 def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) -> None:
     body = f"""

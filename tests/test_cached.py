@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Script, run, script
-from strategies import frozen
+from strategies import frozen, shortened
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
@@ -138,7 +138,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", shortened(LOADERS, 4))
 def test_batches_and_draws_are_those_without_a_cache(kind: str) -> None:
     torch.manual_seed(7)
     how = LOADERS[kind]

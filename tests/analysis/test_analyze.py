@@ -20,6 +20,7 @@ from analysis.analyses import (
     write_files,
     write_script,
 )
+from strategies import shortened
 
 MAIN = 'if __name__ == "__main__":\n    '
 
@@ -76,7 +77,7 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
     assert "no file" in found.report["reasons"]["S"]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", shortened(["spawn", "forkserver"], 1))
 def test_workers_of_every_kind_are_seen(tmp_path: Path, method: str) -> None:
     write_files(tmp_path, 200)
     write_script(
@@ -144,7 +145,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", shortened(SHAPES, 2))
 def test_loaders_of_every_shape_are_analyzed(tmp_path: Path, shape: str) -> None:
     write_script(tmp_path, SHAPES[shape])
     found = analyze(tmp_path, "train.py")
@@ -255,7 +256,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", shortened(FAILURES, 2))
 def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failure: str) -> None:
     body, said = FAILURES[failure]
     write_script(tmp_path, body)

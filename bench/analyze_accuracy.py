@@ -167,7 +167,7 @@ def contents(job: Job, data: Path | None) -> Iterator[bytes]:
 
 
 def _recordings(path: Path) -> list[bytes]:
-    found = []
+    found: list[bytes] = []
     with tarfile.open(path) as archive:
         for member in archive:
             if member.name.endswith(".wav") and len(found) < 600:

@@ -81,10 +81,12 @@ class Busy(Dataset):
 
 def main_ns(batches: int) -> dict[str, float]:
     """Return nanoseconds a batch of a loop that does nothing, of each arm, in turns."""
-    hooked = loading._BaseDataLoaderIter.__next__
+    iterator: Any = loading._BaseDataLoaderIter
+    hooked = iterator.__next__
     plain = hooked.__wrapped__
-    loader = DataLoader([0] * batches, batch_size=None)
-    arms = {
+    data: Any = [0] * batches
+    loader = DataLoader(data, batch_size=None)
+    arms: dict[str, tuple[Any, Any]] = {
         "plain": (plain, loader),
         "probed": (hooked, loader),
         "monitored": (plain, stoker.monitor(loader)),
@@ -93,7 +95,7 @@ def main_ns(batches: int) -> dict[str, float]:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
     for _ in range(5):  # with 200,000 batches all have room in the probe's rows
         for name, (step, iterated) in arms.items():
-            loading._BaseDataLoaderIter.__next__ = step
+            iterator.__next__ = step
             began = time.perf_counter_ns()
             for _ in iterated:
                 pass
@@ -171,7 +173,7 @@ def main() -> None:
     batches, examples = (2000, 64) if quick else (200_000, 4000)
     with report(__file__, arguments) as made:
         for number in range(1 if quick else arguments.rounds):
-            workers = {}
+            workers: dict[str, float] = {}
             for batch in (1, 16):
                 for name in ("plain", "probed", "again"):
                     wall_s, cpu_s = one(str(batch), examples, name == "probed")

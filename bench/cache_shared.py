@@ -138,7 +138,7 @@ def main() -> None:
 def _jobs(home: str, total: int) -> tuple[list[dict[str, Any]], int]:
     running: list[subprocess.Popen[str]] = []
     try:
-        answers = []
+        answers: list[dict[str, Any]] = []
         for group in ([0], range(1, JOBS)):
             for seed in group:
                 command = [

@@ -68,7 +68,7 @@ ITEM_BYTES = 110_000 // 8 * 8
 SPEED_BYTES_PER_S = 200_000_000
 
 
-def summed(data: bytes) -> int:
+def summed(data: Any) -> int:
     """Look at every byte."""
     return int(np.frombuffer(data, np.int64).sum())
 
@@ -80,6 +80,9 @@ def opened(limit_bytes: int) -> Iterator[Handle]:
     found = store_dir.joined(
         folder, limit_bytes=limit_bytes, describes="bench", temporary=True, on_damage="rebuild"
     )
+    assert found is not None
+    assert found is not None
+    assert found is not None
     handle = Handle(found)
     try:
         yield handle
@@ -134,7 +137,7 @@ def reading(made: Report, count: int, rounds: int) -> None:
                     summed(txn.get(key))
             return count / (time.perf_counter() - began)
 
-        def store(these: Sequence[Sequence[bytes]]) -> float:
+        def several(these: Sequence[Sequence[bytes]]) -> float:
             began = time.perf_counter()
             for chunk in these:
                 for value in handle.store.get_many(chunk, codec.decoded, _fail):
@@ -144,7 +147,8 @@ def reading(made: Report, count: int, rounds: int) -> None:
         def labelled() -> float:
             began = time.perf_counter()
             for chunk in chunks:
-                for value in nested.store.get_many(chunk, codec.decoded, _fail):
+                values: list[Any] = nested.store.get_many(chunk, codec.decoded, _fail)
+                for value in values:
                     summed(value.image)
             return count / (time.perf_counter() - began)
 
@@ -156,15 +160,15 @@ def reading(made: Report, count: int, rounds: int) -> None:
 
         def first() -> float:
             handle.store._verified = bytearray()
-            return store(chunks)
+            return several(chunks)
 
         cases: dict[str, Callable[[], float]] = {
             "bare LMDB, copies": bare_loop,
             "bare LMDB, 16 copies at a time": kept,
             "bare LMDB, views": views,
             "store, one by one": one_by_one,
-            "store, 16 a call": lambda: store(chunks),
-            "store, one a call": lambda: store([[key] for key in order]),
+            "store, 16 a call": lambda: several(chunks),
+            "store, one a call": lambda: several([[key] for key in order]),
             "store, 16 a call, first read": first,
             "store, 16 a call, (image, label)": labelled,
         }

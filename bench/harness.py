@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,7 +53,8 @@ def parser(doc: str | None, evaluate: Evaluate) -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--table",
-        action=partial(_ShowTables, evaluate=evaluate),
+        action=_ShowTables,
+        const=evaluate,
         nargs=0,
         help="print the tables of the stored rows, and measure nothing",
     )
@@ -62,12 +62,9 @@ def parser(doc: str | None, evaluate: Evaluate) -> argparse.ArgumentParser:
 
 
 class _ShowTables(argparse.Action):
-    def __init__(self, *arguments: Any, evaluate: Evaluate, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._evaluate = evaluate
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(stored_tables(Path(self._evaluate.__code__.co_filename), self._evaluate))
+        evaluate = self.const
+        print(stored_tables(Path(evaluate.__code__.co_filename), evaluate))
         parser.exit()
 
 

@@ -226,7 +226,12 @@ def run(arm: str, folder: str, jobs: int, window_s: float) -> dict[str, Any]:
     processes: list[subprocess.Popen[str]] = []
     producers: list[subprocess.Popen[str]] = []
     kind = "process" if arm == "processes" else "thread"
-    watchdog = threading.Timer(LIMIT_S, lambda: [p.kill() for p in (*processes, *producers)])
+
+    def kill() -> None:
+        for process in (*processes, *producers):
+            process.kill()
+
+    watchdog = threading.Timer(LIMIT_S, kill)
     watchdog.start()
     try:
         if arm == "tensorsocket":

@@ -170,7 +170,7 @@ class ManyExamples(Examples):
 class TupleExamples(Examples):
     """The same as tuples."""
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
+    def __getitem__(self, index: int) -> Any:
         example = super().__getitem__(index)
         return example["id"], example["x"]
 

@@ -26,14 +26,16 @@ from strategies import frozen, shortened
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
-    DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
-    Subset,
     WeightedRandomSampler,
     get_worker_info,
 )
+
+# What stoker.cached returns is no Dataset of torch's to a type checker.
+DataLoader: Any = torch.utils.data.DataLoader
+DistributedSampler: Any = torch.utils.data.DistributedSampler
+Subset: Any = torch.utils.data.Subset
 
 LENGTH, BATCH = 48, 5
 
@@ -253,7 +255,7 @@ def test_attributes_are_the_dataset_s() -> None:
     assert dataset.doubled_length() == 2 * LENGTH
     dataset.offset = 10
     assert inner.offset == 10
-    inner.colour = "red"
+    setattr(inner, "colour", "red")  # noqa: B010 - to a type checker it has none
     assert dataset.colour == "red"
     del dataset.colour
     assert not hasattr(inner, "colour")
@@ -267,7 +269,8 @@ def test_attributes_are_the_dataset_s() -> None:
 def shifted(_: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.offset = 1000
+    dataset: Any = info.dataset
+    dataset.offset = 1000
 
 
 @pytest.mark.parametrize("kind", ["fork", "fork, persistent", "forkserver, persistent"])

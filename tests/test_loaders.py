@@ -99,7 +99,8 @@ def test_a_pipeline_answers_as_its_loader_would() -> None:
     assert pipeline.dataset is loader.dataset
     assert pipeline.batch_size == BATCH
     assert pipeline.sampler is loader.sampler
-    pipeline.sampler.set_epoch(3)
+    sampler: Any = pipeline.sampler
+    sampler.set_epoch(3)
     assert loader.sampler.epoch == 3
     with pytest.raises(AttributeError, match="only pipelines from a loader have a sampler"):
         _ = stoker.from_arrays(np.zeros(3)).sampler

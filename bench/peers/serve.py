@@ -81,7 +81,7 @@ def check(epoch: Epochs, rows: int) -> None:
     for order in orders:
         if not np.array_equal(np.sort(order), np.arange(rows)):
             raise AssertionError(f"an epoch of {len(order)} rows is not each of {rows} rows once")
-    if np.array_equal(*orders):
+    if np.array_equal(orders[0], orders[1]):
         raise AssertionError("two epochs came in one order: nothing is shuffled")
 
 

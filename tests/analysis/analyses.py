@@ -94,7 +94,7 @@ def environment() -> dict[str, str]:
 
 def command_of(*arguments: str | os.PathLike[str]) -> list[str]:
     call = "from stoker.cli import main; main()"
-    return [sys.executable, "-c", call, "analyze", *map(os.fspath, arguments)]
+    return [sys.executable, "-c", call, "analyze", *(os.fspath(argument) for argument in arguments)]
 
 
 def analyze(

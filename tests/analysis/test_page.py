@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser import needs_chromium, opened
-from reports import FETCH, PREP, REPORTS, about
 
+from analysis.browser import needs_chromium, opened
+from analysis.reports import FETCH, PREP, REPORTS, about
 from stoker.analysis import questions
 from stoker.analysis.model import (
     Change,
@@ -440,6 +440,7 @@ return verdicts.map((verdict) => {
 @needs_chromium
 @pytest.mark.parametrize("width", [500, 1280])
 def test_the_headline_has_two_lines_at_most(page: Path, width: int) -> None:
+    assert FETCH.as_it_is is not None
     speed = msgspec.structs.replace(FETCH.as_it_is, rate=about(98_765.0))
     verdicts = [report.verdict for report in REPORTS.values()]
     for more in (

@@ -178,7 +178,8 @@ def test_limits_of_storage_follow_the_time_of_a_batch(tmp_path: Path) -> None:
         assert storage.limits(0.0) == Limits(0.0, 4)
     with storage_of(images, TINY, remote=True) as storage:
         batch_bytes = 8 * images.train_bytes / len(images.train_paths)
-        assert storage.limits(0.02) == Limits(0.001, 8, pytest.approx(batch_bytes / 0.02))
+        bandwidth: Any = pytest.approx(batch_bytes / 0.02)
+        assert storage.limits(0.02) == Limits(0.001, 8, bandwidth)
         assert storage.limits(0.0) == Limits(0.001, 8, None)
 
 

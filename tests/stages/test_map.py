@@ -302,7 +302,11 @@ def test_no_other_random_map_is_warned_of_and_no_global_generator_is_touched(
     )
 
     def states() -> Any:
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return (
+            random.getstate(),
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),
+            torch.get_rng_state().tolist(),
+        )
 
     before = states()
     with warnings.catch_warnings():

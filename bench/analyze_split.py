@@ -136,7 +136,7 @@ def main() -> None:
                     drop(str(path))
                 out = Path(home) / "report.json"
                 call = ["-c", "from stoker.cli import main; main()", "analyze"]
-                call += ["--budget", "0.25" if quick else "4", "--json", str(out), __file__]
+                call += ["--budget", "1" if quick else "4", "--json", str(out), __file__]
                 sleeps = [str(sleep) for sleep in SLEEPS_MS[name]]
                 subprocess.run(
                     [sys.executable, *call, "--job", str(files), *sleeps],

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-LEFTOVER_GRACE_S = 5.0
+LEFTOVER_GRACE_S = 30.0
 
 # A shell that is not interactive starts background jobs with SIGINT ignored, and programs that a
 # test starts would inherit that. With a handler here they begin with the default.

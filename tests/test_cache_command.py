@@ -41,7 +41,7 @@ def really(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -90,7 +90,7 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
 
 def settled(dataset: stoker.CachedDataset, items: int) -> None:
     """Wait until so many items are in the store: they are written by the by."""
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 200
     while dataset.cache_stats().items < items:
         assert time.monotonic() < give_up_at, f"{dataset.cache_stats()}"
         time.sleep(0.002)
@@ -98,7 +98,7 @@ def settled(dataset: stoker.CachedDataset, items: int) -> None:
 
 def written(dataset: stoker.CachedDataset) -> int:
     """Wait until all that was offered is written or refused; return how many items there are."""
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 200
     while (stats := dataset.cache_stats()).admitted != stats.items:
         assert time.monotonic() < give_up_at, f"{stats}"
         time.sleep(0.002)

@@ -107,7 +107,7 @@ def analyze(
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         cwd=folder,
         env=environment(),
         stdin=stdin or subprocess.DEVNULL,

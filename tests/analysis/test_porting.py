@@ -64,7 +64,7 @@ def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr

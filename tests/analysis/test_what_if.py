@@ -62,7 +62,7 @@ def real(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     )
     return done.returncode, done.stdout, done.stderr

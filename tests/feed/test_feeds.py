@@ -549,7 +549,7 @@ def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> Non
         assert "jobs=" in said
         jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         for job in jobs:
-            out, errors = job.communicate(timeout=60)
+            out, errors = job.communicate(timeout=240)
             assert (job.returncode, out, errors) == (0, "19\n", "")
 
 
@@ -582,7 +582,7 @@ def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
         assert "there already" in second.stderr
     finally:
         command.send_signal(signal.SIGINT)
-        out, err = command.communicate(timeout=60)
+        out, err = command.communicate(timeout=240)
     assert command.returncode == 130, err
     assert "staging area: 8 batches" in out
     assert err.strip() == "stopped"

@@ -75,7 +75,7 @@ def cropped(image: Any, rng: np.random.Generator) -> Any:
 def epochs(folder: str, limit_bytes: int, device_stat: str, count: int) -> list[dict[str, float]]:
     """Run epochs of stoker in this process."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
-    train = stoker.from_folder(folder, seed=0).shuffle()
+    train: Any = stoker.from_folder(folder, seed=0).shuffle()
     if limit_bytes:
         train = train.cache(limit_bytes)
     train = train.map(stoker.images.decode, on="image").random_map(cropped, on="image")

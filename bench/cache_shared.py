@@ -58,7 +58,7 @@ JOBS = 4
 def job(folder: str, limit_bytes: int, seed: int) -> dict[str, Any]:
     """Run an epoch in this process."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
-    train = stoker.from_folder(folder, seed=seed).shuffle().cache(limit_bytes)
+    train: Any = stoker.from_folder(folder, seed=seed).shuffle().cache(limit_bytes)
     train = train.batch(64, collate=_size).workers(2)
     before = _read()
     total = sum(train)

@@ -67,7 +67,7 @@ FASTER = {0.35: 1.25, 0.65: 1.4}
 def epochs(folder: str, limit_bytes: int, device_stat: str, count: int) -> list[dict[str, float]]:
     """Run epochs in this process."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
-    train = stoker.from_folder(folder, seed=0).shuffle()
+    train: Any = stoker.from_folder(folder, seed=0).shuffle()
     if limit_bytes:
         train = train.cache(limit_bytes)
     train = train.batch(64, collate=_size).workers(4)

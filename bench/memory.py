@@ -63,7 +63,7 @@ def pipeline(kind: str, workers: str, examples: int) -> Any:
     from gil import made_jpegs
 
     files = list(made_jpegs(32, (SIDE, SIDE)))
-    made = stoker.from_dataset(files * (examples // len(files)), seed=0).shuffle()
+    made: Any = stoker.from_dataset(files * (examples // len(files)), seed=0).shuffle()
     made = made.map(stoker.images.decode).workers(2, kind=workers)
     if kind == "example echo":
         made = made.echo(4, pool=POOL_BATCHES * BATCH)

@@ -687,7 +687,7 @@ def test_two_chains_in_one_store_are_not_confused(tmp_path: Path) -> None:
 
 def test_files_and_folders_of_one_path_are_not_confused(tmp_path: Path) -> None:
     folder = pets(tmp_path / "train")
-    sources = [
+    sources: list[Callable[[], stoker.Pipeline]] = [
         lambda: stoker.from_folder(folder),
         lambda: stoker.from_files(str(folder / "*" / "*.jpg")),
     ]

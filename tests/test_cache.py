@@ -128,7 +128,7 @@ class Chain:
     bytes_each: int = 1000
     bad: tuple[int, ...] = ()
     failing_map: str = ""
-    echo: Fraction | None = None
+    echo: Any = None
     random: bool = False
     admit: str = "first"
     seed: int = 0
@@ -343,7 +343,7 @@ def test_behind_a_device_it_is_refused() -> None:
 
 def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> None:
     folder = stoker.from_folder(pets(tmp_path / "train"))
-    kept = {"path": tmp_path / "store", "keep": True}
+    kept: dict[str, Any] = {"path": tmp_path / "store", "keep": True}
     with pytest.raises(ValueError, match="give version="):
         folder.map(len, on="image").cache(LIMIT, **kept)
     with pytest.raises(ValueError, match="give version="):
@@ -687,7 +687,7 @@ def test_two_chains_in_one_store_are_not_confused(tmp_path: Path) -> None:
 
 def test_files_and_folders_of_one_path_are_not_confused(tmp_path: Path) -> None:
     folder = pets(tmp_path / "train")
-    sources = [
+    sources: list[Callable[[], stoker.Pipeline]] = [
         lambda: stoker.from_folder(folder),
         lambda: stoker.from_files(str(folder / "*" / "*.jpg")),
     ]

@@ -182,7 +182,7 @@ def test_a_live_view_has_the_terminal_for_itself(tmp_path: Path) -> None:
 def test_what_is_no_terminal_gets_the_last_picture_whole(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LIVE)
     command = [sys.executable, "-W", "error", str(tmp_path / "train.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "said 0\nsaid 10\nsaid 20\n")
     assert done.stdout.startswith("step 0\nstep 10\nstep 20\nepoch 0: 30 batches, 300 uses")
     assert "0 B not read from storage\n" in done.stdout  # of a line that is longer than 80

@@ -23,7 +23,7 @@ from stoker.cli import app
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTHING_TO_RUN = {"design.md"}
-RUN_LIMIT_S = 120
+RUN_LIMIT_S = 240
 
 _BLOCK = re.compile(
     r"^<!--[ ]setup:\n (?P<setup>.*?) ^-->$"

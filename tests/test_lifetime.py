@@ -674,7 +674,11 @@ def test_legacy_randomness_is_reproducible_under_processes(many: bool) -> None:
         pipeline = chain.workers(workers, kind="process")
         return [stream(pipeline), stream(pipeline)]
 
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    before = (
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        torch.get_rng_state().tolist(),
+    )
     first = run(1)
     assert run(2) == first
     assert run(3) == first
@@ -687,7 +691,11 @@ def test_legacy_randomness_is_reproducible_under_processes(many: bool) -> None:
     }
     assert len(drawn) == 24
     # The consumer's own generators are untouched.
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    after = (
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        torch.get_rng_state().tolist(),
+    )
     assert after == before
 
 

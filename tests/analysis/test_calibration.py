@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from browser import needs_chromium, opened
 from hypothesis import given
-from recordings import Parts, parts, recorded
-from reports import FETCH, REPORTS
-from test_page import data_of
 from typer.testing import CliRunner
 
+from analysis.browser import needs_chromium, opened
+from analysis.recordings import Parts, parts, recorded
+from analysis.reports import FETCH, REPORTS
+from analysis.test_page import data_of
 from stoker.analysis.calibration import calibrated
 from stoker.analysis.findings import report_of
 from stoker.analysis.model import Change, predict

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
 
+from analysis.reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
 from stoker.analysis.model import (
     PLACES,
     Change,

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser import needs_chromium, opened
-from reports import FETCH, PREP, REPORTS, about
 
+from analysis.browser import needs_chromium, opened
+from analysis.reports import FETCH, PREP, REPORTS, about
 from stoker.analysis import questions
 from stoker.analysis.model import (
     Change,
@@ -27,6 +27,7 @@ from stoker.analysis.model import (
 from stoker.analysis.page import write_page
 from stoker.analysis.report import Action, Loader, Rate, Rates, Report, measured
 from stoker.analysis.verdict import doubts, verdict
+from strategies import shortened
 
 LIMIT_BYTES = 1_000_000
 CLOSE = 1e-9
@@ -398,7 +399,7 @@ return found;
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", shortened([500, 1280], 1))
 def test_values_are_shown_under_the_pointer(page: Path, width: int) -> None:
     shown = opened(page, POINT_AT, width=width)
     assert shown.console == []
@@ -438,8 +439,9 @@ return verdicts.map((verdict) => {
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", shortened([500, 1280], 1))
 def test_the_headline_has_two_lines_at_most(page: Path, width: int) -> None:
+    assert FETCH.as_it_is is not None
     speed = msgspec.structs.replace(FETCH.as_it_is, rate=about(98_765.0))
     verdicts = [report.verdict for report in REPORTS.values()]
     for more in (

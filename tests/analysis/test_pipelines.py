@@ -112,12 +112,14 @@ def test_an_error_of_the_step_is_the_users(files: list[str]) -> None:
         stoker.analyze(stoker.from_files(files).batch(4), broken, budget_s=1)
 
 
+def slowly(values: Any) -> Any:
+    time.sleep(0.01)
+    return values
+
+
 def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
     train = (
-        stoker.from_arrays(np.zeros((240, 16), np.float32), seed=0)
-        .map(lambda values: (time.sleep(0.01), values)[1])
-        .batch(8)
-        .workers(1)
+        stoker.from_arrays(np.zeros((240, 16), np.float32), seed=0).map(slowly).batch(8).workers(1)
     )
     report = stoker.analyze(train, step, budget_s=4)
     assert max(point.workers for point in report.prep) > report.cores

@@ -26,6 +26,8 @@ from stoker.cache.codec import encoded
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
+Tensor: Any = torch.Tensor
+Dataset: Any = torch.utils.data.Dataset
 
 
 def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
@@ -199,7 +201,7 @@ def test_examples_that_are_drawn_at_random_are_told(draw: Callable[[], Any], var
     assert described({}) == {}
 
 
-class Subclass(torch.Tensor):
+class Subclass(Tensor):
     pass
 
 
@@ -209,7 +211,7 @@ class Record:
 
 
 Pair = namedtuple("Pair", "x y")
-Local = namedtuple("NotFound", "x")
+Local: Any = namedtuple("NotFound", "x")  # type: ignore[name-match]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
     assert (port({"batch_size": 4}, found) is not None) == ported
 
 
-class InWorkers(torch.utils.data.Dataset[Any]):
+class InWorkers(Dataset):
     """Can be read in a worker alone, as a handle that forks share may be."""
 
     def __len__(self) -> int:
@@ -294,7 +296,7 @@ def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
         assert drains.look() == expected
 
 
-class SlowToStart(torch.utils.data.Dataset[Any]):
+class SlowToStart(Dataset):
     """Takes longer to its first example than a drain may take."""
 
     def __init__(self) -> None:

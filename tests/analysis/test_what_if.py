@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reports import ALONE, FETCH, PREP, REPORTS, UNKNOWN, about
 from typer.testing import CliRunner
 
+from analysis.reports import ALONE, FETCH, PREP, REPORTS, UNKNOWN, about
 from stoker.analysis.model import (
     Change,
     cores_needed,
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def what_if(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
     """Call the command in this process; return its code, what it said and complained about."""
-    result = CliRunner().invoke(app, ["what-if", *map(os.fspath, words)])
+    result = CliRunner().invoke(app, ["what-if", *(os.fspath(word) for word in words)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
@@ -62,7 +62,7 @@ def real(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     )
     return done.returncode, done.stdout, done.stderr
@@ -111,6 +111,12 @@ def test_both_caches_are_compared(folder: Path) -> None:
     code, out, _ = what_if(folder / "fetch.json", "--cache", "68GiB")
     assert code == 0
     job, change = measured(FETCH), Change(cache_bytes=68 << 30)
+    assert job.example_bytes is not None
+    assert job.examples is not None
+    assert job.example_bytes is not None
+    assert job.examples is not None
+    assert job.example_bytes is not None
+    assert job.examples is not None
     holds = (68 << 30) / (job.example_bytes * job.examples)
     assert f"68.0 GiB hold {holds:.1%} of the dataset" in out
     never = row(out, "never evicting:")

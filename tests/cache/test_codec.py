@@ -362,7 +362,8 @@ def a_local_class() -> Any:
 
 
 def a_local_named_tuple() -> Any:
-    return collections.namedtuple("Local", ["x"])(1)
+    Local: Any = collections.namedtuple("Local", ["x"])
+    return Local(1)
 
 
 def an_impostor() -> Any:
@@ -404,7 +405,7 @@ REFUSED = {
     "a set": lambda: {1, 2},
     "a subclass of str": lambda: Wordy("a"),
     "an enum": lambda: Level.LOW,
-    "a defaultdict": lambda: collections.defaultdict(list, a=1),
+    "a defaultdict": lambda: collections.defaultdict(list, a=[1]),
     "an ordered dict": lambda: collections.OrderedDict(a=1),
     "a memoryview": lambda: memoryview(b"abc"),
     "LeftOut of others": LeftOut,

@@ -167,6 +167,7 @@ def test_without_a_scene_there_is_none(tmp_path: Path) -> None:
     Image.open(tmp_path / "demo.png").verify()
 
 
+@pytest.mark.full
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) -> None:
     """Without echoing, emulated storage, a server and memory train alike, step by step."""
     images = composed_digits(TINY.digits, tmp_path, lambda done, total: None)
@@ -225,7 +226,8 @@ def test_limits_of_storage_follow_the_time_of_a_batch(tmp_path: Path) -> None:
         assert storage.limits(0.0) == Limits(0.0, 4)
     with storage_of(images, TINY, remote=True) as storage:
         batch_bytes = 8 * images.train_bytes / len(images.train_paths)
-        assert storage.limits(0.02) == Limits(0.001, 8, pytest.approx(batch_bytes / 0.02))
+        bandwidth: Any = pytest.approx(batch_bytes / 0.02)
+        assert storage.limits(0.02) == Limits(0.001, 8, bandwidth)
         assert storage.limits(0.0) == Limits(0.001, 8, None)
 
 

@@ -21,7 +21,7 @@ import stoker
 from stoker.feed import autostart, messages
 from stoker.feed.server import FeedServer
 
-WITHIN_S = 60.0
+WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")
 
 

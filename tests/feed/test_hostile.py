@@ -351,7 +351,8 @@ class Impostor:
     def send(self, message: Any, descriptors: list[int] | None = None) -> None:
         if isinstance(message, Message):
             message = messages._encode(message)
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array(descriptors or [], "i"))]
+        rights: Any = np.array(descriptors or [], "i")
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
         self._connection.sendmsg([message], passed if descriptors else [])
 
     def item(self, number: int = 0, **changed: Any) -> None:

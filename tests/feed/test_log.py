@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.feed.log import EpochEnd, Member, OutputLog, StagedItem
+from stoker.feed.log import Broken, EpochEnd, Member, OutputLog, StagedItem
 from stoker.feed.staging import Staging
 
 OUTPUTS = (0, 1, 7, 12)  # of an epoch, by its number
@@ -49,11 +49,13 @@ class Lanes(RuleBasedStateMachine):
     @precondition(lambda self: self.got)
     @rule(data=st.data(), most=st.integers(1, 3))
     def takes(self, data: st.DataObject, most: int) -> None:
-        member = data.draw(st.sampled_from(self.lane.members or [None]))
+        members: list[Member | None] = list(self.lane.members)
+        member = data.draw(st.sampled_from(members or [None]))
         while member is not None and member.sent < most:
             due = self.lane.due(member)
             if due is None:
                 break
+            assert not isinstance(due, Broken)
             at = member.at
             self.lane.hand_over(member, due)
             if isinstance(due, EpochEnd):

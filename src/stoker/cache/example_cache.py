@@ -109,9 +109,9 @@ class ExampleCache:
         """
         self.find((), ())
 
-    def key(self, mark: Fingerprint) -> bytes:
+    def key(self, fingerprint: Fingerprint) -> bytes:
         """Return the key of an item."""
-        return item_key(self._chain, mark)
+        return item_key(self._chain, fingerprint)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
         """Return what is there: places in ``keys``, and values, each the caller's own.

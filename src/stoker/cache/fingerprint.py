@@ -28,7 +28,7 @@ class Fingerprint(NamedTuple):
 
 
 def of_file(name: str, found: os.stat_result, label: int = 0) -> Fingerprint:
-    """Return the mark of a local file as it was found.
+    """Return the fingerprint of a local file as it was found.
 
     Args:
         name: its path, within its source.

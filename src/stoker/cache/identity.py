@@ -55,15 +55,17 @@ def private_identity(what: str) -> str:
     return _joined(["own", secrets.token_hex(16)])
 
 
-def item_key(chain: bytes, mark: Fingerprint) -> bytes:
+def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
     """Return the 16 bytes under which an item is stored.
 
     Args:
         chain: the digest of a chain's identity.
-        mark: what tells the item.
+        fingerprint: what tells the item.
     """
-    name = os.fsencode(mark.name) if isinstance(mark.name, str) else mark.name
-    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(mark._replace(name=name)))
+    name = fingerprint.name
+    if isinstance(name, str):
+        fingerprint = fingerprint._replace(name=os.fsencode(name))
+    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(fingerprint))
 
 
 def digest(identity: str) -> bytes:

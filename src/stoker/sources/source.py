@@ -43,7 +43,7 @@ class Source(Protocol):
         """Return what tells this source from others, in all processes; None where nothing does."""
         ...
 
-    def mark(self, index: int) -> Fingerprint:
+    def fingerprint(self, index: int) -> Fingerprint:
         """Return what tells an example's present content from others, looked up anew."""
         ...
 
@@ -155,8 +155,8 @@ class FolderSource:
         """Return the folder's real path: files are known below it by path, size, times, inode."""
         return f"folder {os.path.realpath(self.folder)}"
 
-    def mark(self, index: int) -> Fingerprint:
-        """Return the file's mark as it is now, and its label."""
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the file's fingerprint as it is now, with its label."""
         file, label = self._files[index]
         return of_file(file, os.stat(os.path.join(self.folder, file)), label)
 
@@ -208,7 +208,7 @@ class DatasetSource:
         """Return None: an object says nothing about its data."""
         return None
 
-    def mark(self, index: int) -> Fingerprint:
+    def fingerprint(self, index: int) -> Fingerprint:
         """Return the index."""
         return Fingerprint(int(index))
 
@@ -263,7 +263,7 @@ class ArraySource:
         """Return None: what is in memory, or in a part of a map, says nothing about itself."""
         return None
 
-    def mark(self, index: int) -> Fingerprint:
+    def fingerprint(self, index: int) -> Fingerprint:
         """Return the index."""
         return Fingerprint(int(index))
 

@@ -45,9 +45,9 @@ class Miss:
         cost_ns: what that took.
     """
 
-    def __init__(self, index: int, mark: Fingerprint | None, key: bytes) -> None:
+    def __init__(self, index: int, fingerprint: Fingerprint | None, key: bytes) -> None:
         self.index = index
-        self.mark = mark
+        self.fingerprint = fingerprint
         self.key = key
         self.value: Any = None
         self.cost_ns = 0
@@ -86,9 +86,9 @@ class CacheStage:
         """
         found: list[Any] = [self._missing(source, index) for index in indices]
         asked = [
-            (at, miss.key, miss.mark.size_bytes)
+            (at, miss.key, miss.fingerprint.size_bytes)
             for at, miss in enumerate(found)
-            if miss.mark is not None and miss.index not in expected
+            if miss.fingerprint is not None and miss.index not in expected
         ]
         places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
         for at, value in self.cache.find(keys, sizes):
@@ -98,10 +98,10 @@ class CacheStage:
 
     def _missing(self, source: Source, index: int) -> Miss:
         try:
-            mark = source.mark(index)
+            fingerprint = source.fingerprint(index)
         except OSError:  # the source says what is wrong when it is read
             return Miss(index, None, b"")
-        return Miss(index, mark, self.cache.key(mark))
+        return Miss(index, fingerprint, self.cache.key(fingerprint))
 
     def holds(self, source: Source, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""
@@ -129,7 +129,8 @@ class CacheStage:
         """
         if not self.cache.takes:
             return self.cache.refuse()
-        if miss.mark is None or self._missing(source, miss.index).mark != miss.mark:
+        now = self._missing(source, miss.index).fingerprint
+        if miss.fingerprint is None or now != miss.fingerprint:
             return self.cache.refuse()  # it changed while it was read
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"

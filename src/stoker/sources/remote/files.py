@@ -98,7 +98,7 @@ class RemoteFolderSource:
         told = all(listing.versions.all() for listing in self._found)
         return f"folder {self._root.url}" if told else None
 
-    def mark(self, index: int) -> Fingerprint:
+    def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
         label = self._label(index)
         place = self.place(index)
@@ -194,14 +194,14 @@ class FilesSource:
         return self.place(index).url
 
     def identity(self) -> str | None:
-        """Return what tells files from others by their marks, if a version of each is known."""
+        """Return "files", where fingerprints tell them apart: a version of each is known."""
         if self._access is None:
             return "files"
         known = self._versions is not None and bool(self._versions.all())
         return "files" if known else None
 
-    def mark(self, index: int) -> Fingerprint:
-        """Return the mark of a local file as it is now; of others URL, size, version as listed."""
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return that of a local file as it is now; of others URL, size, version as listed."""
         if self._access is None:
             file = os.path.abspath(self._files[index])
             return of_file(file, os.stat(file))

@@ -386,8 +386,8 @@ def test_what_was_not_expected_comes_first(folder: Path, monkeypatch: pytest.Mon
     fill(folder, [f"c/{i:03}.jpg" for i in range(200)])
     with serving(folder, latency_s=0.05) as server:
         source = RemoteFolderSource(server.url, requests=1)
-        place, begun = source.place, []
-        monkeypatch.setattr(source, "place", lambda index: begun.append(index) or place(index))
+        locate, begun = source.locate, []
+        monkeypatch.setattr(source, "locate", lambda index: begun.append(index) or locate(index))
         with reading(source) as reader:
             reader.expect(range(150))
             reader.fetch([180, 160, 1])

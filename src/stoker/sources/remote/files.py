@@ -21,7 +21,7 @@ from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.sources.local_files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
 from stoker.sources.remote.access import Access, Root
 from stoker.sources.remote.listing import Lister, Names
-from stoker.sources.remote.reader import FilePlace, RemoteReader
+from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import LabeledImage
 
@@ -63,7 +63,7 @@ class RemoteFolderSource:
     ) -> None:
         self._access = Access(url, requests, retry_s, dict(storage_options or {}))
         self.requests, self.retry_s = self._access.requests, self._access.retry_s
-        self._root, (self.classes, self._found) = self._access.listed(Lister.classes)
+        self._root, (self.classes, self._found) = self._access.list(Lister.list_classes)
         # Files are numbered through all classes: here the next one begins.
         self._ends = np.cumsum([len(listing.names) for listing in self._found])
         if not len(self):
@@ -91,7 +91,7 @@ class RemoteFolderSource:
 
     def path(self, index: int) -> str | None:
         """Return the file's URL."""
-        return self.place(index).url
+        return self.locate(index).url
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server told a version of every file."""
@@ -101,16 +101,16 @@ class RemoteFolderSource:
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
         label = self._label(index)
-        place = self.place(index)
+        file = self.locate(index)
         version = self._found[label].versions[index - int(self._ends[label])]
-        return Fingerprint(place.url, place.size, int(version), label)
+        return Fingerprint(file.url, file.size, int(version), label)
 
-    def place(self, index: int) -> FilePlace:
+    def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         label = self._label(index)
         names, sizes, _ = self._found[label]
         number = index - int(self._ends[label])  # from the end of the class
-        return self._root.place(names[number], int(sizes[number]))
+        return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage:
         """Make an example."""
@@ -154,15 +154,15 @@ class FilesSource:
         self._listing: tuple[Root, NDArray[np.int64]] | None = None
         self._versions: NDArray[np.int64] | None = None
         alone = isinstance(files, (str, os.PathLike))
-        given = [_text(files)] if alone else [_text(file) for file in files]  # type: ignore[union-attr]
+        given = [_to_text(files)] if alone else [_to_text(file) for file in files]  # type: ignore[union-attr]
         if not given:
             raise ValueError("from_files needs at least one file")
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
         self._access: Access | None = None
-        if _protocol(given):
+        if _find_protocol(given):
             self._access = Access(given[0], requests, retry_s, dict(storage_options or {}))
             self.requests, self.retry_s = self._access.requests, self._access.retry_s
-        self._files = self._matching(given[0]) if alone else Names(given)
+        self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
     def name(self) -> str:
@@ -191,7 +191,7 @@ class FilesSource:
 
     def path(self, index: int) -> str | None:
         """Return the file's path or URL."""
-        return self.place(index).url
+        return self.locate(index).url
 
     def identity(self) -> str | None:
         """Return "files", where fingerprints tell them apart: a version of each is known."""
@@ -203,24 +203,24 @@ class FilesSource:
     def fingerprint(self, index: int) -> Fingerprint:
         """Return that of a local file as it is now; of others URL, size, version as listed."""
         if self._access is None:
-            file = os.path.abspath(self._files[index])
-            return of_file(file, os.stat(file))
-        place = self.place(index)
+            path = os.path.abspath(self._files[index])
+            return of_file(path, os.stat(path))
+        file = self.locate(index)
         version = 0 if self._versions is None else int(self._versions[index])
-        return Fingerprint(place.url, place.size, version)
+        return Fingerprint(file.url, file.size, version)
 
-    def place(self, index: int) -> FilePlace:
+    def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         if self._listing is None:
-            return FilePlace(None, self._files[index], UNKNOWN)
+            return RemoteFile(None, self._files[index], UNKNOWN)
         root, sizes = self._listing
-        return root.place(self._files[index], int(sizes[index]))
+        return root.locate(self._files[index], int(sizes[index]))
 
     def example(self, index: int, data: bytes) -> File:
         """Make an example."""
-        return File(self.place(index).url, data)
+        return File(self.locate(index).url, data)
 
-    def _matching(self, pattern: str) -> Names:
+    def _list_matching(self, pattern: str) -> Names:
         """List the files that fit, from the last folder on that the pattern spells out."""
         if self._access is None:
             literal = not glob.has_magic(pattern)
@@ -230,14 +230,14 @@ class FilesSource:
                 raise ValueError(f"{pattern} is no regular file, and cannot be an example")
             warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
-        elif (start := _magic(pattern)) is None:
+        elif (start := _find_pattern(pattern)) is None:
             files = Names([pattern])
         else:
             protocol, _, rest = pattern.partition("://")
             folder, slash, _ = rest[:start].rpartition("/")
             tail = rest[len(folder) + len(slash) :]
             self._access = replace(self._access, url=f"{protocol}://{folder}")
-            root, listing = self._access.listed(lambda lister: lister.matching(tail))
+            root, listing = self._access.list(lambda lister: lister.list_matching(tail))
             self._listing, self._versions = (root, listing.sizes), listing.versions
             files = listing.names
         if not len(files):
@@ -245,7 +245,7 @@ class FilesSource:
         return files
 
 
-def _text(file: object) -> str:
+def _to_text(file: object) -> str:
     if isinstance(file, os.PathLike):
         file = os.fspath(file)
     if not isinstance(file, str):
@@ -253,7 +253,7 @@ def _text(file: object) -> str:
     return file
 
 
-def _protocol(files: Sequence[str]) -> str:
+def _find_protocol(files: Sequence[str]) -> str:
     """Return the protocol of all files, "" for local ones."""
     found = {file.partition("://")[0].lower() if "://" in file else "" for file in files}
     if found == {"http", "https"}:
@@ -264,7 +264,7 @@ def _protocol(files: Sequence[str]) -> str:
     return found.pop()
 
 
-def _magic(url: str) -> int | None:
+def _find_pattern(url: str) -> int | None:
     """Return where in a URL, counted from behind ``://``, a pattern begins."""
     protocol, _, rest = url.partition("://")
     web = protocol.lower() in ("http", "https")

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from stoker.signals import again_soon, deferred
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.one_shot import OneShot
-from stoker.sources.remote.retry import persistently
 from stoker.sources.remote.storage import Storage
 
 _GRACE_S = 2.0
 _CLOSED = "the reader is closed"
 
 
-class FilePlace(NamedTuple):
-    """Where a file is."""
+class RemoteFile(NamedTuple):
+    """Where a file is, and how large."""
 
     path: str | None
     """As its file system has it; None: the URL tells."""
@@ -39,7 +39,7 @@ class Files(Protocol):
     requests: int
     retry_s: float
 
-    def place(self, index: int) -> FilePlace:
+    def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         ...
 
@@ -84,8 +84,8 @@ class RemoteReader:
         with self._lock:
             if self._closing is not None:
                 return
-            reads = [_Read(index) for index in _plain(indices)]
-            self._keep(reads)
+            reads = [_Read(index) for index in _to_ints(indices)]
+            self._put_back(reads)
             self._queue.extend(reads)
         self._wake()
 
@@ -101,7 +101,7 @@ class RemoteReader:
             if self._closing is not None:
                 raise RuntimeError(_CLOSED)
             reads, new = [], []
-            for index in _plain(indices):
+            for index in _to_ints(indices):
                 ahead = self._ahead.get(index)
                 if ahead is None:
                     new.append(_Read(index))
@@ -116,7 +116,7 @@ class RemoteReader:
         except BaseException as error:
             if len(reads) > 1 or not isinstance(error, Exception):
                 with self._lock:
-                    self._keep(reads, first=True)
+                    self._put_back(reads, first=True)
             raise
 
     def close(self) -> None:
@@ -146,18 +146,18 @@ class RemoteReader:
         except RuntimeError:
             return False
 
-    def _keep(self, reads: list[_Read], *, first: bool = False) -> None:
+    def _put_back(self, reads: list[_Read], *, first: bool = False) -> None:
         for read in reversed(reads) if first else reads:
             ahead = self._ahead.setdefault(read.index, deque())
             (ahead.appendleft if first else ahead.append)(read)
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed: close() says so
-            self._loop.call_soon_threadsafe(self._hire)
+            self._loop.call_soon_threadsafe(self._start_tasks)
 
     # What follows runs in the loop's thread.
 
-    def _hire(self) -> None:
+    def _start_tasks(self) -> None:
         free = self._files.requests - len(self._tasks)
         for _ in range(min(free, len(self._queue))):
             task = self._loop.create_task(self._work())
@@ -176,13 +176,13 @@ class RemoteReader:
                 raise
 
     async def _read(self, index: int) -> bytes:
-        path, url, size = self._files.place(index)
-        found = self._storage.path(url) if path is None else path
-        return await persistently(
-            lambda: self._storage.read(found, size), url, self._files.retry_s, self._retried
+        path, url, size = self._files.locate(index)
+        found = self._storage.to_path(url) if path is None else path
+        return await retry(
+            lambda: self._storage.read(found, size), url, self._files.retry_s, self._count_retry
         )
 
-    def _retried(self) -> None:
+    def _count_retry(self) -> None:
         if self._closing is not None:  # a cancellation that came too late for an attempt
             raise asyncio.CancelledError
         self.retries += 1
@@ -204,6 +204,6 @@ class RemoteReader:
             self._closing.give(None)
 
 
-def _plain(indices: Sequence[int]) -> list[int]:
+def _to_ints(indices: Sequence[int]) -> list[int]:
     plain: list[int] = np.asarray(indices, np.int64).tolist()
     return plain

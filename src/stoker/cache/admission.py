@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,31 +20,8 @@ _JUDGED = 64  # so many must have been seen before any is turned away
 _AGAIN = 8  # what chance leaves as it is every other time passes once in 256
 
 
-class Admission(Protocol):
-    """Says which items may enter."""
-
-    def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Tell whether an item may enter.
-
-        Args:
-            cost_ns: what it took to make it.
-            size_bytes: what it takes in the store.
-            free_bytes: what the store has left.
-            left: how many items of an epoch are not in the store.
-        """
-        ...
-
-
-class FirstCome:
-    """Everything enters, until the store is full: right where all items are worth alike."""
-
-    def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Admit."""
-        return True
-
-
 class Worth:
-    """What saves most time per byte enters.
+    """Admits what saves most time per byte. (Without it everything enters until the store is full.)
 
     Of the items seen lately, those of most worth that would fit together, were the ones not in the
     store like them, set the bar. So the bar falls as the store finds room, and rises as it fills.
@@ -57,7 +34,14 @@ class Worth:
         self._since = 0
 
     def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Admit what is above the bar; the first few to learn where it is are not admitted."""
+        """Tell whether an item may enter; the first few, which tell where the bar is, may not.
+
+        Args:
+            cost_ns: what it took to make it.
+            size_bytes: what it takes in the store.
+            free_bytes: what the store has left.
+            left: how many items of an epoch are not in the store.
+        """
         worth = cost_ns / max(1, size_bytes)
         with self._lock:
             self._seen.append((worth, size_bytes))

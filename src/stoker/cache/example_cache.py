@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.cache import codec, inventory, location, store_dir
-from stoker.cache.admission import Admission, FirstCome, RandomCheck, Worth
+from stoker.cache.admission import RandomCheck, Worth
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import HANDLES, Handle
@@ -24,7 +24,7 @@ from stoker.machine import format_bytes
 from stoker.stats import CacheCounts, CacheStats
 
 _FLUSH_S = 5.0
-_ADMIT: dict[str, type[FirstCome] | type[Worth]] = {"first": FirstCome, "worth": Worth}
+_ADMIT = ("first", "worth")
 _ON_DAMAGE = ("rebuild", "refuse")
 
 
@@ -86,14 +86,14 @@ class ExampleCache:
     def _begin(self) -> None:
         self._handle: Handle | None = None
         self._has_no_room = False
-        self._begin_anew()
+        self._begin_admission()
 
-    def _begin_anew(self) -> None:
-        self._admission: Admission = _ADMIT[self._admit]()
+    def _begin_admission(self) -> None:
+        self._worth = Worth() if self._admit == "worth" else None
         self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_handle", "_has_no_room", "_admission", "_random_check")
+        mine = ("_handle", "_has_no_room", "_worth", "_random_check")
         return {name: value for name, value in vars(self).items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ class ExampleCache:
     @property
     def weighs(self) -> bool:
         """Whether it matters what an item costs."""
-        return self._admit != "first"
+        return self._worth is not None
 
     def refuse(self) -> None:
         """Count an item that is not offered, for nothing enters."""
@@ -223,9 +223,9 @@ class ExampleCache:
         size = sum(map(len, record))
         free = store.limit_bytes - int(store.counters.head[USED_BYTES])
         left = self._examples - int(store.counters.head[ITEMS])
-        if not self._admission.admits(cost_ns, size, free, max(1, left)) or not handle.writer.offer(
-            StoredItem(key, record, size, self._user, file)
-        ):
+        admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
+        item = StoredItem(key, record, size, self._user, file)
+        if not admits or not handle.writer.offer(item):
             return store.counters.add(self._user, refused=1, refused_bytes=size)
         # Counted as admitted now, and taken back if it does not fit after all.
         store.counters.add(self._user, admitted=1, admitted_bytes=size)
@@ -267,7 +267,7 @@ class ExampleCache:
             return None
         with HANDLES.lock:
             if self._handle is None or not self._handle.is_alive:
-                self._begin_anew()  # locks of what was forked may be held
+                self._begin_admission()  # locks of what was forked may be held
                 self._handle = HANDLES.get(self.folder, self._join_or_make)
                 self._has_no_room = self._handle is None
                 if self._handle is not None:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import psutil
 import xxhash
 
 from stoker.cache.fingerprint import Fingerprint
@@ -37,8 +36,8 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
         if not module.startswith(_OWN) or not name or "<" in name:
             own = None
     if version is None:
-        return None if own is None else _joined(["chain", own, *names])
-    return _joined(["version", version, known or f"{source.name} of {len(source)}", *names])
+        return None if own is None else "\0".join(["chain", own, *names])
+    return "\0".join(["version", version, known or f"{source.name} of {len(source)}", *names])
 
 
 def private_identity(what: str) -> str:
@@ -50,9 +49,11 @@ def private_identity(what: str) -> str:
     _count += 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks.isdigit() and int(ranks) > 1:
+        import psutil
+
         launcher = psutil.Process(os.getppid())
-        return _joined(["job", str(launcher.pid), str(launcher.create_time()), str(_count), what])
-    return _joined(["own", secrets.token_hex(16)])
+        return "\0".join(["job", str(launcher.pid), str(launcher.create_time()), str(_count), what])
+    return "\0".join(["own", secrets.token_hex(16)])
 
 
 def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
@@ -71,7 +72,3 @@ def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
 def digest(identity: str) -> bytes:
     """Return 16 bytes for an identity."""
     return xxhash.xxh3_128_digest(identity.encode("utf-8", "surrogateescape"))
-
-
-def _joined(parts: list[str]) -> str:
-    return "\0".join(parts)

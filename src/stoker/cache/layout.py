@@ -24,7 +24,7 @@ _ENTRY = struct.Struct("<QQq")  # number, checksum, pack; an item of its own fol
 _NO_PACK = -1
 _SPAN = struct.Struct("<QQ")  # start and length within a pack
 _PACK_KEY = struct.Struct(">cQ")
-_TOTALS = struct.Struct("<QQQ")
+_TOTALS = struct.Struct("<QQQ")  # items, packs, bytes of the items
 _TOTALS_KEY = b"c"
 
 
@@ -43,14 +43,6 @@ class StoredItem(NamedTuple):
     """A local file that need not be in the page cache as well, once this is in the store."""
 
 
-class Totals(NamedTuple):
-    """What is in a table."""
-
-    items: int
-    packs: int
-    payload_bytes: int
-
-
 def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | None:
     """Return an item's number, checksum and record; None where it is not there.
 
@@ -67,8 +59,8 @@ def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | Non
     return number, checksum, None if content is None else content[start : start + length]
 
 
-def put_items(txn: Any, items: Iterable[StoredItem]) -> Totals:
-    """Write items whose keys are not there yet, and return what there is then."""
+def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
+    """Write items whose keys are not there yet; return how many there are then, and their bytes."""
     count, packs, payload_bytes = _read_totals(txn)
     for group in _group(items):
         if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
@@ -79,7 +71,7 @@ def put_items(txn: Any, items: Iterable[StoredItem]) -> Totals:
         count += len(group)
         payload_bytes += sum(item.size_bytes for item in group)
     txn.put(_TOTALS_KEY, _TOTALS.pack(count, packs, payload_bytes))
-    return Totals(count, packs, payload_bytes)
+    return count, payload_bytes
 
 
 def list_keys(txn: Any) -> list[bytes]:
@@ -93,7 +85,7 @@ def find_disorder(txn: Any, limit_bytes: int) -> str:
 
     Raises struct.error or LMDB's errors where it cannot be read. It may crash the process.
     """
-    items, entries = _read_totals(txn).items, txn.stat()["entries"]
+    (items, _, _), entries = _read_totals(txn), txn.stat()["entries"]
     numbers = bytearray(min(items, entries))
     pack_bytes: dict[int, int] = {}
     last, count = b"", 0
@@ -121,8 +113,8 @@ def find_disorder(txn: Any, limit_bytes: int) -> str:
     return ""
 
 
-def _read_totals(txn: Any) -> Totals:
-    return Totals(*_TOTALS.unpack(txn.get(_TOTALS_KEY) or bytes(_TOTALS.size)))
+def _read_totals(txn: Any) -> tuple[int, int, int]:
+    return _TOTALS.unpack(txn.get(_TOTALS_KEY) or bytes(_TOTALS.size))
 
 
 def _group(items: Iterable[StoredItem]) -> list[list[StoredItem]]:

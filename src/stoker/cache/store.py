@@ -287,9 +287,9 @@ class Store:
             new = {item.key: item for item in items if txn.get(item.key) is None}
             if not new:
                 return new
-            totals = put_items(txn, new.values())
+            items_now, payload_bytes = put_items(txn, new.values())
         head = self.counters.head
-        head[ITEMS], head[PAYLOAD_BYTES] = totals.items, totals.payload_bytes
+        head[ITEMS], head[PAYLOAD_BYTES] = items_now, payload_bytes
         return new
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class StoreDir:
     def leave(self) -> None:
         """End the hold; the last user removes a temporary store and closes a kept one."""
         try:
-            if _lock_alone(self._users) and self._folder.is_current():
+            if _try_lock(self._users, fcntl.LOCK_EX) and self._folder.is_current():
                 if self.about.temporary:
                     with contextlib.suppress(CacheError):  # somebody has put more into it
                         _remove(self._folder)
@@ -161,7 +161,7 @@ def sweep(parent: CacheFolder) -> None:
 def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
     """Take hold of a store that is there; None if that has to be tried again."""
     path = folder.path
-    alone = _lock_alone(users)
+    alone = _try_lock(users, fcntl.LOCK_EX)
     if not alone:
         _wait_for_lock(users, path)
     if not folder.is_current() or (not alone and integrity.LEFT in folder.list_names()):
@@ -216,7 +216,7 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
         except FileNotFoundError:  # who sweeps took it for left over
             return None
         undo.callback(os.close, users)
-        if not _lock_shared(users) or not folder.has_open_file(_USERS, users):
+        if not _try_lock(users, fcntl.LOCK_SH) or not folder.has_open_file(_USERS, users):
             return None  # so did somebody here
         Store.create(folder.inside, limit_bytes)
         about = About(FORMAT, describes, limit_bytes, temporary, time.time(), integrity.boot_id())
@@ -282,22 +282,13 @@ def _locked(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
     """Try to lock a folder exclusively; tell whether that worked, and it is still there."""
     users = folder.open_file(_USERS, flags)
     try:
-        yield _lock_alone(users) and folder.is_current()
+        yield _try_lock(users, fcntl.LOCK_EX) and folder.is_current()
     finally:
         os.close(users)
 
 
-def _lock_alone(users: int) -> bool:
-    """Try to lock exclusively; if others hold it, a lock that was held before may be lost."""
-    return _try_lock(users, fcntl.LOCK_EX)
-
-
-def _lock_shared(users: int) -> bool:
-    """Try to lock together with others."""
-    return _try_lock(users, fcntl.LOCK_SH)
-
-
 def _try_lock(users: int, kind: int) -> bool:
+    """Lock exclusively or shared; if others hold it, a lock that was held before may be lost."""
     try:
         fcntl.flock(users, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -308,7 +299,7 @@ def _try_lock(users: int, kind: int) -> bool:
 def _wait_for_lock(users: int, folder: str) -> None:
     """Lock together with others, as soon as nobody is alone."""
     deadline = time.monotonic() + _PATIENCE_S
-    while not _lock_shared(users):
+    while not _try_lock(users, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
             raise CacheError(
                 f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import secrets
@@ -295,8 +296,15 @@ class ExampleCache:
         if self.in_memory:
             location.make_memory_folder()
         inventory.sweep(folder)
+        join = functools.partial(
+            store_dir.join,
+            folder,
+            describes=self.describes,
+            temporary=self.temporary,
+            on_damage=self._on_damage,
+        )
         try:
-            found = self._join(None)
+            found = join(limit_bytes=None)
             if found is not None:
                 return found
             limit_bytes = location.resolve_limit(self.limit, folder, in_memory=self.in_memory)
@@ -307,18 +315,9 @@ class ExampleCache:
                 )
                 return None
             self._has_compared_size = True
-            return self._join(limit_bytes)
+            return join(limit_bytes=limit_bytes)
         except OSError as error:
             raise CacheError(f"the cache cannot be made: {error}") from error
-
-    def _join(self, limit_bytes: int | None) -> store_dir.StoreDir | None:
-        return store_dir.join(
-            self.folder,
-            limit_bytes=limit_bytes,
-            describes=self.describes,
-            temporary=self.temporary,
-            on_damage=self._on_damage,
-        )
 
 
 def _decode(record: memoryview) -> tuple[Any, int]:

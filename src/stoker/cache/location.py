@@ -121,21 +121,18 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
     disk = _nearest_existing(folder)
     usage = shutil.disk_usage(disk)
     free = int(usage.free - _KEPT_FREE * usage.total)
-    room = free
-    if in_memory:
-        memory = machine.usable_memory_bytes()
-        room = min(free, int(memory * (1 - _KEPT_FREE)))
+    whole = machine.usable_memory_bytes() if in_memory else usage.free
+    room = min(free, int(whole * (1 - _KEPT_FREE))) if in_memory else free
     if limit == "auto":
         size = int(room * (_AUTO_MEMORY if in_memory else _AUTO_DISK))
-        if in_memory and free < memory * _AUTO_MEMORY:
+        if in_memory and free < whole * _AUTO_MEMORY:
             size = free
             _warn_small(f"of {format_bytes(max(0, size))}", usage.total, disk)
     else:
-        of = memory if in_memory else usage.free
-        size = int(limit * of) if isinstance(limit, float) else int(limit)
+        size = int(limit * whole) if isinstance(limit, float) else int(limit)
         if size > room:
             got, asked = format_bytes(max(0, room)), format_bytes(size)
-            if in_memory and free < memory:
+            if in_memory and free < whole:
                 _warn_small(f"of {got}, not {asked}", usage.total, disk)
             else:
                 what = "memory" if in_memory else f"room on {disk}"

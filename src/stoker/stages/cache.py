@@ -129,8 +129,10 @@ class CacheStage:
         """
         if not self.cache.takes:
             return self.cache.refuse()
-        now = self._missing(source, miss.index).fingerprint
-        if miss.fingerprint is None or now != miss.fingerprint:
+        if (
+            miss.fingerprint is None
+            or self._missing(source, miss.index).fingerprint != miss.fingerprint
+        ):
             return self.cache.refuse()  # it changed while it was read
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"

@@ -562,13 +562,13 @@ def test_what_may_number_files_anew_is_told_by_the_system() -> None:
         ((8, 17), True),
         ((0, 53), True),
     ):
-        assert fingerprint.numbers_anew(os.makedev(*device), mounts) is expected
-    assert fingerprint.numbers_anew(os.makedev(0, 99), mounts) is False  # a part of a file system
-    assert fingerprint.numbers_anew(os.makedev(8, 2), "") is False
+        assert fingerprint.can_renumber(os.makedev(*device), mounts) is expected
+    assert fingerprint.can_renumber(os.makedev(0, 99), mounts) is False  # a part of a file system
+    assert fingerprint.can_renumber(os.makedev(8, 2), "") is False
 
 
 def told(**info: Any) -> int:
-    (_, (version,)) = storage._told([{"size": 1, **info}])
+    (_, (version,)) = storage._read_infos([{"size": 1, **info}])
     return version
 
 

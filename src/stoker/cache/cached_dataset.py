@@ -38,7 +38,7 @@ def cached(
     """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
 
     What ``dataset[i]`` returns is kept, for all workers and epochs, until the limit is reached; it
-    must be the same every time (random augmentation goes behind it: into ``collate_fn``, or a
+    must be the same every time (random augmentation comes after it: in ``collate_fn``, or a
     pipeline). Attributes are read from, and set on, the dataset itself.
 
     Args:

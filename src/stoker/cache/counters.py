@@ -1,7 +1,7 @@
 """Counts that all processes of a store see: one memory-mapped file, a row for each process.
 
-Every row has one writer. Who uses a store (a pipeline, a wrapped dataset, with their workers) has
-an identity of its own, so that its rows can be told from those of others.
+Every row has one writer. Each user of a store (a pipeline or a wrapped dataset, with its workers)
+has an identity of its own, so that its rows can be told from those of others.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
-    """Have a file take its room: who writes into a map of a file with holes dies on a full disk."""
+    """Reserve a file's blocks: on a full disk, writing into the map of a sparse file is fatal."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size_bytes)
     else:

@@ -1,7 +1,7 @@
-"""A folder held open: what is in it is reached by no link, and never waited for.
+"""A folder held open: files in it are opened without following links, and without blocking.
 
-Who may write where a folder lies can put another in its place, or a link, at any moment. So a
-folder is opened once, looked at, and used by its descriptor from then on.
+Anybody who may write to the parent folder can replace a folder by another or by a link, at any
+moment. So a folder is opened once, checked, and used by its descriptor from then on.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Handle:
         """Note what is not as it was written. Raises CacheError where that is refused."""
         head = self.store.counters.head
         is_known = bool(head[DAMAGED])
-        head[DAMAGED] = 1  # whoever is alone with it next makes it anew
+        head[DAMAGED] = 1  # the next user that is alone with it makes it anew
         self.store.counters.add(user, damaged=1)
         folder = self.store_dir.folder
         text = f"the cache in {folder} is damaged: {what}"

@@ -22,9 +22,9 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
     Args:
         source: the source.
         maps: what is done to an example before it is cached.
-        version: what the user says; who says it vouches for functions and data.
+        version: what the user says, which stands for functions and data.
 
-    None where nobody can tell: functions that are not stoker's own may change, and a dataset
+    None where it cannot be known: functions that are not stoker's own may change, and a dataset
     object says nothing about its data.
     """
     known = own = source.identity()

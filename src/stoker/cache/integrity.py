@@ -1,8 +1,8 @@
 """What a store says about itself, and whether its files are as they were left.
 
-Of a store that nobody uses nothing is trusted before it is looked at. Where its items were written
-to by others than its users, its table is read through, in a process of its own (this module, run
-as a program): damage may crash who reads.
+The first user of a store trusts nothing in it before it is checked. Where others than its users
+have written to its items, the whole table is read, in a process of its own (this module, run as a
+program): damage may crash the reader.
 """
 
 from __future__ import annotations

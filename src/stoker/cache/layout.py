@@ -3,7 +3,7 @@
 One table, three kinds of keys. 16 bytes: an item, with its number, its checksum and its record, or
 where that is; ``p`` and a number: a pack, which small items share, since LMDB gives whole pages to
 what is more than half a page; ``c``: the totals. Nothing is ever deleted, and nothing but the
-totals is replaced. (Tables with names would be opened in a transaction that waits for who writes.)
+totals is replaced. (Named tables would have to be opened in a transaction that waits for writers.)
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class ForkGate:
         return door
 
     def shut(self) -> None:
-        """Let nobody in any more, and wait until all are out."""
+        """Keep all threads out, and wait until those inside have left."""
         self._lock.acquire()
         for door in self._doors.values():
             door.acquire()
@@ -110,7 +110,7 @@ class Store:
     Any thread may use it. While the process forks, readers and writers wait.
 
     Args:
-        folder: where it is; whoever makes it must have called ``create``.
+        folder: where it is, made by ``create``.
         limit_bytes: its budget, as it was made with.
         in_memory: whether it is; threads then read in turns, which is faster than to compete for
             the interpreter. From a disk they read together.
@@ -205,7 +205,7 @@ class Store:
             except self._lmdb.ReadersFullError:
                 env.reader_check()
             except self._lmdb.Error:
-                pass  # who asks for them will learn of it
+                pass  # reading them reports it
         return [False] * len(keys)
 
     def keys(self) -> list[bytes]:
@@ -256,10 +256,10 @@ class Store:
     def _add_locked(self, items: Sequence[StoredItem]) -> Added:
         head = self.counters.head
         env = self._environment()
-        env.reader_check()  # who was killed while reading keeps pages from being used again
+        env.reader_check()  # readers that were killed keep pages from being used again
         added = _sum_up(self._add_batch(env, batch) for batch in _split(items))
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
-        head[DATA_NS] = changed_ns(self.folder)  # if it is another, somebody else was here
+        head[DATA_NS] = changed_ns(self.folder)  # another time tells that others have written
         return added
 
     def _add_batch(self, env: Any, items: list[StoredItem]) -> Added:

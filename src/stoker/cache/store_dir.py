@@ -1,9 +1,9 @@
 """A store's folder: made as a whole, shared by its users, removed with the last of them.
 
 Every user holds a shared lock on the folder's file ``users``, which the kernel frees with its
-process. Who gets the lock exclusively is alone, and may check, mend or remove the store. A folder
+process. A user that gets the lock exclusively is alone, and may check or remove the store. A folder
 is renamed to its path only when it is complete and locked, and away from it before it is removed.
-What killed processes leave of either is removed by who gets its lock next.
+What killed processes leave of either is removed by the next process that gets its lock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StoreDir:
         try:
             if _try_lock(self._users, fcntl.LOCK_EX) and self._folder.is_current():
                 if self.about.temporary:
-                    with contextlib.suppress(CacheError):  # somebody has put more into it
+                    with contextlib.suppress(CacheError):  # it holds other files, too
                         _remove(self._folder)
                 else:
                     self._finish()
@@ -99,7 +99,7 @@ def join(
                 if not location.is_in_memory(path):
                     location.remember(path)
                 return made
-            continue  # somebody else was first
+            continue  # another process was first
         with contextlib.ExitStack() as undo:
             undo.callback(folder.close)
             try:
@@ -148,7 +148,7 @@ def remove_unused(folder: CacheFolder) -> bool:
 
 
 def sweep(parent: CacheFolder) -> None:
-    """Remove what is half made or half removed in a folder, if nobody is at it any more."""
+    """Remove what is half made or half removed in a folder, if no process holds it."""
     for name in filter(_LEFT_OVER.fullmatch, parent.list_names()):
         with contextlib.suppress(CacheError, OSError), CacheFolder(name, parent) as folder:
             folder.check_owner(alone=True)
@@ -165,7 +165,7 @@ def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
     if not alone:
         _wait_for_lock(users, path)
     if not folder.is_current() or (not alone and integrity.LEFT in folder.list_names()):
-        return None  # it was removed, or its last user has just left: somebody has to be first
+        return None  # removed, or its last user has just left: try to be alone
     about = About.read(folder)
     if alone:
         if about is not None and about.temporary:
@@ -191,7 +191,7 @@ def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
 
 
 def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> StoreDir | None:
-    """Make a store; None when somebody else was faster."""
+    """Make a store; None when another process was faster."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as found:
@@ -213,11 +213,11 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
                     "one (ext4, xfs, btrfs, tmpfs)"
                 )
             users = folder.open_file(_USERS, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:  # who sweeps took it for left over
+        except FileNotFoundError:  # another process swept it
             return None
         undo.callback(os.close, users)
         if not _try_lock(users, fcntl.LOCK_SH) or not folder.has_open_file(_USERS, users):
-            return None  # so did somebody here
+            return None  # swept, too
         Store.create(folder.inside, limit_bytes)
         about = About(FORMAT, describes, limit_bytes, temporary, time.time(), integrity.boot_id())
         about.write(folder)
@@ -297,7 +297,7 @@ def _try_lock(users: int, kind: int) -> bool:
 
 
 def _wait_for_lock(users: int, folder: str) -> None:
-    """Lock together with others, as soon as nobody is alone."""
+    """Lock together with others, as soon as no process is alone."""
     deadline = time.monotonic() + _PATIENCE_S
     while not _try_lock(users, fcntl.LOCK_SH):
         if time.monotonic() > deadline:

@@ -22,7 +22,7 @@ _BUSY_S = 0.002
 
 
 class Writer:
-    """Writes items into a store, several in a commit. Whoever offers them never waits.
+    """Writes items into a store, several in a commit. ``offer`` never waits.
 
     Args:
         store: the store.
@@ -131,7 +131,7 @@ class Writer:
                 return self._free_pages(batch)
 
     def _free_pages(self, batch: list[StoredItem]) -> None:
-        """Have the page cache drop the files of what is in the store, whoever has put it there."""
+        """Drop from the page cache the files of what is in the store by now, whoever wrote it."""
         of_files = [item for item in batch if item.file is not None]
         if not of_files or not hasattr(os, "posix_fadvise"):
             return

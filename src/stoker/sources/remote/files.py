@@ -265,9 +265,9 @@ def _find_protocol(files: Sequence[str]) -> str:
 
 
 def _find_pattern(url: str) -> int | None:
-    """Return where in a URL, counted from behind ``://``, a pattern begins."""
+    """Return where in a URL, counted from after ``://``, a pattern begins."""
     protocol, _, rest = url.partition("://")
     web = protocol.lower() in ("http", "https")
-    start = rest.find("/") + 1 if web else 0  # behind the host, which may be [::1]
+    start = rest.find("/") + 1 if web else 0  # after the host, which may be [::1]
     found = re.compile(r"[*\[]" if web else r"[*?\[]").search(rest, start)
     return found.start() if found else None

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class OneShot(Generic[T]):
-    """A value or an error that is given once; an interrupted wait does not block who gives it.
+    """A value or an error that is given once; an interrupted wait does not block the giver.
 
     ``concurrent.futures.Future`` has a ``threading.Condition``, which is entered by a function in
-    Python. If Ctrl-C comes right after it, the lock stays held, and who completes the future (here
-    the event loop that reads all remote files) waits for ever.
+    Python. If Ctrl-C comes right after it, the lock stays held, and the thread that completes the
+    future (here the event loop that reads all remote files) waits for ever.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class OneShot(Generic[T]):
     def wait(self, timeout_s: float = -1) -> T:
         """Return the value, at once if it was given before; raise the error, or TimeoutError."""
         if self._outcome is None and self._given.acquire(timeout=timeout_s):
-            self._given.release()  # somebody else may wait, too
+            self._given.release()  # others may wait, too
         if self._outcome is None:
             raise TimeoutError
         value, error = self._outcome

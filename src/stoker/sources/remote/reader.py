@@ -77,7 +77,7 @@ class RemoteReader:
         self._loop = storage.loop
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Begin to read these files, behind what was expected before; each is for one ``fetch``.
+        """Begin to read these files, after what was expected before; each is for one ``fetch``.
 
         Returns at once. Does nothing once closed.
         """
@@ -120,7 +120,7 @@ class RemoteReader:
             raise
 
     def close(self) -> None:
-        """Give up all reads and connections; who waits for one gets a RuntimeError.
+        """Give up all reads and connections; waiting calls get a RuntimeError.
 
         May be called by any thread, by finalisers, and again. Waits for the end of what was under
         way, but never long: nothing in it waits for a server.

@@ -20,7 +20,7 @@ _LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
 UNKNOWN = -1
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
 _TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
-_WEAK = ("mtime", "ino")  # who writes may set this time back: alone it says nothing
+_WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothing
 
 
 class Entries(NamedTuple):

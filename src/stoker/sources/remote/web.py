@@ -129,7 +129,7 @@ async def _read_body(answer: Any, url: str) -> bytes:
 
 
 def _check_tells_length(answer: Any) -> None:
-    """Refuse an answer of which nobody can tell whether it is whole."""
+    """Refuse an answer that does not tell its length: it may be cut short."""
     chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
     if answer.content_length is None and not chunked:
         raise UnusableError("the answer does not tell its length")

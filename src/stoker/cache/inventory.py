@@ -30,7 +30,7 @@ from stoker.stats import CacheCounts
 _STATES = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
 
 
-class Summary(NamedTuple):
+class StoreSummary(NamedTuple):
     """What a store says about itself."""
 
     about: About
@@ -68,14 +68,16 @@ def is_in_use(path: str) -> bool:
         return folder is not None and store_dir.is_in_use(folder)
 
 
-def read_summary(path: str) -> Summary | None:
+def read_summary(path: str) -> StoreSummary | None:
     """Return what a store says; None where there is none, or it does not say so."""
     with store_dir.opened(path) as folder:
         about = None if folder is None else About.read(folder)
         if folder is None or about is None:
             return None
         try:
-            return Summary(about, *read_counts(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1)))
+            return StoreSummary(
+                about, *read_counts(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
+            )
         except (OSError, ValueError):
             return None
 

@@ -257,29 +257,32 @@ class Store:
         head = self.counters.head
         env = self._environment()
         env.reader_check()  # readers that were killed keep pages from being used again
-        added = _sum_up(self._add_batch(env, batch) for batch in _split(items))
+        entered: dict[bytes, StoredItem] = {}
+        for batch in _split(items):
+            entered |= self._add_batch(env, batch)
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         head[DATA_NS] = changed_ns(self.folder)  # another time tells that others have written
-        return added
+        size = sum(item.size_bytes for item in entered.values())
+        refused = [item for item in items if entered.get(item.key) is not item]
+        return Added(len(entered), size, refused)
 
-    def _add_batch(self, env: Any, items: list[StoredItem]) -> Added:
+    def _add_batch(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
+        """Let items in, in one transaction if they all fit; return those that entered, by key."""
         head = self.counters.head
         if head[FULL]:
-            return Added(0, 0, items)
+            return {}
         try:
-            entered = self._commit(env, items)
+            return self._commit(env, items)
         except self._lmdb.MapFullError:
             if len(items) > 1:  # as many as fit, one by one
-                return _sum_up(self._add_batch(env, [item]) for item in items)
-            # Something large may be left over while there is room for others.
-            mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
-            free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
-            if items[0].size_bytes <= 2 * mean or free < PACK_BYTES:
-                head[FULL] = 1
-            return Added(0, 0, items)
-        size = sum(item.size_bytes for item in entered.values())
-        there = [item for item in items if entered.get(item.key) is not item]
-        return Added(len(entered), size, there)
+                each = [self._add_batch(env, [item]) for item in items]
+                return {key: item for entered in each for key, item in entered.items()}
+        # Something large may be left over while there is room for others.
+        mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
+        free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
+        if items[0].size_bytes <= 2 * mean or free < PACK_BYTES:
+            head[FULL] = 1
+        return {}
 
     def _commit(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
         """Write what is new of some items, in one transaction; return it."""
@@ -364,15 +367,6 @@ def _open_environment(folder: str, limit_bytes: int) -> Any:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _sum_up(each: Iterator[Added]) -> Added:
-    items, size_bytes, refused = 0, 0, []
-    for added in each:
-        items += added.items
-        size_bytes += added.size_bytes
-        refused += added.refused
-    return Added(items, size_bytes, refused)
 
 
 def _split(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:

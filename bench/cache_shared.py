@@ -49,7 +49,7 @@ from harness import Report, parser, report
 from throttled import write_files
 
 import stoker
-from stoker.cache import store_dir
+from stoker.cache import inventory
 
 FILE_BYTES = 100 << 10
 JOBS = 4
@@ -158,9 +158,9 @@ def _jobs(home: str, total: int) -> tuple[list[dict[str, Any]], int]:
                 assert process.stdout is not None
                 answers.append(json.loads(process.stdout.readline()))
         blocks = 0
-        for folder in store_dir.all_stores():
-            told = store_dir.told_by(folder)
-            if told is not None and home in told[0].describes:
+        for folder in inventory.find_stores():
+            summary = inventory.read_summary(folder)
+            if summary is not None and home in summary.about.describes:
                 blocks += sum(os.stat(file).st_blocks * 512 for file in Path(folder).iterdir())
         return answers, blocks
     finally:

@@ -59,9 +59,9 @@ import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
-from stoker.cache import codec, store_dir
+from stoker.cache import codec, location, store_dir
 from stoker.cache.handles import Handle
-from stoker.cache.store import StoredItem
+from stoker.cache.layout import StoredItem
 from stoker.sources.folder import LabeledImage
 
 ITEM_BYTES = 110_000 // 8 * 8
@@ -76,12 +76,10 @@ def summed(data: Any) -> int:
 @contextmanager
 def opened(limit_bytes: int) -> Iterator[Handle]:
     """Make a store in memory."""
-    folder = f"{store_dir.made_memory_folder()}/bench-{secrets.token_hex(4)}"
-    found = store_dir.joined(
+    folder = f"{location.make_memory_folder()}/bench-{secrets.token_hex(4)}"
+    found = store_dir.join(
         folder, limit_bytes=limit_bytes, describes="bench", temporary=True, on_damage="rebuild"
     )
-    assert found is not None
-    assert found is not None
     assert found is not None
     handle = Handle(found)
     try:
@@ -99,7 +97,7 @@ def reading(made: Report, count: int, rounds: int) -> None:
     shuffled = rng.permutation(count)
     order = [keys[i] for i in shuffled]
     chunks = [order[i : i + 16] for i in range(0, count, 16)]
-    memory = "/dev/shm" if store_dir.memory_folder().startswith("/dev/shm") else None
+    memory = "/dev/shm" if location.memory_folder().startswith("/dev/shm") else None
     with (
         opened(limit) as handle,
         opened(limit) as nested,
@@ -112,7 +110,7 @@ def reading(made: Report, count: int, rounds: int) -> None:
                 for key, item in batch:
                     txn.put(key, item)
             for store, value in ((handle.store, bytes), (nested.store, _labelled)):
-                records = [(key, codec.encoded(value(item))) for key, item in batch]
+                records = [(key, codec.encode(value(item))) for key, item in batch]
                 store.add([StoredItem(k, r, sum(map(len, r)), (1, 1)) for k, r in records])
 
         def bare_loop() -> float:
@@ -140,21 +138,21 @@ def reading(made: Report, count: int, rounds: int) -> None:
         def several(these: Sequence[Sequence[bytes]]) -> float:
             began = time.perf_counter()
             for chunk in these:
-                for value in handle.store.get_many(chunk, codec.decoded, _fail):
+                for value in handle.store.get_many(chunk, codec.decode, _fail):
                     summed(value)
             return count / (time.perf_counter() - began)
 
         def labelled() -> float:
             began = time.perf_counter()
             for chunk in chunks:
-                values: list[Any] = nested.store.get_many(chunk, codec.decoded, _fail)
+                values: list[Any] = nested.store.get_many(chunk, codec.decode, _fail)
                 for value in values:
                     summed(value.image)
             return count / (time.perf_counter() - began)
 
         def one_by_one() -> float:
             began = time.perf_counter()
-            for value in handle.store.each(order, codec.decoded, _fail):
+            for value in handle.store.iterate(order, codec.decode, _fail):
                 summed(value)
             return count / (time.perf_counter() - began)
 

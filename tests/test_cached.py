@@ -468,6 +468,34 @@ def test_what_a_signal_handler_raises_while_an_item_is_read_again_passes() -> No
         signal.signal(signal.SIGUSR1, before)
 
 
+class Logged(Numbers):
+    """Items of unlike worth, one in four too large; a file has a line for each reading."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self.log = log
+
+    def __getitem__(self, index: int) -> Any:
+        with self.log.open("a") as file:
+            file.write(f"{index}\n")
+        return np.full(50_000 if index % 4 == 0 else 100, index)
+
+
+def test_workers_of_later_epochs_do_not_check_again(tmp_path: Path) -> None:
+    """Not even where much is never admitted, so that every worker has something to offer."""
+    dataset = stoker.cached(Logged(tmp_path / "log"), "1MiB", admit="worth")
+    forked = {"num_workers": 2, "multiprocessing_context": "fork"}
+    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=len, **forked)
+    extra = []
+    for _ in range(3):
+        collections.deque(loader, maxlen=0)
+        read = len((tmp_path / "log").read_text().splitlines())
+        extra.append(read - dataset.cache_stats().misses)
+    assert extra[0] in (8, 16)  # two workers may begin at the same time
+    assert extra == [extra[0]] * 3
+    assert dataset.cache_stats().hits < 2 * LENGTH  # and there was something to offer
+
+
 class Stamped(Numbers):
     """Items say when they were read."""
 

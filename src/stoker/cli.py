@@ -258,9 +258,9 @@ def cache_list() -> None:
 
     Example: stoker cache list
     """
-    from stoker.cache.inventory import table
+    from stoker.cache.inventory import print_table
 
-    table()
+    print_table()
 
 
 @caches.command("info")
@@ -273,9 +273,9 @@ def cache_info(
 
     Example: stoker cache info /scratch/cache
     """
-    from stoker.cache.inventory import info
+    from stoker.cache.inventory import print_info
 
-    _ending(lambda: info(which))
+    _ending(lambda: print_info(which))
 
 
 @caches.command("remove")
@@ -288,9 +288,14 @@ def cache_remove(
 
     Example: stoker cache remove /scratch/cache
     """
-    from stoker.cache.inventory import removed
+    from stoker.cache.inventory import remove, resolve_name
 
-    _ending(lambda: typer.echo(f"removed {removed(which)}"))
+    def remove_it() -> None:
+        folder = resolve_name(which)
+        remove(folder)
+        typer.echo(f"removed {folder}")
+
+    _ending(remove_it)
 
 
 def _ending(command: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from analysis.analyses import PRELUDE, analyze, environment, write_files, write_
 from stoker.analysis.porting import code, port
 from stoker.analysis.probe import epochs, takeover
 from stoker.analysis.probe.example import described
-from stoker.cache.codec import encoded
+from stoker.cache.codec import encode
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
@@ -228,7 +228,7 @@ Local: Any = namedtuple("NotFound", "x")  # type: ignore[name-match]
 )
 def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
     with pytest.raises(TypeError):
-        encoded(example())
+        encode(example())
     assert described([example()]) == {}
 
 
@@ -243,7 +243,7 @@ def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
     ],
 )
 def test_what_a_cache_holds_is_equal_to_itself(example: Any) -> None:
-    encoded(example)
+    encode(example)
     found = described([example])
     assert found["example_bytes"] > 0
     assert not found["varies"]

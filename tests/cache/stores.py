@@ -15,7 +15,8 @@ from typing import Any
 
 from stoker.cache import store_dir
 from stoker.cache.counters import ITEMS
-from stoker.cache.store import DATA, Added, Busy, Missing, Store, StoredItem
+from stoker.cache.layout import StoredItem
+from stoker.cache.store import DATA, Added, Busy, Missing, Store
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRELUDE = f"""
@@ -45,7 +46,7 @@ def item(n: int, size: int | None = None) -> StoredItem:
 
 def joined(folder: str, limit: int = LIMIT, **options: Any) -> store_dir.StoreDir:
     arguments = {"temporary": False, "on_damage": "refuse", "describes": "a test", **options}
-    made = store_dir.joined(folder, limit_bytes=limit, **arguments)
+    made = store_dir.join(folder, limit_bytes=limit, **arguments)
     assert made is not None
     return made
 

@@ -389,13 +389,13 @@ def test_what_was_not_expected_comes_first(folder: Path, monkeypatch: pytest.Mon
     fill(folder, [f"c/{i:03}.jpg" for i in range(200)])
     with serving(folder, latency_s=0.05) as server:
         source = RemoteFolderSource(server.url, requests=1)
-        place, begun = source.place, []
+        locate, begun = source.locate, []
 
         def noted(index: int) -> Any:
             begun.append(index)
-            return place(index)
+            return locate(index)
 
-        monkeypatch.setattr(source, "place", noted)
+        monkeypatch.setattr(source, "locate", noted)
         with reading(source) as reader:
             reader.expect(range(150))
             reader.fetch([180, 160, 1])

@@ -1,7 +1,7 @@
-"""A folder held open: what is in it is reached by no link, and never waited for.
+"""A folder held open: files in it are opened without following links, and without blocking.
 
-Who may write where a folder lies can put another in its place, or a link, at any moment. So a
-folder is opened once, looked at, and used by its descriptor from then on.
+Anybody who may write to the parent folder can replace a folder by another or by a link, at any
+moment. So a folder is opened once, checked, and used by its descriptor from then on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CacheFolder:
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor."""
         os.close(self.descriptor)
 
     @property
@@ -65,7 +65,7 @@ class CacheFolder:
         return found.st_uid == os.getuid() and not found.st_mode & barred
 
     def check_owner(self, *, alone: bool) -> None:
-        """Raise CacheError unless it is this user's own, as ``is_own`` has it."""
+        """Raise CacheError unless it is this user's own, as in ``is_own``."""
         if self.is_own(alone=alone):
             return
         if os.fstat(self.descriptor).st_uid == os.getuid():
@@ -77,25 +77,25 @@ class CacheFolder:
         raise CacheError(f"{self.path} is not a folder of this user's alone: somebody else made it")
 
     def is_current(self) -> bool:
-        """Tell whether it is still what its path leads to."""
+        """Tell whether its path still leads to it."""
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return False
         return os.path.samestat(found, os.fstat(self.descriptor))
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of what is in it."""
         return os.listdir(self.descriptor)
 
-    def stat(self, name: str) -> os.stat_result:
-        """Return what the system says of a file in it. Raises OSError for what is no file."""
+    def stat_file(self, name: str) -> os.stat_result:
+        """Return a file's status. Raises OSError for what is no regular file."""
         found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         _refuse_special(found, name)
         return found
 
-    def file(self, name: str, flags: int) -> int:
-        """Open a file in it, and return the descriptor. Raises OSError for what is no file."""
+    def open_file(self, name: str, flags: int) -> int:
+        """Open a file, and return the descriptor. Raises OSError for what is no regular file."""
         opened = os.open(name, flags | _FILE, 0o600, dir_fd=self.descriptor)
         try:
             _refuse_special(os.fstat(opened), name)
@@ -104,27 +104,28 @@ class CacheFolder:
             raise
         return opened
 
-    def read(self, name: str, most_bytes: int) -> bytes:
-        """Return what is in a file, up to so much. Raises OSError."""
-        with os.fdopen(self.file(name, os.O_RDONLY), "rb") as file:
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Return a file's content, up to so much. Raises OSError."""
+        with os.fdopen(self.open_file(name, os.O_RDONLY), "rb") as file:
             return file.read(most_bytes)
 
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file, at once or not at all. Raises OSError."""
+    def replace_file(self, name: str, content: bytes) -> None:
+        """Replace a file, as a whole or not at all. Raises OSError."""
         new = f".{name}.{os.getpid()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
-            with os.fdopen(self.file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            with os.fdopen(self.open_file(new, flags), "wb") as file:
                 file.write(content)
             os.replace(new, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):  # Ctrl-C came behind the replacing
+            with contextlib.suppress(FileNotFoundError):  # Ctrl-C came right after os.replace
                 os.unlink(new, dir_fd=self.descriptor)
             raise
 
-    def holds(self, name: str, opened: int) -> bool:
-        """Tell whether a file that is open is still what its name in it leads to."""
+    def has_open_file(self, name: str, opened: int) -> bool:
+        """Tell whether a name in it still leads to a file that is open."""
         try:
-            return os.path.samestat(self.stat(name), os.fstat(opened))
+            return os.path.samestat(self.stat_file(name), os.fstat(opened))
         except OSError:
             return False
 
@@ -139,7 +140,7 @@ class CacheFolder:
         Args:
             last: the name of what is removed last.
         """
-        for name in sorted(self.names(), key=last.__eq__):
+        for name in sorted(self.list_names(), key=last.__eq__):
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(os.lstat(name, dir_fd=self.descriptor).st_mode):
                     shutil.rmtree(name, ignore_errors=True, dir_fd=self.descriptor)

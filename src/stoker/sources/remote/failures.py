@@ -66,7 +66,7 @@ class NoListingError(ValueError):
 _OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
 
 
-async def persistently(
+async def retry(
     attempt: Callable[[], Awaitable[T]],
     url: str,
     retry_s: float,
@@ -95,12 +95,12 @@ async def persistently(
             now = time.monotonic()
             began = began or now
             left_s = began + retry_s - now
-            status = _status(error)
+            status = _find_status(error)
             if isinstance(error, FileNotFoundError) or status in _GONE:
-                raise FileNotFoundError(errno.ENOENT, _reason(error), url) from error
-            if left_s <= 0 or not _may_pass(error, status):
+                raise FileNotFoundError(errno.ENOENT, _describe(error), url) from error
+            if left_s <= 0 or not _is_passing(error, status):
                 raise RemoteError(
-                    url, _reason(error), status=status, attempts=attempts, elapsed_s=now - began
+                    url, _describe(error), status=status, attempts=attempts, elapsed_s=now - began
                 ) from error
             asked_s = getattr(error, "retry_after_s", 0)
         pause_s = min(2 * pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -111,7 +111,7 @@ async def persistently(
 _jitter = random.Random()  # of its own: users seed the global one
 
 
-def _may_pass(error: Exception, status: int | None) -> bool:
+def _is_passing(error: Exception, status: int | None) -> bool:
     if status is not None:
         return status in _PASSING or (status >= 500 and status != _NOT_IMPLEMENTED)
     name = getattr(error, "os_error", error)
@@ -122,7 +122,7 @@ def _may_pass(error: Exception, status: int | None) -> bool:
     return not (isinstance(error, _LASTING) or _LASTING_NAMES.search(type(error).__name__))
 
 
-def _status(error: Exception) -> int | None:
+def _find_status(error: Exception) -> int | None:
     """Return the HTTP status that an error tells of, as the storage libraries do it."""
     for attribute in ("status", "status_code", "code"):
         value = getattr(error, attribute, None)
@@ -137,7 +137,7 @@ def _status(error: Exception) -> int | None:
     return None
 
 
-def _reason(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, _OWN):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
-from stoker.analysis.porting import code, port
+from stoker.analysis.porting import find_port, write_port
 from stoker.analysis.probe import epochs, takeover
 from stoker.analysis.probe.example import described
 from stoker.cache.codec import encoded
@@ -108,13 +108,13 @@ def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -
         "collates": False,
         "cuda": False,
     } | more
-    found = port({"place": (str(script), number), "batch_size": 8}, described)
+    found = find_port({"place": (str(script), number), "batch_size": 8}, described)
     assert found is not None
     assert (found.name, found.dataset) == (name, dataset)
     names: dict[str, Any] = {"joined": joined}
     exec(PRELUDE.replace("__file__", repr(str(script))), names)
     names["dataset"] = names["Sleepy"](0.0, 20)
-    exec(code(found, 0, "1 MiB"), names)
+    exec(write_port(found, 0, "1 MiB"), names)
     loader = torch.utils.data.DataLoader(
         names["dataset"],
         8,
@@ -146,9 +146,9 @@ def test_what_a_pipeline_does_not_do_is_not_ported(more: dict[str, Any]) -> None
         "collates": False,
         "cuda": True,
     }
-    assert port({"batch_size": 8}, described) is not None
-    assert port({"batch_size": 8}, described | more) is None
-    assert port({"batch_size": None}, described) is None
+    assert find_port({"batch_size": 8}, described) is not None
+    assert find_port({"batch_size": 8}, described | more) is None
+    assert find_port({"batch_size": None}, described) is None
 
 
 def test_shuffled_parts_of_ranks_are_ported() -> None:
@@ -161,9 +161,9 @@ def test_shuffled_parts_of_ranks_are_ported() -> None:
         "collates": False,
         "cuda": True,
     }
-    found = port({"batch_size": 8}, described)
+    found = find_port({"batch_size": 8}, described)
     assert found is not None
-    lines = [line.strip() for line in code(found, 4, "1 GiB").splitlines()]
+    lines = [line.strip() for line in write_port(found, 4, "1 GiB").splitlines()]
     assert lines[3:8] == [
         "stoker.from_dataset(dataset)",
         ".shuffle()",
@@ -272,7 +272,7 @@ def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
     loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
     drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
     found = drains.describe(None) | drains.look()
-    assert (port({"batch_size": 4}, found) is not None) == ported
+    assert (find_port({"batch_size": 4}, found) is not None) == ported
 
 
 class InWorkers(torch.utils.data.Dataset[Any]):

@@ -1,7 +1,7 @@
-"""Questions to an analysis: how fast would it be with other hardware, a cache, an echo, more jobs?
+"""What if: how fast would a job be with other hardware, a cache, an echo, more jobs?
 
-``ask`` answers one ``Change``: before, after, what it would take for storage and preparation to be
-no limit any more, and speed as a curve over each quantity that was asked about.
+``answer`` takes one ``Change`` and tells before, after, what it would take for storage and
+preparation to be no limit any more, and speed as a curve over each quantity that was asked about.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stoker.analysis.formulas import page_cache_misses
 from stoker.analysis.model import (
-    INFINITE,
+    MOST_CORES,
+    NOTHING,
     Change,
     Measured,
     Prediction,
-    cache_rate,
     cached_fraction,
-    miss_seconds,
-    page_cache_misses,
+    dataset_bytes,
+    find_cache_needed,
+    find_cores_needed,
     predict,
     predict_with_page_cache,
-    smallest_cache,
-    storage_rate,
 )
-
-MOST_CORES = 1024
-"""More cores than that are not looked for."""
 
 
 @dataclass(frozen=True)
@@ -97,69 +94,38 @@ class Answer:
     curves: tuple[Curve, ...]
 
 
-def ask(job: Measured, change: Change) -> Answer:
+def answer(job: Measured, change: Change) -> Answer:
     """Answer what ``change`` would bring. Raises ValueError where the analysis cannot."""
-    ways = {"as it is": Change()}
+    ways = {"as it is": NOTHING}
     if change.jobs > 1:
         ways[f"{change.jobs} jobs, each on its own"] = replace(change, sharing=False)
         ways[f"{change.jobs} jobs that share"] = replace(change, sharing=True)
-    elif change != Change():
+    elif change != NOTHING:
         ways["then"] = change
-    outcomes = tuple(outcome(job, way, name) for name, way in ways.items())
+    outcomes = tuple(_predict_outcome(job, way, name) for name, way in ways.items())
     return Answer(
         change=change,
         outcomes=outcomes,
-        caches=_caches(job, change) if change.cache_bytes is not None else None,
-        curves=tuple(_curve(job, change, name) for name in _quantities(job, change)),
+        caches=_compare_caches(job, change) if change.cache_bytes is not None else None,
+        curves=tuple(_make_curve(job, change, name) for name in _choose_quantities(job, change)),
     )
 
 
-def outcome(job: Measured, change: Change, name: str) -> Outcome:
+def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
     """Predict one way to run. Raises ValueError where the analysis cannot answer."""
     prediction = predict(job, change)
-    needed = cache_needed(job, change, prediction)
+    needed = find_cache_needed(job, change, prediction)
     size = dataset_bytes(job)
     return Outcome(
         name=name,
         prediction=prediction,
         cache_needed=needed,
         cache_needed_bytes=None if needed is None or size is None else math.ceil(needed * size),
-        cores_needed=cores_needed_by(job, change, prediction),
+        cores_needed=find_cores_needed(job, change, prediction),
     )
 
 
-def dataset_bytes(job: Measured) -> float | None:
-    """Return the bytes of the whole dataset, or None where they are not known."""
-    if not job.example_bytes or not job.examples:
-        return None
-    return job.example_bytes * job.examples
-
-
-def cache_needed(job: Measured, change: Change, prediction: Prediction) -> float | None:
-    """Return x* after ``change``; None where fetching was not told apart."""
-    storage, cache = storage_rate(job, change), cache_rate(job, change)
-    if storage is None or cache is None:
-        return None
-    # Uses per fetch of an example: more of them under an echo, fewer where jobs divide it.
-    uses = change.echo / (1 if change.sharing else change.jobs)
-    # Without workers, training waits for whatever the loader takes.
-    overlaps = job.workers > 0 or change.cores is not None
-    takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
-    workers = max(1, job.workers if change.cores is None else change.cores)
-    miss_s = miss_seconds(job, change) / workers / uses
-    return smallest_cache(storage * uses, cache * uses, prediction.prep, takes, miss_s)
-
-
-def cores_needed_by(job: Measured, change: Change, prediction: Prediction) -> int | None:
-    """Return the fewest cores with which P reaches both F and G, or None."""
-    wanted = min(prediction.fetch, prediction.ingestion) * (1.0 - 1e-9)
-    for cores in range(1, MOST_CORES + 1):
-        if predict(job, replace(change, cores=cores)).prep >= wanted:
-            return cores
-    return None
-
-
-def _caches(job: Measured, change: Change) -> Caches:
+def _compare_caches(job: Measured, change: Change) -> Caches:
     holds = cached_fraction(job, change)
     return Caches(
         size_bytes=change.cache_bytes or 0,
@@ -171,9 +137,9 @@ def _caches(job: Measured, change: Change) -> Caches:
     )
 
 
-def _quantities(job: Measured, change: Change) -> list[str]:
+def _choose_quantities(job: Measured, change: Change) -> list[str]:
     """Name the quantities to draw: those that were asked about, or all that can be answered."""
-    known, none = job.storage is not None and job.cache is not None, Change()
+    known = job.storage is not None and job.cache is not None
     answerable = {
         "cache": known and dataset_bytes(job) is not None,
         "cores": True,
@@ -184,15 +150,15 @@ def _quantities(job: Measured, change: Change) -> list[str]:
         "cache": change.cache_bytes is not None,
         "cores": change.cores is not None,
         "storage-mbps": change.storage_mbps is not None,
-        "accelerator": change.accelerator != none.accelerator,
-        "jobs": change.jobs != none.jobs,
-        "echo": change.echo != none.echo,
+        "accelerator": change.accelerator != NOTHING.accelerator,
+        "jobs": change.jobs != NOTHING.jobs,
+        "echo": change.echo != NOTHING.echo,
     }
     chosen = asked if any(asked.values()) else answerable
     return [name for name, wanted in chosen.items() if wanted]
 
 
-def _curve(job: Measured, change: Change, quantity: str) -> Curve:
+def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     """Draw one quantity. The value as it was found is asked as no change at all."""
     if quantity == "cache":
         size = dataset_bytes(job) or 0.0
@@ -205,7 +171,7 @@ def _curve(job: Measured, change: Change, quantity: str) -> Curve:
 
         asked = None if change.cache_bytes is None else cached_fraction(job, change)
         grid = [tenth / 10 for tenth in range(11)]
-        return _drawn(
+        return _sample_curve(
             job, quantity, cache, grid, job.cached_fraction, asked, "page cache", with_page_cache
         )
     if quantity == "cores":
@@ -213,25 +179,25 @@ def _curve(job: Measured, change: Change, quantity: str) -> Curve:
         def cores(count: float | None) -> Change:
             return replace(change, cores=None if count is None else int(count))
 
-        needed = cores_needed_by(job, change, predict(job, change)) or MOST_CORES
+        needed = find_cores_needed(job, change, predict(job, change)) or MOST_CORES
         reach = max(2 * needed, 2 * job.workers, change.cores or 0, 4)
-        return _drawn(job, quantity, cores, _doubling(1, reach), job.workers, change.cores)
+        return _sample_curve(job, quantity, cores, _double(1, reach), job.workers, change.cores)
     if quantity == "storage-mbps":
         found = (job.storage or 0.0) * (job.example_bytes or 0.0) / 1e6
-        grid = _doubling(found / 4, max(found * 32, change.storage_mbps or 0.0))
+        grid = _double(found / 4, max(found * 32, change.storage_mbps or 0.0))
 
         def storage(mbps: float | None) -> Change:
             return replace(change, storage_mbps=mbps)
 
-        return _drawn(job, quantity, storage, grid, found, change.storage_mbps)
+        return _sample_curve(job, quantity, storage, grid, found, change.storage_mbps)
     if quantity == "accelerator":
 
         def accelerator(speed: float | None) -> Change:
             return replace(change, accelerator=speed or 1.0)
 
         asked = None if change.accelerator == 1 else change.accelerator
-        grid = _doubling(0.25, max(16.0, change.accelerator))
-        return _drawn(job, quantity, accelerator, grid, 1.0, asked)
+        grid = _double(0.25, max(16.0, change.accelerator))
+        return _sample_curve(job, quantity, accelerator, grid, 1.0, asked)
     if quantity == "jobs":
 
         def jobs(count: float | None) -> Change:
@@ -240,8 +206,8 @@ def _curve(job: Measured, change: Change, quantity: str) -> Curve:
         def sharing(at: Change) -> float:
             return predict(job, replace(at, sharing=True)).rate
 
-        grid = _doubling(1, change.jobs)
-        return _drawn(job, quantity, jobs, grid, 1, change.jobs, "sharing", sharing)
+        grid = _double(1, change.jobs)
+        return _sample_curve(job, quantity, jobs, grid, 1, change.jobs, "sharing", sharing)
 
     def echo(factor: float | None) -> Change:
         return replace(change, echo=factor or 1.0)
@@ -249,11 +215,11 @@ def _curve(job: Measured, change: Change, quantity: str) -> Curve:
     def fresh(at: Change) -> float:
         return predict(job, at).fresh_rate
 
-    grid = _doubling(1.0, max(8.0, change.echo))
-    return _drawn(job, quantity, echo, grid, 1.0, change.echo, "of these fresh", fresh)
+    grid = _double(1.0, max(8.0, change.echo))
+    return _sample_curve(job, quantity, echo, grid, 1.0, change.echo, "of these fresh", fresh)
 
 
-def _drawn(
+def _sample_curve(
     job: Measured,
     quantity: str,
     at: Callable[[float | None], Change],
@@ -280,16 +246,16 @@ def _drawn(
     return Curve(quantity, beside, tuple(points))
 
 
-def _doubling(start: float, end: float) -> list[float]:
+def _double(start: float, end: float) -> list[float]:
     values = [start]
     while values[-1] < end:
         values.append(values[-1] * 2)
     return values
 
 
-def write_answer(answer: Answer, path: Path) -> None:
+def write_answer(found: Answer, path: Path) -> None:
     """Write an answer as JSON; what is infinite or unknown is null. Raises OSError."""
     import msgspec
 
-    content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": answer}
+    content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": found}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

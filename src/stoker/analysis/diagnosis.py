@@ -10,18 +10,12 @@ import msgspec
 
 import stoker
 from stoker import machine
-from stoker.analysis import measuring
-from stoker.analysis.advice import actions
-from stoker.analysis.calibration import calibrated
-from stoker.analysis.model import (
-    FED,
-    INFINITE,
-    Measured,
-    fetch_rate,
-    predict,
-)
-from stoker.analysis.porting import port
-from stoker.analysis.probe_record import AnalysisError, ProbeRecord, RankRecord, raw_phases
+from stoker.analysis import estimates
+from stoker.analysis.advice import advise
+from stoker.analysis.calibration import calibrate
+from stoker.analysis.formulas import INFINITE, fetch_rate
+from stoker.analysis.model import FED, Measured, predict
+from stoker.analysis.porting import find_port
 from stoker.analysis.report import (
     Action,
     AsItIs,
@@ -32,56 +26,57 @@ from stoker.analysis.report import (
     Rates,
     Report,
     Split,
-    efficiency,
-    measured_apart,
+    find_efficiency,
+    to_measured_apart,
 )
-from stoker.analysis.verdict import doubts, nothing_seen, verdict
+from stoker.analysis.trace import AnalysisError, RankTrace, Trace, list_raw_phases
+from stoker.analysis.verdict import explain_nothing_seen, find_doubts, write_verdict
 
 _SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
 
 
-def report_of(record: ProbeRecord) -> Report:
+def make_report(trace: Trace) -> Report:
     """Draw up the report of a recorded analysis.
 
     Raises AnalysisError where the script showed nothing to report on.
     """
-    if not record.ranks:
-        raise AnalysisError(nothing_seen(record))
-    found = [_Estimates(record, rank) for rank in record.ranks]
+    if not trace.ranks:
+        raise AnalysisError(explain_nothing_seen(trace))
+    found = [_RankFindings(trace, rank) for rank in trace.ranks]
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.report(found)
     acts: list[Action] = []
     if paces.g is not None and paces.p is not None:
-        predicted = predict(measured_apart(shell)).rate
+        predicted = predict(to_measured_apart(shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
-        acts = actions(shell)
-    shell = msgspec.structs.replace(shell, actions=acts, doubts=doubts(shell))
-    text = verdict(shell)
-    if record.crash is not None:
-        text = f"The script crashed {record.crash.when}. {text}"
+        acts = advise(shell)
+    shell = msgspec.structs.replace(shell, actions=acts, doubts=find_doubts(shell))
+    text = write_verdict(shell)
+    if trace.crash is not None:
+        text = f"The script crashed {trace.crash.when}. {text}"
     return msgspec.structs.replace(shell, verdict=text)
 
 
-class _Estimates:
+class _RankFindings:
     """What one rank's record says."""
 
-    def __init__(self, record: ProbeRecord, rank: RankRecord) -> None:
-        self.record, self.rank = record, rank
-        self.notes = list(record.notes)
+    def __init__(self, trace: Trace, rank: RankTrace) -> None:
+        self.trace, self.rank = trace, rank
+        self.notes = list(trace.notes)
         self.reasons: dict[str, str] = {}
         self.about = rank.loader(rank.slot)
-        self.batch = measuring.batch_examples(rank)
-        self.steady = measuring.steady(rank, self.batch)
+        self.batch = estimates.estimate_batch_size(rank)
+        self.steady = estimates.estimate_steady(rank, self.batch)
         self.wait_fraction = self.steady.wait_fraction if self.steady else 0.0
         self._ingestion()
         self._prep()
         self._fetch()
 
     def _why(self, phase: str) -> str:
-        return self.record.reasons.get(phase, "this phase did not come about")
+        return self.trace.reasons.get(phase, "this phase did not come about")
 
     def _ingestion(self) -> None:
-        self.g, self.step_cpu_s = measuring.ingestion(self.rank, self.batch)
+        self.g, self.step_cpu_s = estimates.estimate_ingestion(self.rank, self.batch)
         if self.g is None:
             self.reasons["G"] = self._why("G")
 
@@ -90,16 +85,16 @@ class _Estimates:
         self.curve: list[PrepPoint] = []
         for name, drains in self.rank.drains.items():
             if name.startswith("warm-"):
-                rate = measuring.drained(drains, self.batch)
+                rate = estimates.estimate_drained(drains, self.batch)
                 if rate is not None:
                     count = drains[0].workers
-                    cpu_s = measuring.prep_cpu_s(drains, self.batch)
-                    trained = measuring.trained(self.rank, count, self.batch)
+                    cpu_s = estimates.estimate_prep_cpu_s(drains, self.batch)
+                    trained = estimates.estimate_trained(self.rank, count, self.batch)
                     self.curve.append(PrepPoint(count, rate, trained, cpu_s))
         self.curve.sort(key=lambda point: point.workers)
         self.p = next((c.rate for c in self.curve if c.workers == width), None)
         warm = [d for name, ds in self.rank.drains.items() if name[:4] == "warm" for d in ds]
-        self.collate_s = measuring.collate_s(warm)
+        self.collate_s = estimates.estimate_collate_s(warm)
         if self.p is None:
             self.reasons["P"] = self._why("P")
         elif any(line["kind"] == "socket" for line in self.rank.opened):
@@ -107,21 +102,21 @@ class _Estimates:
                 "the data comes over the network and cannot be held in memory, so that preparing "
                 "was never seen without fetching"
             )
-        elif self.record.warm_fraction is not None and self.record.warm_fraction < 0.99:
+        elif self.trace.warm_fraction is not None and self.trace.warm_fraction < 0.99:
             self.notes.append(
-                f"P: only {self.record.warm_fraction:.0%} of the data stayed in memory during the "
+                f"P: only {self.trace.warm_fraction:.0%} of the data stayed in memory during the "
                 "warm drains, so that P holds some reading from storage; give the host more memory"
             )
 
     def _fetch(self) -> None:
-        record, rank, p = self.record, self.rank, self.p
+        trace, rank, p = self.trace, self.rank, self.p
         self.s: Rate | None = None
         self.c: Rate | None = None
         self.s_most: Rate | None = None
         self.miss_s = 0.0
-        self.cold = measuring.drained(rank.drains.get("cold", []), self.batch, once=True)
+        self.cold = estimates.estimate_drained(rank.drains.get("cold", []), self.batch, once=True)
         self.x = self._cached_fraction()
-        if record.files and record.cold_reads and p is not None and self.cold is not None:
+        if trace.files and trace.cold_reads and p is not None and self.cold is not None:
             self._of_files(p, self.cold)
         elif self.cold is not None and p is not None and self.cold.high < p.low:
             self._of_drains(p, self.cold)
@@ -136,7 +131,7 @@ class _Estimates:
                 f"fetches is hidden behind what it prepares ({self._why('files')})"
             )
         else:
-            why = record.reasons.get("S") or record.reasons.get("files") or self._why("P")
+            why = trace.reasons.get("S") or trace.reasons.get("files") or self._why("P")
             self.reasons["S"] = self.reasons["C"] = why
         self.f = self._fetch_rate()
         if self.f is None:
@@ -144,18 +139,18 @@ class _Estimates:
 
     def _of_files(self, p: Rate, cold: Rate) -> None:
         """S, C and the wait for a miss from files that were read again."""
-        record = self.record
-        each = record.files_examples / len(record.files) / len(record.ranks)
-        self.s = measuring.read_rate(record.cold_reads, each)
-        self.c = measuring.read_rate(record.warm_reads, each)
-        self.s_most = measuring.read_rate(record.most_reads, each)
+        trace = self.trace
+        each = trace.files_examples / len(trace.files) / len(trace.ranks)
+        self.s = estimates.estimate_reads(trace.cold_reads, each)
+        self.c = estimates.estimate_reads(trace.warm_reads, each)
+        self.s_most = estimates.estimate_reads(trace.most_reads, each)
         if self.s is None or self.c is None:
             return
-        more_s = measuring.more_s(
+        more_s = estimates.estimate_more_s(
             self.rank.drains.get("partly", []), self.rank.drains.get("whole", []), self.batch
         )
-        if record.partly_fraction is not None and record.partly_fraction < 1.0:
-            self.miss_s = more_s / (1.0 - record.partly_fraction)
+        if trace.partly_fraction is not None and trace.partly_fraction < 1.0:
+            self.miss_s = more_s / (1.0 - trace.partly_fraction)
         workers = max(1, self.about["workers"])
         expected = min(self.s.value, 1 / (1 / p.value + self.miss_s / workers))
         if cold.high < expected * (1 - _SLOWER) and cold.high < p.low:
@@ -185,7 +180,7 @@ class _Estimates:
             return None
         later: float = sum(resident for resident, _ in pages) / total
         examples = self.rank.described.get("examples")
-        if not self.record.files or not examples or not self.rank.read_before_look:
+        if not self.trace.files or not examples or not self.rank.read_before_look:
             return later
         done = sum(row.slot == self.rank.slot and row.kind & 15 == 0 for row in self.rank.rows)
         ahead = self.about["workers"] * (self.rank.described.get("prefetch") or 0) + 8
@@ -232,7 +227,7 @@ class _Estimates:
         Of the rank that waits longest, for the others wait for it; and, where training and
         preparation share processors, what that costs training.
         """
-        seen = [measuring.steady(rank, self.batch) for rank in self.record.ranks]
+        seen = [estimates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
         longest = max(one.wait_fraction + one.others_fraction for one in seen if one is not None)
         if self.g is None or self.p is None:
             return longest
@@ -256,14 +251,14 @@ class _Estimates:
         if self.s is not None:
             cache = self.c.value if self.c else INFINITE
             found = replace(found, storage=self.s.value, cache=cache)
-        return replace(found, efficiency=efficiency(found, self.curve))
+        return replace(found, efficiency=find_efficiency(found, self.curve))
 
     def _as_it_ran(self, compute: float) -> Measured:
         job = self._measured()
-        return job if self.steady is None else calibrated(job, self.steady.rate.value, compute)
+        return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
 
     def _cores(self) -> int:
-        return max(1, machine.usable_cores() // len(self.record.ranks))
+        return max(1, machine.usable_cores() // len(self.trace.ranks))
 
     def bound(self, split: Split) -> str:
         """Name what limits the job: the model's word, where there is one."""
@@ -273,9 +268,9 @@ class _Estimates:
             return "compute"
         return "fetch" if split.fetch_stall > split.prep_stall else "prep"
 
-    def report(self, found: list[_Estimates]) -> Report:
+    def report(self, found: list[_RankFindings]) -> Report:
         """Return the report, this rank being the one that paces the job; yet without advice."""
-        record, rank, split = self.record, self.rank, self.split()
+        trace, rank, split = self.trace, self.rank, self.split()
         ranks = []
         for one in found:
             own = one.split()
@@ -306,14 +301,14 @@ class _Estimates:
         if self.g is not None and self.step_cpu_s > 0 and not rank.described.get("cuda"):
             self.notes.append("no device was used: training runs on the host's processors")
         bytes_each = None
-        if record.files:
+        if trace.files:
             sizes = {
                 line["name"]: line["bytes"]
-                for one in record.ranks
+                for one in trace.ranks
                 for line in one.opened
                 if line["kind"] == "file"
             }
-            bytes_each = sum(sizes.values()) / record.files_examples
+            bytes_each = sum(sizes.values()) / trace.files_examples
         elif rank.drains.get("found"):
             work = rank.drains["found"][-1].work
             read = sum(max(0, w.read_bytes) for w in work)
@@ -325,10 +320,10 @@ class _Estimates:
         return Report(
             stoker=stoker.__version__,
             made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            command=record.command,
-            seconds=record.seconds,
-            starts=record.starts,
-            crash=record.crash,
+            command=trace.command,
+            seconds=trace.seconds,
+            starts=trace.starts,
+            crash=trace.crash,
             cores=self._cores(),
             memory_bytes=machine.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),
@@ -354,21 +349,21 @@ class _Estimates:
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s=self._after_s(),
-            port=port(self.about, rank.described),
+            port=find_port(self.about, rank.described),
             stages={
                 name: rate
-                for name, blocks in record.stages.items()
-                if (rate := measuring.rate_of(blocks)) is not None
+                for name, blocks in trace.stages.items()
+                if (rate := estimates.estimate_rate(blocks)) is not None
             },
             ranks=ranks,
-            phases=raw_phases(record),
+            phases=list_raw_phases(trace),
         )
 
     def _after_s(self) -> dict[str, float]:
         if self.p_known is None:
             return {}
-        if self.record.after_s is not None:
-            return self.record.after_s
+        if self.trace.after_s is not None:
+            return self.trace.after_s
         return {"batch": 0.0, "after-augmentation": self.collate_s}
 
     @property
@@ -376,7 +371,7 @@ class _Estimates:
         """P, where it is not fetching too."""
         return None if self.network else self.p
 
-    def _loader(self, rank: RankRecord, about: dict[str, Any]) -> Loader:
+    def _loader(self, rank: RankTrace, about: dict[str, Any]) -> Loader:
         rows = [row for row in rank.rows if row.slot == about["slot"] and row.kind & 15 == 0]
         automatic = rank.described.get("automatic", True) if about is self.about else True
         return Loader(

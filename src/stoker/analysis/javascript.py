@@ -1,0 +1,146 @@
+"""Python's formulas in JavaScript: what the report page computes with.
+
+Functions are translated statement by statement, so that no formula is written twice. They keep to
+what means the same in both languages: numbers, texts, pairs and dataclasses; ``if``, ``for`` over
+``range``, ``pairwise`` or a list, functions inside of functions, and calls of each other. The truth
+of a list is not asked (``[]`` is true in JavaScript), but its length. Names become camelCase, and
+fields stay as they are, for so the data of the page has them. What is anything else is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
+from textwrap import dedent, indent
+from typing import Any
+
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.And: "&&", ast.Or: "||",
+    ast.Not: "!", ast.USub: "-", ast.Eq: "===", ast.NotEq: "!==", ast.Is: "===", ast.IsNot: "!==",
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+_CALLS = {"min": "Math.min", "max": "Math.max", "math.log": "Math.log"}
+_PRELUDE = """
+const pairwise = (items) => items.slice(1).map((item, i) => [items[i], item]);
+const replace = (value, changes) => ({ ...value, ...changes });
+const Prediction = (fields) => fields;
+"""
+
+
+def translate(functions: Sequence[Callable[..., Any]], constants: dict[str, Any]) -> str:
+    """Return a script that defines functions of these, and constants.
+
+    Raises ValueError for a function that cannot be translated.
+    """
+    defined = [f"const {name} = {_write_value(value)};" for name, value in constants.items()]
+    for function in functions:
+        (tree,) = ast.parse(dedent(inspect.getsource(function))).body
+        defined.append(_statement(tree))
+    return '"use strict";\n' + _PRELUDE + "\n".join(defined)
+
+
+def _write_value(value: Any) -> str:
+    if value == float("inf"):
+        return "Infinity"
+    return json.dumps(asdict(value) if is_dataclass(value) else value)  # type: ignore[arg-type]
+
+
+def _statement(node: ast.stmt) -> str:
+    match node:
+        case ast.FunctionDef(name=name, args=args, body=body):
+            undefaulted = len(args.args) - len(args.defaults)
+            parameters = [_camel(arg.arg) for arg in args.args]
+            for place, default in enumerate(args.defaults, undefaulted):
+                parameters[place] += f" = {_expression(default)}"
+            own = sorted(_assigned(body) - {_camel(arg.arg) for arg in args.args})
+            declared = f"let {', '.join(own)};\n" if own else ""
+            return f"function {_camel(name)}({', '.join(parameters)}) {_block(body, declared)}"
+        case ast.Return(value=ast.expr() as value):
+            return f"return {_expression(value)};"
+        case ast.Assign(targets=targets, value=value):
+            return " = ".join(map(_expression, [*targets, value])) + ";"
+        case ast.AugAssign(target=target, op=op, value=value):
+            return f"{_expression(target)} {_OPERATORS[type(op)]}= {_expression(value)};"
+        case ast.If(test=test, body=body, orelse=orelse):
+            otherwise = f" else {_block(orelse)}" if orelse else ""
+            return f"if ({_expression(test)}) {_block(body)}{otherwise}"
+        case ast.For(target=target, iter=ast.Call(ast.Name("range"), args), body=body):
+            start, end = [ast.Constant(0), *args][-2:]
+            name = _expression(target)
+            loop = f"let {name} = {_expression(start)}; {name} < {_expression(end)}; {name}++"
+            return f"for ({loop}) {_block(body)}"
+        case ast.For(target=target, iter=items, body=body):
+            return f"for (const {_expression(target)} of {_expression(items)}) {_block(body)}"
+        case ast.Expr():
+            return ""  # a docstring, or a check: the page asks what can be answered
+    raise ValueError(f"cannot be said in JavaScript: {ast.unparse(node)}")
+
+
+def _block(body: Sequence[ast.stmt], declared: str = "") -> str:
+    lines = "\n".join(filter(None, map(_statement, body)))
+    return "{\n" + indent(declared + lines, "  ") + "\n}"
+
+
+def _assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that a function assigns, those of functions inside of it left out."""
+    found = set()
+    for node in body:
+        match node:
+            case ast.Assign(targets=targets):
+                inside = (part for target in targets for part in ast.walk(target))
+                found |= {_camel(part.id) for part in inside if isinstance(part, ast.Name)}
+            case ast.If(body=inner, orelse=orelse):
+                found |= _assigned([*inner, *orelse])
+            case ast.For(body=inner):
+                found |= _assigned(inner)
+    return found
+
+
+def _expression(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return _camel(name)
+        case ast.Constant(value=value):
+            return _write_value(value)
+        case ast.Attribute(value=value, attr=attr):
+            return f"{_expression(value)}.{attr}"
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return f"[{', '.join(map(_expression, parts))}]"
+        case ast.Subscript(value=value, slice=place):
+            return f"{_expression(value)}.at({_expression(place)})"
+        case ast.BinOp(left=left, op=op, right=right):
+            return f"({_expression(left)} {_OPERATORS[type(op)]} {_expression(right)})"
+        case ast.UnaryOp(op=op, operand=operand):
+            return f"{_OPERATORS[type(op)]}{_expression(operand)}"
+        case ast.BoolOp(op=op, values=values):
+            return f"({f' {_OPERATORS[type(op)]} '.join(map(_expression, values))})"
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return f"({_expression(left)} {_OPERATORS[type(op)]} {_expression(right)})"
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return f"({_expression(test)} ? {_expression(body)} : {_expression(orelse)})"
+        case ast.ListComp(
+            elt=ast.Name(element),
+            generators=[ast.comprehension(ast.Name(name), items, [condition])],
+        ) if element == name:
+            return f"{_expression(items)}.filter(({name}) => {_expression(condition)})"
+        case ast.Call(func=ast.Name("len"), args=[items]):
+            return f"{_expression(items)}.length"
+        case ast.Call(func=func, args=args, keywords=keywords):
+            given = [_expression(arg) for arg in args]
+            if keywords:
+                fields = (f"{word.arg}: {_expression(word.value)}" for word in keywords)
+                given.append(f"{{ {', '.join(fields)} }}")
+            called = ast.unparse(func)
+            return f"{_CALLS.get(called) or _expression(func)}({', '.join(given)})"
+    raise ValueError(f"cannot be said in JavaScript: {ast.unparse(node)}")
+
+
+def _camel(name: str) -> str:
+    """Return a name as JavaScript writes it; constants and classes are written alike."""
+    if name.isupper():
+        return name
+    return re.sub(r"(?<=\w)_(\w)", lambda found: found[1].upper(), name)

@@ -110,4 +110,4 @@ def _drain(workers: int, rate: float, cpu_s: float) -> Drain:
         for n in range(BATCHES)
     ]
     arrivals = [(n + 1) * every_ns for n in range(BATCHES)]
-    return Drain(workers, arrivals, 0, 0.0, "time", None, work)
+    return Drain(workers, arrivals, 0, 0.0, work)

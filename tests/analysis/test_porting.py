@@ -21,7 +21,7 @@ import pytest
 from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
 from stoker.analysis.porting import find_port, write_port
 from stoker.analysis.probe import epochs, takeover
-from stoker.analysis.probe.example import described
+from stoker.analysis.probe.example import describe_example
 from stoker.cache.codec import encoded
 
 torch = pytest.importorskip("torch")
@@ -195,8 +195,8 @@ class Drawn:
     ],
 )
 def test_examples_that_are_drawn_at_random_are_told(draw: Callable[[], Any], varies: bool) -> None:
-    assert described(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
-    assert described({}) == {}
+    assert describe_example(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
+    assert describe_example({}) == {}
 
 
 class Subclass(torch.Tensor):
@@ -227,7 +227,7 @@ Local = namedtuple("NotFound", "x")
 def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
     with pytest.raises(TypeError):
         encoded(example())
-    assert described([example()]) == {}
+    assert describe_example([example()]) == {}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
 )
 def test_what_a_cache_holds_is_equal_to_itself(example: Any) -> None:
     encoded(example)
-    found = described([example])
+    found = describe_example([example])
     assert found["example_bytes"] > 0
     assert not found["varies"]
 
@@ -252,7 +252,7 @@ def test_a_label_that_is_drawn_makes_another_example() -> None:
         def __getitem__(self, index: int) -> Any:
             return np.ones(4), random.randrange(1000)
 
-    assert described(Labelled())["varies"]
+    assert describe_example(Labelled())["varies"]
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
     data = torch.utils.data.TensorDataset(torch.ones(20, 4))
     sampler = torch.utils.data.RandomSampler(data, **options)
     loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
-    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
-    found = drains.describe(None) | drains.look()
+    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0))
+    found = drains.describe(None) | drains.look_at_example()
     assert (find_port({"batch_size": 4}, found) is not None) == ported
 
 
@@ -289,9 +289,11 @@ class InWorkers(torch.utils.data.Dataset[Any]):
 def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
-        drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+        drains = takeover.LoaderDrains(
+            epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
+        )
         expected = {"example_bytes": 16, "varies": False} if workers else {}
-        assert drains.look() == expected
+        assert drains.look_at_example() == expected
 
 
 class SlowToStart(torch.utils.data.Dataset[Any]):
@@ -312,10 +314,10 @@ class SlowToStart(torch.utils.data.Dataset[Any]):
 
 def test_a_slow_start_takes_nothing_from_a_drain() -> None:
     loader = torch.utils.data.DataLoader(SlowToStart(), 4)
-    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0))
     drains._indices = [[0], [1]]
     command = {
-        "fresh": False, "once": False, "hears": False, "tag": "drain", "workers": 0,
-        "seconds": 0.1, "longest": 0.2, "least": 12, "most": 1000,
+        "fresh": False, "once": False, "tag": "drain", "workers": 0,
+        "seconds": 0.1, "longest": 0.2, "least": 12,
     }  # fmt: skip
     assert len(drains.drain(command)["arrivals_ns"]) >= 2

@@ -15,7 +15,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
-from textwrap import dedent, indent
+from textwrap import indent
+from types import FunctionType
 from typing import Any
 
 _OPERATORS: dict[type[ast.AST], str] = {
@@ -24,23 +25,45 @@ _OPERATORS: dict[type[ast.AST], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
 _CALLS = {"min": "Math.min", "max": "Math.max", "math.log": "Math.log"}
-_PRELUDE = """
-const pairwise = (items) => items.slice(1).map((item, i) => [items[i], item]);
-const replace = (value, changes) => ({ ...value, ...changes });
-const Prediction = (fields) => fields;
-"""
+_PRELUDE = {
+    "pairwise": "const pairwise = (items) => items.slice(1).map((item, i) => [items[i], item]);",
+    "replace": "const replace = (value, changes) => ({ ...value, ...changes });",
+    "Prediction": "const Prediction = (fields) => fields;",
+}
 
 
-def translate(functions: Sequence[Callable[..., Any]], constants: dict[str, Any]) -> str:
-    """Return a script that defines functions of these, and constants.
+def translate(*functions: Callable[..., Any]) -> str:
+    """Return a script that defines these functions, and all functions and constants they use.
 
     Raises ValueError for a function that cannot be translated.
     """
-    defined = [f"const {name} = {_write_value(value)};" for name, value in constants.items()]
+    constants: dict[str, str] = {}
+    defined: dict[str, str] = {}
+
+    def define(function: Callable[..., Any]) -> None:
+        assert isinstance(function, FunctionType)
+        if function.__name__ in defined or function.__name__ in _PRELUDE:
+            return
+        (tree,) = _WithoutChecks().visit(ast.parse(inspect.getsource(function))).body
+        defined[function.__name__] = _statement(tree)
+        for node in ast.walk(tree):
+            used = function.__globals__.get(node.id) if isinstance(node, ast.Name) else None
+            if isinstance(used, FunctionType):
+                define(used)
+            elif isinstance(node, ast.Name) and node.id.isupper():
+                constants[node.id] = f"const {node.id} = {_write_value(used)};"
+
     for function in functions:
-        (tree,) = ast.parse(dedent(inspect.getsource(function))).body
-        defined.append(_statement(tree))
-    return '"use strict";\n' + _PRELUDE + "\n".join(defined)
+        define(function)
+    parts = ['"use strict";', *_PRELUDE.values(), *constants.values(), *defined.values()]
+    return "\n".join(parts)
+
+
+class _WithoutChecks(ast.NodeTransformer):
+    """Takes out docstrings, and checks of what is asked: the page asks what can be answered."""
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        pass
 
 
 def _write_value(value: Any) -> str:
@@ -75,13 +98,11 @@ def _statement(node: ast.stmt) -> str:
             return f"for ({loop}) {_block(body)}"
         case ast.For(target=target, iter=items, body=body):
             return f"for (const {_expression(target)} of {_expression(items)}) {_block(body)}"
-        case ast.Expr():
-            return ""  # a docstring, or a check: the page asks what can be answered
     raise ValueError(f"cannot be said in JavaScript: {ast.unparse(node)}")
 
 
 def _block(body: Sequence[ast.stmt], declared: str = "") -> str:
-    lines = "\n".join(filter(None, map(_statement, body)))
+    lines = "\n".join(map(_statement, body))
     return "{\n" + indent(declared + lines, "  ") + "\n}"
 
 
@@ -110,7 +131,9 @@ def _expression(node: ast.expr) -> str:
             return f"{_expression(value)}.{attr}"
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return f"[{', '.join(map(_expression, parts))}]"
-        case ast.Subscript(value=value, slice=place):
+        case ast.Subscript(value=value, slice=ast.Constant(int() as place)):
+            return f"{_expression(value)}[{place}]"
+        case ast.Subscript(value=value, slice=ast.UnaryOp() as place):  # from the end
             return f"{_expression(value)}.at({_expression(place)})"
         case ast.BinOp(left=left, op=op, right=right):
             return f"({_expression(left)} {_OPERATORS[type(op)]} {_expression(right)})"

@@ -12,10 +12,27 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis import formulas, model
+from stoker.analysis.formulas import page_cache_misses
 from stoker.analysis.javascript import translate
+from stoker.analysis.model import (
+    cached_fraction,
+    dataset_bytes,
+    find_cache_needed,
+    find_cores_needed,
+    predict,
+    predict_with_page_cache,
+)
 from stoker.analysis.report import Report, to_measured
 
+_MODEL = (
+    predict,
+    predict_with_page_cache,
+    cached_fraction,
+    page_cache_misses,
+    dataset_bytes,
+    find_cache_needed,
+    find_cores_needed,
+)
 _SCRIPTS = (
     "page_words.js",
     "page_elements.js",
@@ -38,14 +55,16 @@ def write_page(report: Report, path: Path) -> None:
 
 def _fill_template(report: Report) -> str:
     folder = resources.files("stoker.analysis")
+
+    def read(name: str) -> str:
+        return (folder / name).read_text("utf-8")
+
     parts = {
-        "css": (folder / "page.css").read_text("utf-8"),
+        "css": read("page.css"),
         "data": _encode_data(report),
-        "scripts": "\n".join(
-            [_translate_model(), *((folder / name).read_text("utf-8") for name in _SCRIPTS)]
-        ),
+        "scripts": "\n".join([translate(*_MODEL), *map(read, _SCRIPTS)]),
     }
-    template = (folder / "page.html").read_text("utf-8")
+    template = read("page.html")
     # In one pass: what is put in is not looked at again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
@@ -58,34 +77,3 @@ def _encode_data(report: Report) -> str:
     except ValueError as error:
         content["refused"] = str(error)
     return msgspec.json.encode(content).decode().replace("<", "\\u003c")
-
-
-def _translate_model() -> str:
-    return translate(
-        [
-            formulas.inverse,
-            formulas.interpolate,
-            formulas.fetch_rate,
-            formulas.loader_rate,
-            formulas.smallest_cache,
-            formulas.page_cache_misses,
-            formulas.prep_rate,
-            model.cached_fraction,
-            model.storage_rate,
-            model.cache_rate,
-            model.miss_seconds,
-            model.prep_cpu_seconds,
-            model.worker_seconds_behind,
-            model.predict,
-            model.predict_with_page_cache,
-            model.dataset_bytes,
-            model.find_cache_needed,
-            model.find_cores_needed,
-        ],
-        {
-            "INFINITE": formulas.INFINITE,
-            "FED": model.FED,
-            "MOST_CORES": model.MOST_CORES,
-            "NOTHING": model.NOTHING,
-        },
-    )

@@ -7,6 +7,7 @@ loader and its files, cold and warm. What happens is noted in the job's trace.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stoker import machine
-from stoker.analysis import estimates, storage
+from stoker.analysis import rates, storage
 from stoker.analysis.formulas import most_workers
 from stoker.analysis.trace import RankTrace, Trace
 
@@ -41,6 +42,8 @@ class PhaseLimits:
     """Files alone; cold with the job's readers twice as long."""
     all_warm_drains_s: float
     """After that, no further number of workers is tried."""
+    filling_s: float
+    """Reading the drained files, where they are not all in memory."""
     worker_counts: int
     """Numbers of workers, the job's own among them."""
 
@@ -51,21 +54,13 @@ class DrivenJob(Protocol):
     Every method may raise Stopped, and appends to ``trace``.
     """
 
-    @property
-    def trace(self) -> Trace:
-        """What is noted; ``ranks`` are known once the job ran as it is."""
-
-    @property
-    def limits(self) -> PhaseLimits:
-        """How long the phases last."""
-
-    @property
-    def done(self) -> set[str]:
-        """Of "as-it-is", "G" and "drains" those that need not be repeated."""
-
-    @property
-    def files(self) -> list[str]:
-        """All files that a drain may read; known after the first drain."""
+    trace: Trace
+    """``ranks`` are known once the job ran as it is."""
+    limits: PhaseLimits
+    done: set[str]
+    """Of "as-it-is", "G" and "drains" those that need not be repeated."""
+    files: list[str]
+    """All that a drain may read; known after ``find_files``."""
 
     def say(self, text: str) -> None:
         """Tell what goes on."""
@@ -84,19 +79,16 @@ class DrivenJob(Protocol):
     ) -> None:
         """Read the loader with no training step in between (``RankTrace.drains[name]``).
 
-        ``fresh``: the first time; all later drains read what this one read, round and round, or
+        ``fresh``: the first time; later drains read what this one read, round and round, or
         ``once``.
         """
 
-    def prepare_files(self) -> None:
-        """Find the files that the first drain read, and have them in memory."""
+    def find_files(self) -> list[str]:
+        """Find the files; return those that the first drain read, where that is known."""
 
     def train(self, workers: int, left: int) -> None:
         """Have it train on drained data in memory, one of ``left`` times that are to come
         (``RankTrace.trained[workers]``)."""
-
-    def finish_warm_drains(self) -> None:
-        """Note what only shows after them."""
 
     def look_at_example(self) -> None:
         """Look at one of the examples, last of all."""
@@ -121,7 +113,10 @@ def _drain_warm(job: DrivenJob) -> None:
     until = time.monotonic() + limits.all_warm_drains_s
     rank = trace.ranks[0]
     job.drain("found", rank.workers, limits.first_drain_s, fresh=True)
-    job.prepare_files()
+    drained = job.find_files()
+    with contextlib.suppress(OSError):
+        if drained and trace.files and storage.resident_fraction(drained) != 1.0:
+            storage.read_files(drained, 4, limits.filling_s)
     first = rank.drains["found"][-1]
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Where workers import a lot, they do so in each drain anew.
@@ -142,7 +137,9 @@ def _drain_warm(job: DrivenJob) -> None:
             job.drain(f"warm-{count}", count, drain_s)
             job.say(f"training on data in memory, {turn}")
             job.train(count, (rounds - again) * len(counts) - place)
-    job.finish_warm_drains()
+    with contextlib.suppress(OSError):
+        if drained:
+            trace.warm_fraction = storage.resident_fraction(drained)
 
 
 def _list_worker_counts(workers: int, cores: int) -> list[int]:
@@ -160,13 +157,13 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     have time for, by what preparing computed with that many ``workers``, and no more than training
     has a use for.
     """
-    batch = estimates.estimate_batch_size(rank)
+    batch = rates.estimate_batch_size(rank)
     drains = rank.drains.get(f"warm-{workers}", [])
-    rate = estimates.estimate_drained(drains, batch)
-    takes, _ = estimates.estimate_ingestion(rank, batch)
+    rate = rates.estimate_drained(drains, batch)
+    takes, _ = rates.estimate_ingestion(rank, batch)
     if rate is None or takes is None:
         return None
-    cpu_s = estimates.estimate_prep_cpu_s(drains, batch)
+    cpu_s = rates.estimate_prep_cpu_s(drains, batch)
     most = most_workers(cores, workers, rate.value, cpu_s)
     wanted = min(most, math.ceil(_SPARE_PREP * takes.value / rate.value * workers))
     return wanted if wanted > workers else None
@@ -200,7 +197,6 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
             "(files that are mapped, or belong to somebody else)"
         )
         return False
-    trace.cold_fraction = left
     job.say(f"S: reading the loader with nothing in memory, {turn}")
     job.drain("cold", rank.workers, limits.cold_drain_s, once=True)
     if not trace.files:
@@ -208,8 +204,8 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
     trace.readers = max(1, rank.workers) * len(trace.ranks)
     job.say(f"S, C: reading {len(trace.files):,} files, cold and warm, {turn}")
     _read_files(trace, limits.reading_s)
-    batch = estimates.estimate_batch_size(rank)
-    prep = estimates.estimate_drained(rank.drains[f"warm-{rank.workers}"], batch)
+    batch = rates.estimate_batch_size(rank)
+    prep = rates.estimate_drained(rank.drains[f"warm-{rank.workers}"], batch)
     prep_files = prep.value * len(trace.files) / trace.files_examples if prep is not None else 0.0
     if _drop_part(trace, prep_files):
         job.say(f"S: reading the loader with a part not in memory, {turn}")

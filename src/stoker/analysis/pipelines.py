@@ -118,6 +118,7 @@ class PipelineJob:
             cold_drain_s=unit_s,
             reading_s=unit_s / 2,
             all_warm_drains_s=math.inf,
+            filling_s=unit_s,
             worker_counts=3,
         )
         self._pipeline, self._step, self._unit_s = pipeline, step, unit_s
@@ -214,7 +215,7 @@ class PipelineJob:
                         break
             work = self._share_work(len(arrivals), _read_cpu_s() - cpu_s)
             # Batches are handed over within the process: nothing is received.
-            drain = Drain(workers, arrivals, began, 0.0, "time", None, work)
+            drain = Drain(workers, arrivals, began, 0.0, work)
             self._rank.drains.setdefault(name, []).append(drain)
             total += len(arrivals)
             enough = total >= _FEWEST and time.monotonic() > until
@@ -226,13 +227,14 @@ class PipelineJob:
         if name == f"warm-{self._rank.workers}":
             self._note_stages(pipeline.stats())
 
-    def prepare_files(self) -> None:
-        """Say which files are read; the first drain has brought what it read into memory."""
+    def find_files(self) -> list[str]:
+        """Say which files there are; return none, for nobody tells which of them a drain reads."""
         if self.files:
             self.trace.files, self.trace.files_examples = self._samples, len(self._samples)
         else:
             why_not = "the source is not files on this host that are read whole"
             self.trace.reasons["files"] = why_not
+        return []
 
     def train(self, workers: int, left: int) -> None:
         """Train on what was drained, now in memory."""
@@ -250,9 +252,6 @@ class PipelineJob:
                     break
                 entered = asked
         self._rank.trained.setdefault(workers, []).append(steps_s)
-
-    def finish_warm_drains(self) -> None:
-        """Do nothing: which files they read is not known one by one."""
 
     def look_at_example(self) -> None:
         """Do nothing: a pipeline needs no port."""

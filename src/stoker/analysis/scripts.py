@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.analysis import estimates, storage
+from stoker.analysis import rates, storage
 from stoker.analysis.phases import PhaseLimits, Stopped, run_phases
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row, WorkRecord
+from stoker.analysis.probe.records import Row
 from stoker.analysis.session import Session, make_folder
 from stoker.analysis.trace import Drain, RankTrace, Trace
 from stoker.signals import deferred
@@ -22,7 +21,6 @@ _MOST_STARTS = 3
 _FEWEST = 12  # batches that a figure wants
 _MOST_STEPS = 5000  # of G, or on data in memory: a quick script is not to come to its end in it
 _LOADERLESS_S = 30.0  # of training without a loader
-_EVERYTHING = 1 << 40
 
 Say = Callable[[str], None]
 
@@ -73,9 +71,9 @@ class ScriptJob:
             cold_drain_s=2 * unit_s,
             reading_s=unit_s,
             all_warm_drains_s=self._patience_s,
+            filling_s=self._patience_s / 4,
             worker_counts=5,
         )
-        self._longest_s = self._patience_s / 4  # of a slow drain
         self._wanted = loader
         self._site: str | None = None
         self._trains: list[str] = []  # sites of all loaders that train
@@ -161,8 +159,8 @@ class ScriptJob:
         slot = self._choose_slot(rank, rows)
         if slot is None:
             return False
-        batches = [row for row in rows if row.slot == slot and row.kind & 15 == records.BATCH]
-        if patient and self._wanted is None and not batches[0].kind & records.TRAINS:
+        batches = [row for row in rows if row.slot == slot and row.event == records.BATCH]
+        if patient and self._wanted is None and not batches[0].trains:
             return False
         skipped = 2 * max(1, rank.loader(slot)["workers"])
         if len(batches) <= skipped + (_FEWEST if patient else 3):
@@ -174,9 +172,9 @@ class ScriptJob:
         """Return the training loader's slot: most batches with gradients on, else most batches."""
         counts: dict[int, list[int]] = {}
         for row in rows:
-            if row.kind & 15 == records.BATCH:
+            if row.event == records.BATCH:
                 count = counts.setdefault(row.slot, [0, 0])
-                count[0] += bool(row.kind & records.TRAINS)
+                count[0] += row.trains
                 count[1] += 1
         if self._wanted is not None:
             counts = {s: c for s, c in counts.items() if _is_built_at(rank.loader(s), self._wanted)}
@@ -190,7 +188,7 @@ class ScriptJob:
             slot = self._choose_slot(rank, rank.rows)
             if slot is not None:
                 rank.slot = slot
-                trains = any(row.slot == slot and row.kind & records.TRAINS for row in rank.rows)
+                trains = any(row.slot == slot and row.trains for row in rank.rows)
                 chosen.append((not trains, rank.pid, rank))
             elif self._wanted is not None:
                 sites = ", ".join(about["site"] for about in rank.about["loaders"])
@@ -202,7 +200,7 @@ class ScriptJob:
         _, _, first = min(chosen)
         session.job = first.job
         self._site = session.site = first.loader(first.slot)["site"]
-        trained = {row.slot for row in first.rows if row.kind & records.TRAINS}
+        trained = {row.slot for row in first.rows if row.trains}
         self._trains = [first.loader(slot)["site"] for slot in sorted(trained)]
         self.trace.ranks = session.find_training_ranks()
         jobs = {rank.job for idle, _, rank in chosen if not idle}
@@ -257,8 +255,8 @@ class ScriptJob:
         session.wait_until(enough, "G")
 
     def _has_lasted(self, rows: list[Row], patient: bool) -> bool:
-        if rows and rows[-1].kind & 15 == records.SYNCHRONISED and len(rows) > 1:
-            return rows[-2].kind & records.REPLAYED > 0  # it has had all that it was to have
+        if rows and rows[-1].event == records.SYNCHRONISED and len(rows) > 1:
+            return rows[-2].is_replayed  # it has had all that it was to have
         if len(rows) <= (_FEWEST if patient else 6):
             return False
         return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
@@ -288,51 +286,42 @@ class ScriptJob:
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:
         """Read the loader in all ranks with no training step in between. Raises Stopped."""
-        tag = str(self._session.folder / f"drain-{self._drains}")
+        session, tag = self._session, f"drain-{self._drains}"
         self._drains += 1
         command = {
             "do": "drain",
-            "tag": tag,
+            "tag": str(session.folder / tag),
             "workers": workers,
             "seconds": seconds,
-            "longest": max(seconds * 3, self._longest_s),
+            "longest": max(seconds * 3, self._patience_s / 4),
             "least": 4 * max(1, workers) + 8,
-            "most": _EVERYTHING,
             "fresh": fresh,
             "once": once,
-            "hears": fresh,
         }
-        answers = self._session.send(command)
+        answers = session.send(command)
         for rank, recorded, answer in zip(self._ranks, self._recorded, answers, strict=True):
             if "arrivals_ns" not in answer:
                 self.trace.note(f"{name}: the loader could not be read again: {answer['error']}")
                 raise Stopped
             if answer["error"]:
                 self.trace.note(f"{name}: the loader ended with {answer['error']}")
-            if len(answer["arrivals_ns"]) < (1 if fresh or once else 2):  # an epoch may be one
+            arrivals_ns = answer["arrivals_ns"]
+            if len(arrivals_ns) < (1 if fresh or once else 2):  # an epoch may be one
                 self.trace.reasons["P"] = (
                     "read alone, the loader gave too few batches in its time: use a larger --budget"
                 )
                 raise Stopped
-            own = f"{Path(tag).name}-{rank.pid}-*"
-            work: list[WorkRecord] = []
-            for path in self._session.folder.glob(own + ".work"):
-                work.extend(records.read_work(str(path)))
+            work, opened = session.read_drain(tag, rank)
+            recorded.opened += opened
             drain = Drain(
                 workers,
-                answer["arrivals_ns"],
+                arrivals_ns,
                 answer["began_ns"],
                 answer["cpu_s"],
-                answer["ended"],
-                answer["error"],
-                [w for w in work if w.ended_ns <= (answer["arrivals_ns"] or [0])[-1]],
-                sum(w.examples for w in work),
+                [batch for batch in work if batch.ended_ns <= arrivals_ns[-1]],
+                sum(batch.examples for batch in work),
             )
             recorded.drains.setdefault(name, []).append(drain)
-            if fresh:
-                for path in self._session.folder.glob(own + ".opened"):
-                    lines = path.read_text().splitlines()
-                    recorded.opened += [json.loads(line) for line in lines]
 
     def train(self, workers: int, left: int) -> None:
         """Have the script train on what was drained, as one of so many times. Raises Stopped."""
@@ -362,12 +351,12 @@ class ScriptJob:
             if "error" in answer:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
                 continue
-            found = estimates.find_steps(session.read_rows(rank)[start:], rank.slot)
+            found = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
             steps_s = [(row.entered_ns - before.entered_ns) / 1e9 for before, row in found]
             recorded.trained.setdefault(workers, []).append(steps_s)
 
-    def prepare_files(self) -> None:
-        """Find the files that the first drain read, and have them in memory."""
+    def find_files(self) -> list[str]:
+        """Return the files that the first drain read."""
         trace = self.trace
         first = [rank.drains["found"][-1] for rank in self._recorded]
         opened = [line for rank in self._recorded for line in rank.opened]
@@ -380,16 +369,7 @@ class ScriptJob:
             trace.files, trace.files_examples = self.files, examples
             for rank in self._recorded:
                 rank.opened = [line for line in rank.opened if line["kind"] in ("file", "socket")]
-        with contextlib.suppress(OSError):
-            resident = storage.resident_fraction(trace.files)
-            if resident is not None and resident < 1.0:
-                storage.read_files(self.files, 4, self._longest_s)
-
-    def finish_warm_drains(self) -> None:
-        """Note how much of the data stayed in memory."""
-        with contextlib.suppress(OSError):
-            if self.files:
-                self.trace.warm_fraction = storage.resident_fraction(self.files)
+        return self.files
 
 
 def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
@@ -405,6 +385,5 @@ def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:
     return [
         row
         for row in rows
-        if row.slot == rank.slot
-        and (row.kind & records.REPLAYED or row.kind & 15 == records.SYNCHRONISED)
+        if row.slot == rank.slot and (row.is_replayed or row.event == records.SYNCHRONISED)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 
 from stoker.analysis.phases import Stopped
 from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row, WatchedRows
+from stoker.analysis.probe.records import Row, WatchedRows, WorkRecord
 from stoker.analysis.script_process import (
     ScriptProcess,
     describe_crash,
@@ -133,8 +134,7 @@ class Session:
         """Return how many batches the job has had in this start; of several ranks, the fewest."""
         counts = [
             sum(
-                row.slot == rank.slot and row.kind & 15 == records.BATCH
-                for row in self.read_rows(rank)
+                row.slot == rank.slot and row.event == records.BATCH for row in self.read_rows(rank)
             )
             for rank in self.find_training_ranks()
         ]
@@ -198,11 +198,11 @@ class Session:
                 counts[site] = max(counts.get(site, 0), row.number)
         for rank in paced:
             latest = self.read_rows(rank)[-1000:]
-            trained = {row.slot for row in latest if row.kind & records.TRAINS}
+            trained = {row.slot for row in latest if row.trains}
             for about in rank.about["loaders"]:
                 slot = about["slot"]
                 if slot == rank.slot or (what == "replay_at" and slot in trained):
-                    place = 8 + 2 * slot + (what == "take_at")
+                    place = records.find_places(slot)[what == "take_at"]
                     step = counts.get(about["site"], 0) + (ahead if len(paced) > 1 else 0) + later
                     header = self._watched[rank.pid].header
                     header[place] = min(header[place], step)
@@ -228,6 +228,18 @@ class Session:
         self.wait_until(answered, "P", 0.02)
         return [answers[rank.pid] for rank in ranks]
 
+    def read_drain(
+        self, tag: str, rank: RankTrace
+    ) -> tuple[list[WorkRecord], list[dict[str, Any]]]:
+        """Return what the workers of a rank made in a drain, and what they opened."""
+        work: list[WorkRecord] = []
+        opened: list[dict[str, Any]] = []
+        for path in self.folder.glob(f"{tag}-{rank.pid}-*.work"):
+            work.extend(records.read_work(str(path)))
+        for path in self.folder.glob(f"{tag}-{rank.pid}-*.opened"):
+            opened.extend(json.loads(line) for line in path.read_text().splitlines())
+        return work, opened
+
     def finish(self) -> None:
         """Ask the script to end, and give it time for that."""
         if self._process.exit_code is not None:
@@ -239,8 +251,8 @@ class Session:
             number = self._number + 1 if rank.pid in paced else 0
             records.write_json(f"{watched.base}.command.{number}", {"do": "end"})
             for about in rank.about["loaders"]:
-                for place in (8, 9):
-                    watched.header[place + 2 * about["slot"]] = 0
+                for place in records.find_places(about["slot"]):
+                    watched.header[place] = 0
         given_s = min(_GRACE_S[1], max(_GRACE_S[0], _GRACE * self._budget_s))
         until = time.monotonic() + given_s
         while self._process.exit_code is None and time.monotonic() < until:

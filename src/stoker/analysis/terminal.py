@@ -68,8 +68,8 @@ def _draw_split(report: Report) -> Text:
     if report.as_it_is is not None:
         seen = report.as_it_is
         text.append(
-            f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of the "
-            f"time inside next(); first batch after {seen.startup_s:.2f} s"
+            f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of "
+            f"the time inside next(); first batch after {seen.startup_s:.2f} s"
         )
         if report.predicted is not None:
             text.append(f"; the rates below predict {report.predicted:,.0f}")

@@ -19,8 +19,6 @@ class Drain:
     began_ns: int
     cpu_s: float
     """Processor seconds of the training process, from the first batch on."""
-    ended: str
-    error: str | None
     work: list[WorkRecord]
     """Batches that were delivered."""
     made: int = 0
@@ -87,8 +85,6 @@ class Trace:
     readers: int = 1
     warm_fraction: float | None = None
     """Share of the drained data that was in memory during the warm drains."""
-    cold_fraction: float | None = None
-    """Share of it that still was before the cold drains."""
     starts: int = 0
     seconds: float = 0.0
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

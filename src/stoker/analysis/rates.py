@@ -93,10 +93,10 @@ def estimate_steady(rank: RankTrace, batch: float) -> Steady | None:
     for epoch in _split_epochs(rank.rows, rank.slot):
         skip = ahead if len(epoch) > 3 * ahead else 1
         for place, (row, following, between) in enumerate(epoch):
-            if row.kind & 15 == records.STARTED:
+            if row.event == records.STARTED:
                 started_ns = row.entered_ns
                 continue
-            if row.kind & 15 != records.BATCH:
+            if row.event != records.BATCH:
                 continue
             if startup_s is None:
                 startup_s = (row.left_ns - started_ns) / 1e9
@@ -108,7 +108,7 @@ def estimate_steady(rank: RankTrace, batch: float) -> Steady | None:
                 waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker))
             if place <= skip or following is None:
                 continue
-            if any(not other.kind & records.TRAINS for other in between):
+            if any(not other.trains for other in between):
                 continue  # an evaluation
             seconds.append((following.entered_ns - row.entered_ns) / 1e9)
             waited += wait_s
@@ -149,11 +149,11 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     disturbed = False
     for row in rows:
         if row.slot != slot:
-            disturbed = disturbed or not row.kind & records.TRAINS
+            disturbed = disturbed or not row.trains
             continue
         if before is not None and row.epoch == before.epoch and not disturbed:
             found.append((before, row))
-        before = row if row.kind & records.REPLAYED else None
+        before = row if row.is_replayed else None
         disturbed = False
     return found
 

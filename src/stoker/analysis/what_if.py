@@ -7,7 +7,7 @@ preparation to be no limit any more, and speed as a curve over each quantity tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,86 +160,47 @@ def _choose_quantities(job: Measured, change: Change) -> list[str]:
 
 def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     """Draw one quantity. The value as it was found is asked as no change at all."""
+    field = {"cache": "cache_bytes", "storage-mbps": "storage_mbps"}.get(quantity, quantity)
+    unchanged, asked = getattr(NOTHING, field), getattr(change, field)
+    asked = None if asked == unchanged else asked
+    found: float = 1
+    to_field: Callable[[float], Any] = float
+    beside = ""
+    predict_beside: Callable[[Change], float] | None = None
     if quantity == "cache":
-        size = dataset_bytes(job) or 0.0
-
-        def cache(x: float | None) -> Change:
-            return replace(change, cache_bytes=None if x is None else round(x * size))
-
-        def with_page_cache(at: Change) -> float:
-            return predict_with_page_cache(job, at).rate
-
-        asked = None if change.cache_bytes is None else cached_fraction(job, change)
+        found = job.cached_fraction
+        asked = None if asked is None else cached_fraction(job, change)
         grid = [tenth / 10 for tenth in range(11)]
-        return _sample_curve(
-            job, quantity, cache, grid, job.cached_fraction, asked, "page cache", with_page_cache
-        )
-    if quantity == "cores":
-
-        def cores(count: float | None) -> Change:
-            return replace(change, cores=None if count is None else int(count))
-
+        size, to_field = dataset_bytes(job) or 0.0, lambda x: round(x * size)
+        beside, predict_beside = "page cache", lambda at: predict_with_page_cache(job, at).rate
+    elif quantity == "cores":
+        found, to_field = job.workers, int
         needed = find_cores_needed(job, change, predict(job, change)) or MOST_CORES
-        reach = max(2 * needed, 2 * job.workers, change.cores or 0, 4)
-        return _sample_curve(job, quantity, cores, _double(1, reach), job.workers, change.cores)
-    if quantity == "storage-mbps":
+        grid = _double(1, max(2 * needed, 2 * job.workers, change.cores or 0, 4))
+    elif quantity == "storage-mbps":
         found = (job.storage or 0.0) * (job.example_bytes or 0.0) / 1e6
         grid = _double(found / 4, max(found * 32, change.storage_mbps or 0.0))
-
-        def storage(mbps: float | None) -> Change:
-            return replace(change, storage_mbps=mbps)
-
-        return _sample_curve(job, quantity, storage, grid, found, change.storage_mbps)
-    if quantity == "accelerator":
-
-        def accelerator(speed: float | None) -> Change:
-            return replace(change, accelerator=speed or 1.0)
-
-        asked = None if change.accelerator == 1 else change.accelerator
+    elif quantity == "accelerator":
         grid = _double(0.25, max(16.0, change.accelerator))
-        return _sample_curve(job, quantity, accelerator, grid, 1.0, asked)
-    if quantity == "jobs":
-
-        def jobs(count: float | None) -> Change:
-            return replace(change, jobs=int(count or 1), sharing=False)
-
-        def sharing(at: Change) -> float:
-            return predict(job, replace(at, sharing=True)).rate
-
-        grid = _double(1, change.jobs)
-        return _sample_curve(job, quantity, jobs, grid, 1, change.jobs, "sharing", sharing)
-
-    def echo(factor: float | None) -> Change:
-        return replace(change, echo=factor or 1.0)
-
-    def fresh(at: Change) -> float:
-        return predict(job, at).fresh_rate
-
-    grid = _double(1.0, max(8.0, change.echo))
-    return _sample_curve(job, quantity, echo, grid, 1.0, change.echo, "of these fresh", fresh)
-
-
-def _sample_curve(
-    job: Measured,
-    quantity: str,
-    at: Callable[[float | None], Change],
-    grid: Iterable[float],
-    found: float,
-    asked: float | None,
-    beside: str = "",
-    second: Callable[[Change], float] | None = None,
-) -> Curve:
-    """Predict at the values of a grid, at what was found (``at(None)``) and at what was asked."""
+    elif quantity == "jobs":
+        grid, to_field = _double(1, change.jobs), int
+        change = replace(change, sharing=False)
+        beside, predict_beside = "sharing", lambda at: predict(job, replace(at, sharing=True)).rate
+    else:
+        grid = _double(1.0, max(8.0, change.echo))
+        beside, predict_beside = "of these fresh", lambda at: predict(job, at).fresh_rate
     points = []
     for value in sorted({*grid, found, *([] if asked is None else [asked])}):
-        change = at(None if value == found and value != asked else value)
-        prediction = predict(job, change)
+        own = value == found and value != asked
+        asks: dict[str, Any] = {field: unchanged if own else to_field(value)}
+        at = replace(change, **asks)
+        prediction = predict(job, at)
         points.append(
             Point(
                 at=value,
                 rate=prediction.rate,
                 bound=prediction.bound,
-                beside=second(change) if second else None,
+                beside=predict_beside(at) if predict_beside else None,
                 mark="asked" if value == asked else "as it is" if value == found else "",
             )
         )

@@ -4,8 +4,8 @@ Rates are examples per second: ``G`` what training takes in, ``P`` what preparat
 memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
 et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5).
 
-The report page computes with the same functions: ``javascript.py`` translates them, and says what
-they may be written in.
+Functions are named by the quantity that they return. The report page uses them too, translated by
+``javascript.py``, which says what Python they may be written in.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Python's formulas in JavaScript: what the report page computes with.
+"""Translates Python functions into JavaScript, so that the report page has the same formulas.
 
-Functions are translated statement by statement, so that no formula is written twice. They keep to
-what means the same in both languages: numbers, texts, pairs and dataclasses; ``if``, ``for`` over
-``range``, ``pairwise`` or a list, functions inside of functions, and calls of each other. The truth
-of a list is not asked (``[]`` is true in JavaScript), but its length. Names become camelCase, and
-fields stay as they are, for so the data of the page has them. What is anything else is refused.
+The functions may use what means the same in both languages: numbers, strings, pairs, fields of
+dataclasses, ``if``, ``for`` over ``range``, ``pairwise`` or a list, functions inside functions, and
+calls of each other. Anything else is refused. One thing is not checked: an empty list is true in
+JavaScript, so a condition must ask for ``len(...) > 0``. Names become camelCase; fields keep their
+names, because the data in the page has them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _statement(node: ast.stmt) -> str:
         case ast.Assign(targets=targets, value=value):
             return " = ".join(map(_expression, [*targets, value])) + ";"
         case ast.AugAssign(target=target, op=op, value=value):
-            return f"{_expression(target)} {_OPERATORS[type(op)]}= {_expression(value)};"
+            return f"{_expression(target)} {_operator(op)}= {_expression(value)};"
         case ast.If(test=test, body=body, orelse=orelse):
             otherwise = f" else {_block(orelse)}" if orelse else ""
             return f"if ({_expression(test)}) {_block(body)}{otherwise}"
@@ -136,13 +136,13 @@ def _expression(node: ast.expr) -> str:
         case ast.Subscript(value=value, slice=ast.UnaryOp() as place):  # from the end
             return f"{_expression(value)}.at({_expression(place)})"
         case ast.BinOp(left=left, op=op, right=right):
-            return f"({_expression(left)} {_OPERATORS[type(op)]} {_expression(right)})"
+            return f"({_expression(left)} {_operator(op)} {_expression(right)})"
         case ast.UnaryOp(op=op, operand=operand):
-            return f"{_OPERATORS[type(op)]}{_expression(operand)}"
+            return f"{_operator(op)}{_expression(operand)}"
         case ast.BoolOp(op=op, values=values):
-            return f"({f' {_OPERATORS[type(op)]} '.join(map(_expression, values))})"
+            return f"({f' {_operator(op)} '.join(map(_expression, values))})"
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return f"({_expression(left)} {_OPERATORS[type(op)]} {_expression(right)})"
+            return f"({_expression(left)} {_operator(op)} {_expression(right)})"
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return f"({_expression(test)} ? {_expression(body)} : {_expression(orelse)})"
         case ast.ListComp(
@@ -160,6 +160,12 @@ def _expression(node: ast.expr) -> str:
             called = ast.unparse(func)
             return f"{_CALLS.get(called) or _expression(func)}({', '.join(given)})"
     raise ValueError(f"cannot be said in JavaScript: {ast.unparse(node)}")
+
+
+def _operator(node: ast.AST) -> str:
+    if type(node) not in _OPERATORS:
+        raise ValueError(f"cannot be said in JavaScript: {type(node).__name__}")
+    return _OPERATORS[type(node)]
 
 
 def _camel(name: str) -> str:

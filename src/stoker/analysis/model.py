@@ -11,7 +11,7 @@ seen in real jobs, and measured:
   in bursts and in order, and take time to receive. How much less, by number of workers, is
   ``efficiency``.
 
-The report page computes with the same functions, translated by ``javascript.py``.
+The report page uses the same functions, translated by ``javascript.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the probe writes, and how: files in the folder of the analysis that survive any end.
+"""What the probe writes: files in the folder of the analysis, complete however a process ends.
 
 A process that iterates loaders has ``process-PID.rows``, a mapped file: first a header through
 which the analyzer says when to do what, then a row for each call of ``next()``. A worker appends

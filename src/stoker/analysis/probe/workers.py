@@ -81,7 +81,7 @@ def _list_mapped() -> dict[str, bool]:
 class Listener:
     """Notes what this process opens while it prepares examples; in drains alone.
 
-    An audit hook cannot be taken back, so there is one a process, and it is deaf between drains.
+    An audit hook cannot be removed: a process has one, and it does nothing between drains.
     """
 
     def __init__(self) -> None:

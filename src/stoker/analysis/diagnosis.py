@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from stoker import machine
 from stoker.analysis import rates
 from stoker.analysis.advice import advise
 from stoker.analysis.calibration import calibrate
-from stoker.analysis.formulas import INFINITE, fetch_rate
+from stoker.analysis.formulas import fetch_rate
 from stoker.analysis.model import FED, Measured, predict
 from stoker.analysis.porting import find_port
 from stoker.analysis.probe.records import BATCH
@@ -27,7 +27,6 @@ from stoker.analysis.report import (
     Rates,
     Report,
     Split,
-    find_efficiency,
     to_measured_apart,
 )
 from stoker.analysis.trace import AnalysisError, RankTrace, Trace, list_raw_phases
@@ -232,30 +231,11 @@ class _RankFindings:
         longest = max(one.wait_fraction + one.others_fraction for one in seen if one is not None)
         if self.g is None or self.p is None:
             return longest
-        model = predict(self._to_measured())
+        model = predict(to_measured_apart(self._shell))
         return longest + max(0.0, 1.0 - model.processors / self.g.value)
 
-    def _to_measured(self) -> Measured:
-        assert self.g is not None
-        found = Measured(
-            ingestion=self.g.value,
-            prep=tuple((point.workers, point.rate.value) for point in self.curve),
-            workers=self.about["workers"],
-            cores=self._count_cores(),
-            batch_size=self.batch,
-            miss_s=self.miss_s,
-            cached_fraction=self.x or 0.0,
-            step_cpu_s=self.step_cpu_s,
-            prep_fetches=self.is_networked,
-            prep_cpu=tuple((point.workers, point.cpu_s) for point in self.curve),
-        )
-        if self.s is not None:
-            cache = self.c.value if self.c else INFINITE
-            found = replace(found, storage=self.s.value, cache=cache)
-        return replace(found, efficiency=find_efficiency(found, self.curve))
-
     def _to_calibrated(self, compute: float) -> Measured:
-        job = self._to_measured()
+        job = to_measured_apart(self._shell)
         return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
 
     def _count_cores(self) -> int:
@@ -280,14 +260,13 @@ class _RankFindings:
             ranks.append(
                 Rank(
                     rank=one.rank.rank,
-                    rates=Rates(one.g, one.p_known, one.s, one.c, one.f),
+                    rates=one._shell.rates,
                     split=own,
                     wait_fraction=one.wait_fraction,
                     others_fraction=others,
                 )
             )
         steady = self.steady
-        loaders = [self._make_loader(rank, about) for about in rank.about["loaders"]]
         if steady is not None and steady.others_fraction > 0.01:
             self.notes.append(
                 f"the script reads other training loaders in lock-step, and waits for them "
@@ -301,6 +280,20 @@ class _RankFindings:
             )
         if self.g is not None and self.step_cpu_s > 0 and not rank.described.get("cuda"):
             self.notes.append("no device was used: training runs on the host's processors")
+        return msgspec.structs.replace(
+            self._shell,
+            split=split,
+            bound=self.find_bound(split),
+            notes=self.notes,
+            ranks=ranks,
+            phases=list_raw_phases(trace),
+        )
+
+    @cached_property
+    def _shell(self) -> Report:
+        """The report without what is to follow from it: the split and what limits."""
+        trace, rank, steady = self.trace, self.rank, self.steady
+        loaders = [self._make_loader(rank, about) for about in rank.about["loaders"]]
         bytes_each = None
         if trace.files:
             sizes = {
@@ -317,7 +310,7 @@ class _RankFindings:
             bytes_each = read / count if count and read and self.s is not None else None
         examples_total = rank.described.get("examples")
         if examples_total is not None:
-            examples_total *= len(found)
+            examples_total *= len(trace.ranks)
         return Report(
             stoker=stoker.__version__,
             made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -335,11 +328,10 @@ class _RankFindings:
             cached_fraction=self.x,
             rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
             reasons=self.reasons,
-            split=split,
+            split=Split(1.0, 0.0, 0.0),
             verdict="",
-            bound=self.find_bound(split),
+            bound="",
             actions=[],
-            notes=self.notes,
             as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
             if steady
             else None,
@@ -356,8 +348,6 @@ class _RankFindings:
                 for name, blocks in trace.stages.items()
                 if (rate := rates.estimate_rate(blocks)) is not None
             },
-            ranks=ranks,
-            phases=list_raw_phases(trace),
         )
 
     def _find_after_s(self) -> dict[str, float]:

@@ -115,7 +115,7 @@ def _drain_warm(job: DrivenJob) -> None:
     job.drain("found", rank.workers, limits.first_drain_s, fresh=True)
     drained = job.find_files()
     with contextlib.suppress(OSError):
-        if drained and trace.files and storage.resident_fraction(drained) != 1.0:
+        if trace.files and storage.resident_fraction(drained) not in (None, 1.0):
             storage.read_files(drained, 4, limits.filling_s)
     first = rank.drains["found"][-1]
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0

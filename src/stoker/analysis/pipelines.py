@@ -40,7 +40,7 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
         raise TypeError(f"step is called with each batch; {type(step).__name__} cannot be")
     if _has_echo(pipeline):
         raise ValueError("take .echo out: the analysis tells what echoing would bring")
-    if _wraps_loader(pipeline):
+    if _is_loader(pipeline):
         raise ValueError(
             "the stages of a foreign loader are not known: stoker analyze SCRIPT looks inside"
         )
@@ -60,7 +60,7 @@ def _has_echo(pipeline: Pipeline) -> bool:
     return pipeline._has(Echo)
 
 
-def _wraps_loader(pipeline: Pipeline) -> bool:
+def _is_loader(pipeline: Pipeline) -> bool:
     return isinstance(pipeline._source, LoaderSource)
 
 
@@ -95,7 +95,7 @@ def _find_maps(pipeline: Pipeline) -> dict[str, bool]:
     return {stage.name: stage.random for stage in pipeline._stages if isinstance(stage, Map)}
 
 
-def _copy(pipeline: Pipeline) -> Pipeline:
+def _copy_pipeline(pipeline: Pipeline) -> Pipeline:
     copy: Pipeline = pipeline._with()
     return copy
 
@@ -190,7 +190,7 @@ class PipelineJob:
         except TypeError:
             examples = None
         self._rank.described = {
-            "cuda": _uses_device(),
+            "cuda": _has_device(),
             "examples": examples,
             "prefetch": 2,
             "ordered": False,
@@ -257,7 +257,7 @@ class PipelineJob:
         """Do nothing: a pipeline needs no port."""
 
     def _copy(self, workers: int) -> Pipeline:
-        copy = _copy(self._pipeline)
+        copy = _copy_pipeline(self._pipeline)
         if workers != self._workers:
             copy = copy.workers(max(workers, self._kind == "process"), kind=self._kind)
         copy.set_epoch(self._pipeline.epoch)
@@ -303,13 +303,13 @@ def _note_rows(batches: Iterable[Any], rows: list[Row], epoch: int, flag: int) -
         yield batch
 
 
-def _uses_device() -> bool:
+def _has_device() -> bool:
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_initialized())
 
 
 def _synchronise() -> None:
-    if _uses_device():
+    if _has_device():
         sys.modules["torch"].cuda.synchronize()
 
 

@@ -110,7 +110,7 @@ class ScriptJob:
             if self.is_over and session.ranks:
                 self.say("the time is up: ending the script")
                 session.finish()
-            if session.ended_by_itself:
+            if session.has_ended_by_itself:
                 self._life = session.count_batches()
         finally:
             with deferred():
@@ -124,10 +124,10 @@ class ScriptJob:
         self.say("as it is: waiting for the first batch")
         patience_s = min(_LOADERLESS_S, self._patience_s)
 
-        def met() -> bool:
+        def has_met_one() -> bool:
             return bool(session.ranks) or session.measure_loaderless_s() >= patience_s
 
-        session.wait_until(met, "batch")
+        session.wait_until(has_met_one, "batch")
         if not session.ranks:
             self.trace.reasons["batch"] = (
                 f"it trained for {patience_s:.0f} s without iterating a DataLoader"
@@ -136,7 +136,7 @@ class ScriptJob:
         self.say("as it is: measuring the job, left alone")
         began = time.monotonic()
 
-        def enough() -> bool:
+        def is_enough() -> bool:
             patient = time.monotonic() - began < self._patience_s
             if patient and any(
                 rank.about["on_this_host"] > len(session.ranks) for rank in session.ranks
@@ -148,7 +148,7 @@ class ScriptJob:
             )
 
         try:
-            session.wait_until(enough, "as-it-is")
+            session.wait_until(is_enough, "as-it-is")
         finally:
             self._choose_loader()
             if self._site is not None:
@@ -245,14 +245,14 @@ class ScriptJob:
         session = self._session
         began = time.monotonic()
 
-        def enough() -> bool:
+        def is_enough() -> bool:
             patient = time.monotonic() - began < self._patience_s
             return all(
                 self._has_lasted(_list_replayed(rank, session.read_rows(rank)), patient)
                 for rank in session.find_training_ranks()
             )
 
-        session.wait_until(enough, "G")
+        session.wait_until(is_enough, "G")
 
     def _has_lasted(self, rows: list[Row], patient: bool) -> bool:
         if rows and rows[-1].event == records.SYNCHRONISED and len(rows) > 1:

@@ -141,7 +141,7 @@ class Session:
         return min(counts, default=0)
 
     @property
-    def ended_by_itself(self) -> bool:
+    def has_ended_by_itself(self) -> bool:
         """Whether the script came to its end without being told to, and without a crash."""
         return self._process.exit_code == 0 and self._trace.crash is None
 
@@ -216,7 +216,7 @@ class Session:
             records.write_json(f"{base}.command.{self._number}", command)
         answers: dict[int, dict[str, Any]] = {}
 
-        def answered() -> bool:
+        def has_answered() -> bool:
             for rank in ranks:
                 if rank.pid not in answers:
                     base = self._watched[rank.pid].base
@@ -225,7 +225,7 @@ class Session:
                         answers[rank.pid] = answer
             return len(answers) == len(ranks)
 
-        self.wait_until(answered, "P", 0.02)
+        self.wait_until(has_answered, "P", 0.02)
         return [answers[rank.pid] for rank in ranks]
 
     def read_drain(

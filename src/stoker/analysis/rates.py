@@ -29,7 +29,6 @@ class Steady:
     others_fraction: float
     """Share of the time inside the ``next()`` of other training loaders."""
     startup_s: float
-    batches: int
     waits: list[Wait]
 
 
@@ -52,10 +51,8 @@ def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
     return Rate(value, max(0.0, value - half), value + half)
 
 
-def join_blocks(
-    amounts: Sequence[float], seconds: Sequence[float], period: int
-) -> list[tuple[float, float]]:
-    """Join steps into about eight blocks of whole periods.
+def _estimate_step_rate(seconds: Sequence[float], batch: float, period: int) -> Rate | None:
+    """Return the rate of steps of ``batch`` examples each, by about eight blocks of whole periods.
 
     Waits come in bursts with the number of workers as their period, so a part of one is no
     sample. A rest is left out, unless there is nothing else.
@@ -63,10 +60,10 @@ def join_blocks(
     period = max(1, period)
     size = max(period, len(seconds) // _BLOCKS // period * period)
     blocks = [
-        (sum(amounts[at : at + size]), sum(seconds[at : at + size]))
+        (batch * size, sum(seconds[at : at + size]))
         for at in range(0, len(seconds) - size + 1, size)
     ]
-    return blocks or [(sum(amounts), sum(seconds))]
+    return estimate_rate(blocks or [(batch * len(seconds), sum(seconds))])
 
 
 def estimate_batch_size(rank: RankTrace) -> float:
@@ -113,11 +110,11 @@ def estimate_steady(rank: RankTrace, batch: float) -> Steady | None:
             seconds.append((following.entered_ns - row.entered_ns) / 1e9)
             waited += wait_s
             others += sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
-    rate = estimate_rate(join_blocks([batch] * len(seconds), seconds, workers))
+    rate = _estimate_step_rate(seconds, batch, workers)
     if rate is None:
         return None
     total = sum(seconds)
-    return Steady(rate, waited / total, others / total, startup_s or 0.0, len(seconds), waits)
+    return Steady(rate, waited / total, others / total, startup_s or 0.0, waits)
 
 
 def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
@@ -170,7 +167,7 @@ def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, floa
         start_ns = before.entered_ns if device else before.left_ns
         seconds.append((row.entered_ns - start_ns) / 1e9)
         cpu_ns += row.cpu_ns - before.cpu_ns
-    rate = estimate_rate(join_blocks([batch] * len(seconds), seconds, 1))
+    rate = _estimate_step_rate(seconds, batch, 1)
     return rate, cpu_ns / 1e9 / (batch * len(seconds)) if seconds else 0.0
 
 
@@ -187,7 +184,7 @@ def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = Fals
         times = arrivals[skip : max(skip + 2, end)]
         whole = (len(times) - 1) // max(1, period) * max(1, period) or len(times) - 1
         seconds += [(b - a) / 1e9 for a, b in itertools.pairwise(times[: whole + 1])]
-    return estimate_rate(join_blocks([batch] * len(seconds), seconds, period))
+    return _estimate_step_rate(seconds, batch, period)
 
 
 def estimate_trained(rank: RankTrace, workers: int, batch: float) -> Rate | None:
@@ -197,7 +194,7 @@ def estimate_trained(rank: RankTrace, workers: int, batch: float) -> Rate | None
     for steps_s in rank.trained.get(workers, []):
         later = steps_s[min(4 * period if workers else 2, len(steps_s) // 3) :]
         seconds += later[: len(later) // period * period]
-    return estimate_rate(join_blocks([batch] * len(seconds), seconds, period))
+    return _estimate_step_rate(seconds, batch, period)
 
 
 def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:

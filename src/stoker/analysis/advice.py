@@ -269,21 +269,18 @@ def _advise_echo(report: Report) -> list[Action]:
     ]
 
 
-def _predict_gain(report: Report, after: Trial, before: Trial | None = None) -> Rate:
+def _predict_rate(case: Measured) -> float:
+    return predict(case).rate
+
+
+def _predict_gain(report: Report, after: Trial, before: Trial = _predict_rate) -> Rate:
     """Return the predicted speed after something over the speed before, with its interval.
 
     The interval spans the corners of the intervals of G, P, S and C.
     """
-
-    def try_it(case: Measured) -> float:
-        return after(case) / (before or _predict_rate)(case)
-
-    value, *answers = (try_it(case) for case in [to_measured(report), *_list_corners(report)])
-    return Rate(value, min(value, *answers), max(value, *answers))
-
-
-def _predict_rate(case: Measured) -> float:
-    return predict(case).rate
+    cases = [to_measured(report), *_list_corners(report)]
+    value, *others = (after(case) / before(case) for case in cases)
+    return Rate(value, min(value, *others), max(value, *others))
 
 
 def _try_change(change: Change) -> Trial:
@@ -320,29 +317,29 @@ def _find_ends(rate: Rate | None) -> tuple[float, float]:
 def _try_workers(count: int) -> Trial:
     """Have that many workers, on the processors that there are."""
 
-    def try_it(case: Measured) -> float:
+    def predict_trial(case: Measured) -> float:
         readers = Change(cores=count)
         storage, cache = storage_rate(case, readers), cache_rate(case, readers)
         return predict(replace(case, workers=count, storage=storage, cache=cache)).rate
 
-    return try_it
+    return predict_trial
 
 
 def _try_faster_prep(faster: float) -> Trial:
     """Prepare that many times as fast."""
 
-    def try_it(case: Measured) -> float:
+    def predict_trial(case: Measured) -> float:
         prep = tuple((count, rate * faster) for count, rate in case.prep)
         cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
         return predict(replace(case, prep=prep, prep_cpu=cpu)).rate
 
-    return try_it
+    return predict_trial
 
 
 def _try_keeping(held: float, kept_s: float) -> Trial:
     """Take that share of the examples out of memory, decoded, for so many worker seconds each."""
 
-    def try_it(case: Measured) -> float:
+    def predict_trial(case: Measured) -> float:
         def mixed(takes_s: float) -> float:
             return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
 
@@ -359,4 +356,4 @@ def _try_keeping(held: float, kept_s: float) -> Trial:
         )
         return predict(job).rate
 
-    return try_it
+    return predict_trial

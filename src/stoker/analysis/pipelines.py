@@ -17,9 +17,6 @@ from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
 from stoker.analysis.trace import Drain, RankTrace, Trace
 from stoker.pipeline import Pipeline
-from stoker.sources.stream import LoaderSource
-from stoker.stages.echo import Echo
-from stoker.stages.map import Map
 from stoker.stats import Stats
 
 _FEWEST = 8  # batches of a phase
@@ -38,9 +35,9 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
         )
     if not callable(step):
         raise TypeError(f"step is called with each batch; {type(step).__name__} cannot be")
-    if _has_echo(pipeline):
+    if pipeline.chain.echoes:
         raise ValueError("take .echo out: the analysis tells what echoing would bring")
-    if _is_loader(pipeline):
+    if pipeline.chain.source.yields_batches:
         raise ValueError(
             "the stages of a foreign loader are not known: stoker analyze SCRIPT looks inside"
         )
@@ -51,53 +48,6 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
     run_phases(job)
     job.trace.seconds = time.monotonic() - began
     return job.trace
-
-
-# What is looked up inside of a pipeline: here and nowhere else.
-
-
-def _has_echo(pipeline: Pipeline) -> bool:
-    return pipeline._has(Echo)
-
-
-def _is_loader(pipeline: Pipeline) -> bool:
-    return isinstance(pipeline._source, LoaderSource)
-
-
-def _name_source(pipeline: Pipeline) -> str:
-    return str(pipeline._source.name)
-
-
-def _list_files(pipeline: Pipeline) -> list[str]:
-    """Return the files of all examples; none where some are not files on this host."""
-    source = pipeline._source
-    try:
-        count = len(source)
-    except TypeError:
-        return []
-    paths = []
-    for index in range(count):
-        path = source.path(index)
-        if path is None:
-            return []
-        paths.append(path)
-    return paths
-
-
-def _find_workers(pipeline: Pipeline) -> tuple[int | None, str]:
-    """Return the number of workers, None where it is not said, and their kind."""
-    workers = pipeline._workers
-    return (None, "thread") if workers is None else (workers.count, workers.kind)
-
-
-def _find_maps(pipeline: Pipeline) -> dict[str, bool]:
-    """Return the maps by name, and whether they are random."""
-    return {stage.name: stage.random for stage in pipeline._stages if isinstance(stage, Map)}
-
-
-def _copy_pipeline(pipeline: Pipeline) -> Pipeline:
-    copy: Pipeline = pipeline._with()
-    return copy
 
 
 class PipelineJob:
@@ -122,11 +72,13 @@ class PipelineJob:
             worker_counts=3,
         )
         self._pipeline, self._step, self._unit_s = pipeline, step, unit_s
-        self._workers, self._kind = _find_workers(pipeline)
+        workers = pipeline.chain.workers
+        self._workers = None if workers is None else workers.count
+        self._kind = "thread" if workers is None else workers.kind
         about = {
             "slot": 0,
             "site": repr(pipeline),
-            "describes": _name_source(pipeline),
+            "describes": pipeline.chain.source.name,
             "batch_size": None,
             "workers": machine.usable_cores() if self._workers is None else self._workers,
         }
@@ -257,7 +209,7 @@ class PipelineJob:
         """Do nothing: a pipeline needs no port."""
 
     def _copy(self, workers: int) -> Pipeline:
-        copy = _copy_pipeline(self._pipeline)
+        copy = Pipeline(self._pipeline.chain)
         if workers != self._workers:
             copy = copy.workers(max(workers, self._kind == "process"), kind=self._kind)
         copy.set_epoch(self._pipeline.epoch)
@@ -275,7 +227,7 @@ class PipelineJob:
         """Note what each stage takes, and what is paid behind each place of an echo."""
         for stage in stats.stages:
             self.trace.stages.setdefault(stage.name, []).append((stage.examples, stage.seconds))
-        random = _find_maps(self._pipeline)
+        random = {stage.name: stage.is_random for stage in self._pipeline.chain.maps}
         behind_source = stats.stages[1:]
         costs_s = [stage.seconds / max(1, stage.examples) for stage in behind_source]
         maps = [place for place, stage in enumerate(behind_source) if stage.name in random]
@@ -286,6 +238,20 @@ class PipelineJob:
             "after-augmentation": sum(costs_s[behind:]),
             "before-augmentation": sum(costs_s[first:]),
         }
+
+
+def _list_files(pipeline: Pipeline) -> list[str]:
+    """Return the files of all examples; none where some are not files."""
+    source = pipeline.chain.plan.indexed
+    if source is None:
+        return []
+    paths = []
+    for index in range(len(source)):
+        path = source.path(index)
+        if path is None:
+            return []
+        paths.append(path)
+    return paths
 
 
 def _note_rows(batches: Iterable[Any], rows: list[Row], epoch: int, flag: int) -> Iterator[Any]:

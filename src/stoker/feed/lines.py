@@ -11,12 +11,12 @@ import time
 from collections import deque
 from typing import Any
 
+from stoker.chain import Chain
 from stoker.feed.log import At, Member, OutputLog
 from stoker.feed.producer import PARCEL_EXAMPLES, Producer
 from stoker.feed.served import Served
 from stoker.feed.staging import BATCHES, PARCELS, Staging
 from stoker.ipc.blocks import Blocks
-from stoker.pipeline import Pipeline
 
 _JOIN_S = 5.0
 
@@ -77,7 +77,7 @@ class Lines:
     """All lanes, the oldest first.
 
     Args:
-        pipeline: what is served.
+        chain: what is served.
         about: what jobs are told of it.
         staging: bounds what stands in them.
         wake: an event descriptor that is written to when something was made.
@@ -87,9 +87,9 @@ class Lines:
     """
 
     def __init__(
-        self, pipeline: Pipeline, about: Served, blocks: Blocks, staging: Staging, wake: int
+        self, chain: Chain, about: Served, blocks: Blocks, staging: Staging, wake: int
     ) -> None:
-        self._pipeline = pipeline
+        self._chain = chain
         self._about = about
         self._blocks = blocks
         self._staging = staging
@@ -171,6 +171,6 @@ class Lines:
         if not self._about.again:  # a loader is iterated once at a time
             for production in self._closed:
                 production.join(_JOIN_S)
-        line = Line(at, Producer(self._pipeline, self._blocks, self._about.batched, tell))
+        line = Line(at, Producer(self._chain, self._blocks, self._about.batched, tell))
         self._all.append(line)
         return line

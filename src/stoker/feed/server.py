@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.chain import Chain
 from stoker.errors import FeedError
 from stoker.feed import fork_safety, messages
 from stoker.feed.lines import Line, Lines
@@ -37,7 +38,7 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.feed.producer import Made
-from stoker.feed.served import described, served
+from stoker.feed.served import Served, check_servable
 from stoker.feed.staging import Staging
 from stoker.feed.start_barrier import StartBarrier
 from stoker.ipc.blocks import Blocks
@@ -117,7 +118,7 @@ class FeedServer:
         self.patience_s = patience_s
         self.jobs: list[ClientSession] = []
         self.blocks = Blocks()
-        self.about = described(pipeline)
+        self.about = Served.of(pipeline.chain)
         self.staging = Staging(staging, self.about.batched)
         self.rows_made = 0
         self._listener = listener
@@ -128,7 +129,7 @@ class FeedServer:
         self._leases = itertools.count(1)
         self._generations = itertools.count(1)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._serve_from(served(pipeline, None, None))
+        self._serve_from(check_servable(pipeline.chain, None))
         self._selector = selectors.DefaultSelector()
         self._gathering = StartBarrier(jobs, patience_s, self._selector)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -136,14 +137,14 @@ class FeedServer:
         listener.setblocking(False)
         fork_safety.add(listener)
 
-    def _serve_from(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.lines = Lines(pipeline, self.about, self.blocks, self.staging, self._wake)
+    def _serve_from(self, chain: Chain) -> None:
+        self._chain = chain
+        self.lines = Lines(chain, self.about, self.blocks, self.staging, self._wake)
 
     @property
     def seed(self) -> int:
         """The seed of the pipeline."""
-        return self._pipeline.seed
+        return self._chain.seed
 
     # -- the loop
 
@@ -351,7 +352,7 @@ class FeedServer:
             if len(self.lines):
                 return "the feeder was started again with another seed"
             try:
-                self._serve_from(served(self._pipeline, None, hello.seed))
+                self._serve_from(check_servable(self._chain, hello.seed))
             except FeedError as error:
                 return str(error)
         return None
@@ -377,7 +378,11 @@ class FeedServer:
         if not self.about.again and at is not None:
             if ask.number:
                 self._send(
-                    job, Failed(job.turn, f"{self._pipeline!r}: its batches cannot be made again")
+                    job,
+                    Failed(
+                        job.turn,
+                        f"<stoker.Pipeline {self._chain}>: its batches cannot be made again",
+                    ),
                 )
                 return
             at = None

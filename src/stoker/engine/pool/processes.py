@@ -34,7 +34,6 @@ from stoker.buffers import Recycler
 from stoker.engine.work import Failure, Misdrawn, Rejected, Work
 from stoker.errors import StageError, WorkerDied
 from stoker.signals import deferred
-from stoker.sources.source import DatasetSource
 from stoker.stages.batch import Builder, collated
 
 _GRACE_S = 1.0
@@ -447,10 +446,10 @@ class _Hand:
         use_keys: list[int] | None,
     ) -> list[Any]:
         source = work.segment.source
-        if indices is None and not work.segment.maps:
+        if indices is None and work.segment.is_plain:
             assert values is not None
             return values
-        if source is not None and not isinstance(source, DatasetSource) and not work.segment.maps:
+        if source is not None and not source.runs_user_code and work.segment.is_plain:
             assert indices is not None
             return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
         examples = []

@@ -100,7 +100,7 @@ from gil import jpegs
 from harness import RESULTS, Report, parser, report
 
 from stoker.analysis.model import Change, Prediction, predict
-from stoker.analysis.report import measured, read_report
+from stoker.analysis.report import read_report, to_measured
 
 SHARES = 0.35, 0.65, 1.0
 WORKERS = 1, 2
@@ -231,7 +231,7 @@ def measure(point: Point, disk: throttled.Disk, folder: Path, batch: int = 16) -
 
 def predicted(point: Point, found: Any) -> Prediction:
     """Predict a point from the job's one report."""
-    job = measured(found)
+    job = to_measured(found)
     total = found.example_bytes * found.examples
     if job.storage is None:
         raise ValueError("it cannot tell fetching apart: " + "; ".join(found.notes))

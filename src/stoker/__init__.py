@@ -4,7 +4,7 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
-from stoker.analysis.pipelines import analyze
+from stoker.analysis import analyze
 from stoker.cache.cached_dataset import CachedDataset, cached
 from stoker.constructors import (
     echo,

@@ -92,24 +92,25 @@ def analyze(
     """
     from rich.console import Console
 
-    from stoker.analysis import launching, phases, terminal
-    from stoker.analysis.crash import headline
-    from stoker.analysis.findings import report_of
+    from stoker.analysis import terminal
+    from stoker.analysis.diagnosis import make_report
     from stoker.analysis.page import write_page
-    from stoker.analysis.probe_record import AnalysisError
     from stoker.analysis.report import write_report
+    from stoker.analysis.script_process import make_command, summarize_crash
+    from stoker.analysis.scripts import trace_script
+    from stoker.analysis.trace import AnalysisError
 
     errors = Console(stderr=True, highlight=False)
     try:
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
-        command = launching.command_line(script)
-        errors.print(terminal.what_it_will_do(command, budget * 60), markup=False)
+        command = make_command(script)
+        errors.print(terminal.describe_plan(command, budget * 60), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            record = phases.analyzed(command, budget_s=budget * 60, loader=loader, say=say)
-        report = report_of(record)
+            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+        report = make_report(trace)
         if json is not None:
             write_report(report, json)
         if html is not None:
@@ -120,9 +121,9 @@ def analyze(
     except (OSError, ValueError, AnalysisError) as error:
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
-    terminal.show(report, Console(highlight=False))
+    terminal.show_report(report, Console(highlight=False))
     if report.crash is not None:
-        errors.print(f"stoker analyze: {headline(report.crash)}", markup=False)
+        errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
         raise typer.Exit(1)
 
 
@@ -165,9 +166,10 @@ def what_if(
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
-    from stoker.analysis import answers, questions
+    from stoker.analysis import terminal
     from stoker.analysis.model import Change
-    from stoker.analysis.report import measured, read_report
+    from stoker.analysis.report import read_report, to_measured
+    from stoker.analysis.what_if import answer, write_answer
     from stoker.machine import parse_bytes
 
     try:
@@ -176,21 +178,21 @@ def what_if(
             cores=cores,
             cache_bytes=None if cache is None else parse_bytes(cache),
             storage_mbps=storage_mbps,
-            accelerator=1.0 if accelerator is None else _times(accelerator),
+            accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
             jobs=jobs,
             echo=echo,
             echo_at=echo_at,
         )
-        answer = questions.ask(measured(found), change)
+        answered = answer(to_measured(found), change)
         if json is not None:
-            questions.write_answer(answer, json)
-        answers.show(found, answer)
+            write_answer(answered, json)
+        terminal.show_answer(found, answered)
     except (OSError, ValueError) as error:
         typer.echo(f"stoker what-if: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-def _times(text: str) -> float:
+def _parse_multiple(text: str) -> float:
     """Read a multiple such as ``2x`` or ``2``. Raises ValueError."""
     try:
         return float(text.strip().removesuffix("x"))

@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.analysis.model import Change, predict
-from stoker.analysis.report import measured, read_report, write_report
+from stoker.analysis.report import read_report, to_measured, write_report
 
 
 def slow(data: bytes) -> Any:
@@ -67,7 +67,7 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
     # What is paid for every use is what stands behind the place.
     assert report.after_s["batch"] == 0.0
     assert report.after_s["before-augmentation"] > 0.001 + report.after_s["after-augmentation"]
-    job = measured(report)
+    job = to_measured(report)
     echoed = predict(job, Change(echo=3, echo_at="before-augmentation"))
     assert predict(job).rate < echoed.rate < 3 * predict(job).rate
     titles = [action.title for action in report.actions]

@@ -1,10 +1,11 @@
-"""Starting the script under analysis, and ending it with everything that it started."""
+"""The script under analysis: starting it, ending it with all that it started, how it crashed."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,14 +18,22 @@ from pathlib import Path
 
 import psutil
 
+from stoker.analysis.report import Crash
+from stoker.analysis.trace import RankTrace
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KEPT_LINES = 200
 _LINE_BYTES = 4096
 _TERM_S = 3.0
 _LAST_WORDS_S = 2.0
+_CRASH_LINES = 20  # of output, in a report
+
+# What torchrun prints once a rank has failed, behind everything that the rank printed.
+_LAUNCHERS = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] ")
+_ROOT_CAUSE = re.compile(r"Root Cause .*?rank\s+: (\d+) .*?exitcode\s+: (-?\d+) ", re.DOTALL)
 
 
-def command_line(arguments: Sequence[str]) -> list[str]:
+def make_command(arguments: Sequence[str]) -> list[str]:
     """Return what starts a script: SCRIPT.py ..., -m MODULE ..., or a program such as torchrun.
 
     Raises ValueError where there is nothing of that name.
@@ -49,7 +58,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     return [launcher, *arguments[1:]]
 
 
-class Started:
+class ScriptProcess:
     """A running script.
 
     Attributes:
@@ -70,7 +79,7 @@ class Started:
         environment["PYTHONPATH"] = startup + (os.pathsep + path if path else "")
         environment["STOKER_PROBE"] = str(folder)
         with contextlib.ExitStack() as opened:
-            given = _standard_input()
+            given = _open_standard_input()
             if given is not None:
                 opened.callback(os.close, given)
             self._process = subprocess.Popen(
@@ -159,7 +168,7 @@ class Started:
         return left
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process has not ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -167,10 +176,62 @@ def runs(pid: int) -> bool:
         return False
 
 
-def _standard_input() -> int | None:
+def _open_standard_input() -> int | None:
     """Return our own standard input, from its start, where it is a file that can be read again."""
     try:
         path = os.readlink("/proc/self/fd/0")
         return os.open(path, os.O_RDONLY) if os.path.isfile(path) else None
     except OSError:
         return None
+
+
+def find_crash(
+    code: int | None, lines: Sequence[str], when: str, ends: Sequence[tuple[RankTrace, str]]
+) -> Crash | None:
+    """Tell of a crash; None where there was none.
+
+    ``code``: of what was started, None while it runs; ``lines``: what it and all its processes
+    printed; ``ends``: ranks that failed, the first one first, each with its error, which is empty
+    where it was killed.
+    """
+    cause = _ROOT_CAUSE.search("\n".join(lines))
+    if cause is not None:
+        rank = int(cause[1])
+        own = next((said for record, said in ends if record.rank == rank and said), None)
+        if own is None:
+            first = next((at for at, line in enumerate(lines) if _LAUNCHERS.search(line)), 0)
+            own = "\n".join(lines[:first])
+        return _make_crash(describe_exit(int(cause[2])), when, rank, own)
+    if ends and (code is None or code == 0 or ends[0][0].about["world_size"] > 1):
+        record, said = ends[0]
+        how = said.splitlines()[-1] if said else "its process was killed, or left behind"
+        rank_or_none = record.rank if record.about["world_size"] > 1 else None
+        return _make_crash(how, when, rank_or_none, said or "\n".join(lines))
+    if code is None or code == 0:
+        return None
+    return _make_crash(describe_exit(code), when, None, "\n".join(lines))
+
+
+def _make_crash(how: str, when: str, rank: int | None, output: str) -> Crash:
+    return Crash(how, when, rank, "\n".join(output.splitlines()[-_CRASH_LINES:]))
+
+
+def describe_exit(code: int) -> str:
+    """Say what an exit code means."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def summarize_crash(crash: Crash) -> str:
+    """Say it in a sentence."""
+    who = "the script" if crash.rank is None else f"rank {crash.rank} of the script"
+    return f"{who} crashed {crash.when}: {crash.how}"
+
+
+def describe_crash(crash: Crash) -> str:
+    """Say it, and show the last lines."""
+    return f"{summarize_crash(crash)}. Its last lines:\n{crash.output or '(it printed nothing)'}"

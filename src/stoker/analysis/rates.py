@@ -1,4 +1,4 @@
-"""From what was recorded to rates with intervals."""
+"""From a trace to rates with intervals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
-from stoker.analysis.probe_record import Drain, RankRecord
-from stoker.analysis.reading import Reads
 from stoker.analysis.report import Rate, Wait
+from stoker.analysis.storage import Reads
+from stoker.analysis.trace import Drain, RankTrace
 
 _BLOCKS = 8
 _LONGEST_TIMELINE = 400
@@ -29,11 +29,10 @@ class Steady:
     others_fraction: float
     """Share of the time inside the ``next()`` of other training loaders."""
     startup_s: float
-    batches: int
     waits: list[Wait]
 
 
-def rate_of(blocks: Sequence[tuple[float, float]]) -> Rate | None:
+def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
     """Return the rate of (amount, seconds) blocks, and its 95 % interval by their spread.
 
     None for no block; with a single one, the interval is everything up to twice the rate.
@@ -52,10 +51,8 @@ def rate_of(blocks: Sequence[tuple[float, float]]) -> Rate | None:
     return Rate(value, max(0.0, value - half), value + half)
 
 
-def blocks_of(
-    amounts: Sequence[float], seconds: Sequence[float], period: int
-) -> list[tuple[float, float]]:
-    """Join steps into about eight blocks of whole periods.
+def _estimate_step_rate(seconds: Sequence[float], batch: float, period: int) -> Rate | None:
+    """Return the rate of steps of ``batch`` examples each, by about eight blocks of whole periods.
 
     Waits come in bursts with the number of workers as their period, so a part of one is no
     sample. A rest is left out, unless there is nothing else.
@@ -63,13 +60,13 @@ def blocks_of(
     period = max(1, period)
     size = max(period, len(seconds) // _BLOCKS // period * period)
     blocks = [
-        (sum(amounts[at : at + size]), sum(seconds[at : at + size]))
+        (batch * size, sum(seconds[at : at + size]))
         for at in range(0, len(seconds) - size + 1, size)
     ]
-    return blocks or [(sum(amounts), sum(seconds))]
+    return estimate_rate(blocks or [(batch * len(seconds), sum(seconds))])
 
 
-def batch_examples(rank: RankRecord) -> float:
+def estimate_batch_size(rank: RankTrace) -> float:
     """Return the mean examples of a batch."""
     work = [w for drains in rank.drains.values() for drain in drains for w in drain.work]
     if work:
@@ -77,7 +74,7 @@ def batch_examples(rank: RankRecord) -> float:
     return float(rank.loader(rank.slot)["batch_size"] or 1)
 
 
-def steady(rank: RankRecord, batch: float) -> Steady | None:
+def estimate_steady(rank: RankTrace, batch: float) -> Steady | None:
     """Return the job as it is, without start-up and without evaluations in between.
 
     Where an epoch is too short to have a steady state, all but its first batch counts.
@@ -90,13 +87,13 @@ def steady(rank: RankRecord, batch: float) -> Steady | None:
     waits: list[Wait] = []
     startup_s = None
     started_ns = first_ns = 0
-    for epoch in _epochs(rank.rows, rank.slot):
+    for epoch in _split_epochs(rank.rows, rank.slot):
         skip = ahead if len(epoch) > 3 * ahead else 1
         for place, (row, following, between) in enumerate(epoch):
-            if row.kind & 15 == records.STARTED:
+            if row.event == records.STARTED:
                 started_ns = row.entered_ns
                 continue
-            if row.kind & 15 != records.BATCH:
+            if row.event != records.BATCH:
                 continue
             if startup_s is None:
                 startup_s = (row.left_ns - started_ns) / 1e9
@@ -108,19 +105,19 @@ def steady(rank: RankRecord, batch: float) -> Steady | None:
                 waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker))
             if place <= skip or following is None:
                 continue
-            if any(not other.kind & records.TRAINS for other in between):
+            if any(not other.trains for other in between):
                 continue  # an evaluation
             seconds.append((following.entered_ns - row.entered_ns) / 1e9)
             waited += wait_s
             others += sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
-    rate = rate_of(blocks_of([batch] * len(seconds), seconds, workers))
+    rate = _estimate_step_rate(seconds, batch, workers)
     if rate is None:
         return None
     total = sum(seconds)
-    return Steady(rate, waited / total, others / total, startup_s or 0.0, len(seconds), waits)
+    return Steady(rate, waited / total, others / total, startup_s or 0.0, waits)
 
 
-def _epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
+def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
     """Return, for each iterator of a loader, its rows, each with the next one and with the rows
     of other loaders in between."""
     epochs: dict[int, list[tuple[Row, Row | None, list[Row]]]] = {}
@@ -139,7 +136,7 @@ def _epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, 
     return [epochs[number] for number in sorted(epochs)]
 
 
-def steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
+def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
     What a script does between two epochs is no step, nor is one with an evaluation in it.
@@ -149,16 +146,16 @@ def steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     disturbed = False
     for row in rows:
         if row.slot != slot:
-            disturbed = disturbed or not row.kind & records.TRAINS
+            disturbed = disturbed or not row.trains
             continue
         if before is not None and row.epoch == before.epoch and not disturbed:
             found.append((before, row))
-        before = row if row.kind & records.REPLAYED else None
+        before = row if row.is_replayed else None
         disturbed = False
     return found
 
 
-def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
+def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, float]:
     """Return G, and the processor seconds that training takes for an example.
 
     The time of handing a batch over is left out, except where a device works on meanwhile.
@@ -166,15 +163,15 @@ def ingestion(rank: RankRecord, batch: float) -> tuple[Rate | None, float]:
     device = rank.described.get("cuda", False)
     seconds: list[float] = []
     cpu_ns = 0
-    for before, row in steps(rank.replayed, rank.slot)[3:]:
+    for before, row in find_steps(rank.replayed, rank.slot)[3:]:
         start_ns = before.entered_ns if device else before.left_ns
         seconds.append((row.entered_ns - start_ns) / 1e9)
         cpu_ns += row.cpu_ns - before.cpu_ns
-    rate = rate_of(blocks_of([batch] * len(seconds), seconds, 1))
+    rate = _estimate_step_rate(seconds, batch, 1)
     return rate, cpu_ns / 1e9 / (batch * len(seconds)) if seconds else 0.0
 
 
-def drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rate | None:
+def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rate | None:
     """Return the rate of drains of one kind: without their start, and a last round's tail."""
     seconds: list[float] = []
     period = max((drain.workers for drain in drains), default=1)
@@ -187,20 +184,20 @@ def drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rat
         times = arrivals[skip : max(skip + 2, end)]
         whole = (len(times) - 1) // max(1, period) * max(1, period) or len(times) - 1
         seconds += [(b - a) / 1e9 for a, b in itertools.pairwise(times[: whole + 1])]
-    return rate_of(blocks_of([batch] * len(seconds), seconds, period))
+    return _estimate_step_rate(seconds, batch, period)
 
 
-def trained(rank: RankRecord, workers: int, batch: float) -> Rate | None:
+def estimate_trained(rank: RankTrace, workers: int, batch: float) -> Rate | None:
     """Return the rate of training on data in memory, without the batches prefetched first."""
     seconds: list[float] = []
     period = max(1, workers)
     for steps_s in rank.trained.get(workers, []):
         later = steps_s[min(4 * period if workers else 2, len(steps_s) // 3) :]
         seconds += later[: len(later) // period * period]
-    return rate_of(blocks_of([batch] * len(seconds), seconds, period))
+    return _estimate_step_rate(seconds, batch, period)
 
 
-def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
+def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     """Return the processor seconds of preparing an example, receiving it included.
 
     A worker's processor time between two batches: with what it does to send them.
@@ -220,7 +217,7 @@ def prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     )
 
 
-def more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
+def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
     """Return the seconds that a worker takes more for an example in these drains than in those.
 
     At least 0. The drains read the same batches in the same order: each is compared with itself.
@@ -238,23 +235,23 @@ def more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> floa
                 examples += a.examples
     if more_ns:
         return max(0.0, more_ns / 1e9 / examples)
-    rates = [drained(drains, batch, once=True) for drains in (these, those)]
+    rates = [estimate_drained(drains, batch, once=True) for drains in (these, those)]
     if rates[0] is None or rates[1] is None:
         return 0.0
     return max(1, these[0].workers) * max(0.0, 1 / rates[0].value - 1 / rates[1].value)
 
 
-def collate_s(drains: Sequence[Drain]) -> float:
+def estimate_collate_s(drains: Sequence[Drain]) -> float:
     """Return the worker seconds of collating an example."""
     work = [w for drain in drains for w in drain.work]
     return sum(w.collate_ns for w in work) / 1e9 / sum(w.examples for w in work) if work else 0.0
 
 
-def read_rate(reads: Sequence[Reads], examples_a_file: float) -> Rate | None:
+def estimate_reads(reads: Sequence[Reads], examples_a_file: float) -> Rate | None:
     """Return the rate of reading files again, in examples/s."""
     blocks = [
         (count * examples_a_file, seconds)
         for read in reads
         for count, seconds in zip(read.files, read.seconds, strict=True)
     ]
-    return rate_of(blocks)
+    return estimate_rate(blocks)

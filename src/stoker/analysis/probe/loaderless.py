@@ -1,4 +1,4 @@
-"""Training without a loader: told from backward passes, until a loader is iterated."""
+"""Training without a loader: seen by its backward passes, until a loader is iterated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _EVERY_S = 0.5
 _undo: list[Callable[[], None]] = []
 
 
-def watch(autograd: ModuleType, folder: str) -> None:
-    """Note when this process first and last computed gradients, in ``unfed-PID.json``."""
+def watch_backward(autograd: ModuleType, folder: str) -> None:
+    """Note when this process first and last computed gradients, in ``loaderless-PID.json``."""
     run = getattr(autograd, _RUN, None)
     if run is None:
         return
@@ -33,14 +33,14 @@ def watch(autograd: ModuleType, folder: str) -> None:
         if now - noted > _EVERY_S:
             noted = now
             with contextlib.suppress(OSError):
-                write_json(os.path.join(folder, f"unfed-{os.getpid()}.json"), [first, now])
+                write_json(os.path.join(folder, f"loaderless-{os.getpid()}.json"), [first, now])
         return run(*args, **kwargs)
 
     setattr(autograd, _RUN, hook)
     _undo.append(lambda: setattr(autograd, _RUN, run))
 
 
-def unwatch() -> None:
-    """End this: a loader is iterated."""
+def stop_watching() -> None:
+    """Stop this: a loader is iterated."""
     while _undo:
         _undo.pop()()

@@ -1,4 +1,4 @@
-"""Reading the loader's own files again, cold and warm: what storage and the page cache give."""
+"""The loader's own files: which they are, and reading them again, cold and warm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.analysis.probe import residency
 
@@ -22,6 +23,36 @@ class Reads:
     """Files of each block."""
     seconds: tuple[float, ...]
     """Wall seconds of each block."""
+
+
+def find_files(
+    opened: Sequence[dict[str, Any]], examples: int, read_bytes: int
+) -> tuple[list[str], str]:
+    """Return the files that a loader opened, and why they cannot be read again as it reads them.
+
+    Which they can (nothing is said then) where they are read whole, one or a few an example.
+    ``opened`` holds files and connections, ``read_bytes`` is what the loader read for so many
+    ``examples``.
+    """
+    sockets = {line["name"] for line in opened if line["kind"] == "socket"}
+    held = {line["name"]: line for line in opened if line["kind"] != "socket"}
+    files = [line for line in held.values() if line["kind"] == "file"]
+    total = sum(line["bytes"] for line in files)
+    whole = len(files) >= 0.2 * examples and 0.5 * total <= read_bytes <= 1.5 * total
+    if files and whole:
+        return [line["name"] for line in files], ""
+    if sockets:
+        why = f"the data comes over the network ({', '.join(sorted(sockets)[:3])})"
+    elif not held:
+        why = (
+            "no file was seen to be opened by the loader: its data is in memory, made up, or "
+            "read by a library that opens files by itself"
+        )
+    elif any(line["kind"] == "mapped" for line in held.values()):
+        why = "the data is mapped into memory from few large files"
+    else:
+        why = "examples are parts of few large files"
+    return list(held), why
 
 
 def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:

@@ -1,4 +1,4 @@
-"""What an analysis measured, as it was recorded."""
+"""The trace of an analysis: what was seen, before anything is made of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.analysis.probe.records import Row, WorkRecord
-from stoker.analysis.reading import Reads
 from stoker.analysis.report import Crash
+from stoker.analysis.storage import Reads
 
 
 @dataclass
@@ -19,8 +19,6 @@ class Drain:
     began_ns: int
     cpu_s: float
     """Processor seconds of the training process, from the first batch on."""
-    ended: str
-    error: str | None
     work: list[WorkRecord]
     """Batches that were delivered."""
     made: int = 0
@@ -28,7 +26,7 @@ class Drain:
 
 
 @dataclass
-class RankRecord:
+class RankTrace:
     """All that is known of one process of the job."""
 
     pid: int
@@ -57,17 +55,23 @@ class RankRecord:
         about = self.about
         return about["master"] if about["world_size"] > 1 else f"process {self.pid}"
 
+    @property
+    def workers(self) -> int:
+        """The training loader's."""
+        count: int = self.loader(self.slot)["workers"]
+        return count
+
     def loader(self, slot: int) -> dict[str, Any]:
         """Return what is known of a loader."""
         return next(about for about in self.about["loaders"] if about["slot"] == slot)
 
 
 @dataclass
-class ProbeRecord:
+class Trace:
     """Everything that an analysis measured."""
 
     command: list[str]
-    ranks: list[RankRecord] = field(default_factory=list)
+    ranks: list[RankTrace] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     """Files that can be read again as the loader read them."""
     files_examples: int = 0
@@ -81,8 +85,6 @@ class ProbeRecord:
     readers: int = 1
     warm_fraction: float | None = None
     """Share of the drained data that was in memory during the warm drains."""
-    cold_fraction: float | None = None
-    """Share of it that still was before the cold drains."""
     starts: int = 0
     seconds: float = 0.0
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -106,10 +108,10 @@ class AnalysisError(Exception):
     """Nothing could be measured; the text says why and what to do."""
 
 
-def raw_phases(record: ProbeRecord) -> list[dict[str, Any]]:
+def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
     """Return what each phase saw, as data."""
     phases: list[dict[str, Any]] = []
-    for rank in record.ranks:
+    for rank in trace.ranks:
         for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
             own = [row for row in rows if row.slot == rank.slot]
             phases.append(
@@ -131,12 +133,12 @@ def raw_phases(record: ProbeRecord) -> list[dict[str, Any]]:
                         "arrivals_s": arrivals,
                     }
                 )
-    for name, reads in (("S", record.cold_reads), ("C", record.warm_reads)):
+    for name, reads in (("S", trace.cold_reads), ("C", trace.warm_reads)):
         for read in reads:
             phases.append(
                 {
                     "phase": name,
-                    "readers": record.readers,
+                    "readers": trace.readers,
                     "files": list(read.files),
                     "seconds": list(read.seconds),
                 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from stoker.engine.rank_sync import AgreedPolicy, Ranks
 from stoker.engine.stream import FOLLOWED_BATCHES, SegmentStream
 from stoker.engine.work import Failure, FilterPoint, Plan, Rejected, Segment, Work, warn_of_misdrawn
 from stoker.errors import StateError, StokerError
+from stoker.fork_safety import OwningProcess
 from stoker.orders import order_of
 from stoker.schedule.record import Decisions, EchoRecord
 from stoker.sources.source import ReadAhead
@@ -40,17 +40,6 @@ FORGOTTEN = (
     f"more than {_REMEMBERED - 1} batches were handed out since the last that was acknowledged: "
     "acknowledge batches when training has finished with them"
 )
-
-
-_forks = 0  # between the first process and this one
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Handed(NamedTuple):
@@ -106,7 +95,7 @@ class Run:
         self.was_asked = False
         self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
         self.finished: int | None = None  # outputs that the trainer says it has finished with
-        self._forks = _forks
+        self._owner = OwningProcess()
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
@@ -185,7 +174,7 @@ class Run:
         Then nothing in here may be used: its threads are not there, its locks may be held for ever,
         its processes are the parent's.
         """
-        return self._forks != _forks
+        return not self._owner.is_current
 
     @property
     def short(self) -> bool:

@@ -28,7 +28,7 @@ from stoker.errors import (
     StokerError,
     WorkerDied,
 )
-from stoker.feeds import from_feed, share
+from stoker.feed.entry import from_feed, share
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.feed.client import FeedClient, Pass
+from stoker.feed.client import FeedClient, FeedEpoch
+from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.stream import LoaderSource, Resumable
 from stoker.sources.unsharded import warn_unsharded_feed
 
 
-def pipeline_of(job: FeedClient, seed: int | None) -> Pipeline:
+def open_feed(address: FeedAddress, seed: int | None) -> Pipeline:
     """Return the pipeline of what a job is handed."""
-    source: Any = FeedBatches(job) if job.about.batched else FeedExamples(job)
+    client = FeedClient(address)
+    source: Any = FeedBatches(client) if client.about.batched else FeedExamples(client)
     return Pipeline(source, seed)
 
 
 class FeedBatches(LoaderSource):
     """The batches of a feed."""
 
-    def __init__(self, job: FeedClient) -> None:
-        super().__init__(job)
-        self.name = f"from_feed({job.name!r})"
+    def __init__(self, client: FeedClient) -> None:
+        super().__init__(client)
+        self.name = f"from_feed({client.name!r})"
 
     def warn_unsharded(self) -> None:
         """Warn where several ranks are there: each is handed all batches."""
@@ -31,27 +33,27 @@ class FeedBatches(LoaderSource):
 class FeedExamples(Resumable):
     """The examples of a feed."""
 
-    def __init__(self, job: FeedClient) -> None:
-        super().__init__(job)
-        self.name = f"from_feed({job.name!r})"
-        self._job = job
+    def __init__(self, client: FeedClient) -> None:
+        super().__init__(client)
+        self.name = f"from_feed({client.name!r})"
+        self._client = client
         self.open = self._opened
 
     def __len__(self) -> int:
-        return len(self._job)
+        return len(self._client)
 
-    def _opened(self) -> Pass:
-        self._pass = iter(self._job)
-        return self._pass
+    def _opened(self) -> FeedEpoch:
+        self._epoch = iter(self._client)
+        return self._epoch
 
     def state(self, number: int) -> Any:
         """Return the state in which ``number`` examples of the present epoch have been read."""
-        return {**self._job.state_dict(), "epoch": self._pass.epoch, "number": number}
+        return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}
 
     def between(self) -> Any:
         """Return the state between epochs."""
-        return self._job.state_dict()
+        return self._client.state_dict()
 
     def load(self, state: Any) -> None:
         """Have the next pass begin in a state."""
-        self._job.load_state_dict(state)
+        self._client.load_state_dict(state)

@@ -59,7 +59,7 @@ import stoker
 from stoker.cache import codec, store_dir
 from stoker.cache.handles import Handle
 from stoker.cache.store import StoredItem
-from stoker.sources.source import LabeledImage
+from stoker.sources.folder import LabeledImage
 
 ITEM_BYTES = 110_000 // 8 * 8
 SPEED_BYTES_PER_S = 200_000_000

@@ -96,7 +96,7 @@ def _upstream_bytes(train: Any, batch_bytes: int) -> int:
     """Return the bytes of full windows in front of pools, which ``stats()`` does not tell."""
     run = train._cursor._run
     waiting = 0
-    for stream in run.segments[:-1]:
+    for stream in run._segments[:-1]:
         each = batch_bytes if stream.segment.batch is not None else batch_bytes // BATCH
         waiting += stream.occupancy()[1] * each
     return waiting

@@ -41,7 +41,7 @@ class Examples:
 def make():
     made = stoker.from_dataset(Examples(), seed=0).cache("2MiB")
     with open(os.path.join(os.path.dirname(__file__), "folder"), "w") as file:
-        file.write(made._stages[0].cache.folder)
+        file.write(made.chain.stages[0].cache.folder)
     return made.batch(4).workers({workers}, kind={kind!r})
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import stoker
 from scripts import REAL_WORLDS, script
 from stoker import testing
-from stoker.orders import TRUE_PERMUTATION_LIMIT, Share, order_of
+from stoker.orders import TRUE_PERMUTATION_LIMIT, Selection, Share
 from strategies import (
     Examples,
     Faulty,
@@ -437,7 +437,8 @@ def test_orders_of_large_epochs_say_the_same_by_spans_and_one_by_one(
     length: int, seed: int, world: int, uneven: bool, anew: bool, data: st.DataObject
 ) -> None:
     share = Share(data.draw(st.integers(0, world - 1)), world, uneven, anew)
-    order = order_of(length, seed, data.draw(st.integers(0, 5)), shuffled=True, share=share)
+    selection = Selection(True, share)
+    order = selection.order(length, seed, data.draw(st.integers(0, 5)))
     assert len(order) == share.count(length)
     edge = (1 << 16) * data.draw(st.integers(0, len(order) // (1 << 16)), label="block")
     start = max(0, edge - data.draw(st.integers(0, 20)))
@@ -447,7 +448,7 @@ def test_orders_of_large_epochs_say_the_same_by_spans_and_one_by_one(
     assert all(0 <= index < length for index in found)
     if not anew:
         assert all(index % world == share.rank for index in found)
-    again = order_of(length, seed, 0, shuffled=True, share=share)
+    again = selection.order(length, seed, 0)
     assert order.span(0, 0).tolist() == again.span(5, 5).tolist() == []
 
 
@@ -461,7 +462,7 @@ def test_parts_of_a_large_epoch_are_disjoint_and_together_all_but_a_few(
     counted = np.zeros(length, np.int8)
     for rank in range(world):
         share = Share(rank, world, uneven, anew)
-        order = order_of(length, 7, 3, shuffled=True, share=share)
+        order = Selection(True, share).order(length, 7, 3)
         counted[order.span(0, len(order))] += 1
     assert counted.max() == 1
     missing = length - int(counted.sum())

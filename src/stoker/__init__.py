@@ -15,7 +15,6 @@ from stoker.constructors import (
     from_iterable,
     from_loader,
 )
-from stoker.cursor import PipelineIterator
 from stoker.errors import (
     BudgetSpent,
     CacheError,
@@ -29,6 +28,7 @@ from stoker.errors import (
     WorkerDied,
 )
 from stoker.feed.entry import from_feed, share
+from stoker.iterator import PipelineIterator
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
 

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+from numpy.typing import NDArray
+
+from stoker.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.sources.source import ArraySource, DatasetSource, FolderSource
-from stoker.sources.stream import IterableSource, LoaderSource
-from stoker.stages.skip import OnError
+from stoker.sources.arrays import ArraySource
+from stoker.sources.dataset import DatasetSource
+from stoker.sources.folder import FolderSource, LabeledImage
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.sources.source import IndexedSource, Source
+from stoker.stages.skip import OnError, budget_of
+
+if TYPE_CHECKING:
+    from stoker.sources.remote.files import File
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+Array = NDArray[Any]
+
+
+class _Items(Protocol[T_co]):
+    """What ``from_dataset`` takes, for type checkers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+def _begin(source: Source, seed: int | None, on_error: OnError = "raise") -> Pipeline[Any]:
+    return Pipeline(Chain.begin(source, seed, budget_of(on_error)))
 
 
 def from_folder(
@@ -20,7 +46,7 @@ def from_folder(
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
-) -> Pipeline:
+) -> Pipeline[LabeledImage]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
 
     Labels number the sorted class folders; ``pipeline.classes`` has their names. The folder is
@@ -40,12 +66,12 @@ def from_folder(
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
-        source: Any = RemoteFolderSource(
+        source: IndexedSource = RemoteFolderSource(
             str(path), requests=requests, retry_s=retry_s, storage_options=storage_options
         )
     else:
         source = FolderSource(path)
-    return Pipeline(source, seed, on_error)
+    return _begin(source, seed, on_error)
 
 
 def from_files(
@@ -56,7 +82,7 @@ def from_files(
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
-) -> Pipeline:
+) -> Pipeline[File]:
     """Read files: examples ``(path=str, data=bytes)``.
 
     Args:
@@ -70,10 +96,24 @@ def from_files(
     from stoker.sources.remote.files import FilesSource
 
     source = FilesSource(files, requests=requests, retry_s=retry_s, storage_options=storage_options)
-    return Pipeline(source, seed, on_error)
+    return _begin(source, seed, on_error)
 
 
-def from_dataset(dataset: Any, *, seed: int | None = None, on_error: OnError = "raise") -> Pipeline:
+@overload
+def from_dataset(
+    dataset: _Items[T], *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[T]: ...
+
+
+@overload
+def from_dataset(
+    dataset: Any, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[Any]: ...
+
+
+def from_dataset(
+    dataset: Any, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
     ``__getitems__(indices)`` is used where it exists. torch and Hugging Face datasets fit.
@@ -90,12 +130,15 @@ def from_dataset(dataset: Any, *, seed: int | None = None, on_error: OnError = "
 
     Raises TypeError when a method is missing.
     """
-    return Pipeline(DatasetSource(dataset), seed, on_error)
+    return _begin(DatasetSource(dataset), seed, on_error)
 
 
 def from_iterable(
-    examples: Any, *, seed: int | None = None, on_error: OnError = "raise"
-) -> Pipeline:
+    examples: Iterable[T] | Callable[[], Iterable[T]],
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[T]:
     """Read a stream: a re-iterable object of examples, or a function that returns an iterator.
 
     One pass is one epoch. It is iterated in this process, by one thread at a time, ahead of the
@@ -108,19 +151,43 @@ def from_iterable(
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
-    return Pipeline(IterableSource(examples), seed, on_error)
+    return _begin(IterableSource(examples), seed, on_error)
 
 
-def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline:
+@overload
+def from_arrays(array: Array, /, *, seed: int | None = None) -> Pipeline[Array]: ...
+
+
+@overload
+def from_arrays(
+    first: Array, second: Array, /, *, seed: int | None = None
+) -> Pipeline[tuple[Array, Array]]: ...
+
+
+@overload
+def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[tuple[Array, ...]]: ...
+
+
+def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
     """Read rows of NumPy arrays or memory maps of one length.
 
     An example is a tuple of rows, or a bare row of a single array. Batches are gathered
     straight from the arrays, which are never written to.
     """
-    return Pipeline(ArraySource(arrays), seed)
+    return _begin(ArraySource(arrays), seed)
 
 
-def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline:
+@overload
+def from_loader(
+    loader: Iterable[T] | Callable[[], Iterable[T]], *, seed: int | None = None
+) -> Pipeline[T]: ...
+
+
+@overload
+def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]: ...
+
+
+def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]:
     """Take ready batches from any object that can be iterated anew every epoch.
 
     A torch ``DataLoader`` above all: its workers, sampler, pinning and random draws stay as
@@ -135,7 +202,7 @@ def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline:
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
-    return Pipeline(LoaderSource(loader), seed)
+    return _begin(LoaderSource(loader), seed)
 
 
 def echo(
@@ -148,7 +215,7 @@ def echo(
     device: Any = None,
     replay: Mapping[str, Any] | None = None,
     seed: int | None = None,
-) -> Pipeline:
+) -> Pipeline[Any]:
     """Echo the batches of a loader that you keep: batch echoing.
 
     Short for ``from_loader(loader).to(device).echo(factor).random_map(transform)``. Earlier uses

@@ -1,112 +1,33 @@
-"""Where a pipeline is, and the iterator over one of its epochs."""
+"""Where a pipeline is: its epoch, the run over it, what was handed out, and its saved states."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
+from stoker import state
+from stoker.buffers import Recycler
 from stoker.caution import warn
+from stoker.chain import Chain
+from stoker.checks import is_whole_number
 from stoker.engine.epoch import FORGOTTEN, Run
-from stoker.engine.pool.threads import is_worker
-from stoker.engine.position import Position, Resolved
-from stoker.errors import StateError, StokerError
-from stoker.schedule.record import EchoRecord
-from stoker.stages.echo import Echo
+from stoker.engine.pool.threads import Autotuner, is_worker
+from stoker.engine.position import Position
+from stoker.engine.rank_sync import ranks
+from stoker.errors import StateError
+from stoker.fitting import Fit
+from stoker.iterator import PipelineIterator, reads_ahead
+from stoker.machine import process_group
+from stoker.schedule.record import EchoRecord, written
+from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats
 
-_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
 _PARENTS_RUNS: list[Run] = []
 """What a forked child inherited is kept untouched until it ends: to free it could end its owner's
 workers (a ``DataLoader``'s iterator does so)."""
-
-
-class PipelineIterator(Iterator[Any]):
-    """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
-
-    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it;
-    only what a foreign loader raises leaves it as it is, for the loader may go on.
-
-    It belongs to the process that made it: a forked child that asks it for a batch gets a
-    RuntimeError, and ends nothing of its parent's by closing it.
-    """
-
-    def __init__(self, run: Run, cursor: Cursor) -> None:
-        self._run = run
-        self._finish = weakref.finalize(self, cursor.ended, run)
-
-    def __iter__(self) -> PipelineIterator:
-        return self
-
-    def __next__(self) -> Any:
-        run = self._run
-        if run.is_inherited:
-            raise RuntimeError(
-                "this iterator belongs to the process that made it, whose workers a forked child "
-                "does not have: call iter(pipeline) in the child, or iterate before the fork only"
-            )
-        if run.closed:
-            raise StopIteration
-        try:
-            return run.next()
-        except StopIteration:
-            run.complete = True
-            self.close()
-            if run.short:
-                if run.together:
-                    raise StokerError(
-                        f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "
-                        "that .steps() says, and the others go on: give .steps() fewer"
-                    ) from None
-                warn(
-                    f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
-                    "says: there are no more fresh examples",
-                )
-            raise
-        except BaseException as error:
-            if not run.raised_by_loader(error):
-                self.close()
-            raise
-
-    def __len__(self) -> int:
-        """Return the number of outputs that are left; TypeError where it is not known."""
-        if self._run.total is None:
-            raise TypeError("the number of batches is not known before the epoch ends")
-        return self._run.total - self._run.yielded
-
-    def close(self) -> None:
-        """End this iteration: its threads and processes are gone when this returns."""
-        self._finish()
-
-    def __enter__(self) -> PipelineIterator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def reads_ahead() -> str | None:
-    """Name the framework that is about to read ahead of its trainer, if one is calling.
-
-    Lightning prefetches a batch where there is no ``len()`` (``_PrefetchDataFetcher``).
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(_LIGHTNING) and module.endswith(".loops.fetchers"):
-            return "Lightning"
-        frame = frame.f_back
-    return None
 
 
 class _Before(NamedTuple):
@@ -120,24 +41,32 @@ class _Before(NamedTuple):
 
 
 class Cursor:
-    """Where a pipeline is. Shared with its iterators, which outlive it or not."""
+    """Where a pipeline is. Shared with its iterators, which outlive it or not.
 
-    def __init__(self) -> None:
+    Args:
+        chain: what is iterated over.
+        recycler: where the memory of batches comes from, and stays, also between epochs; by default
+            each run has its own.
+    """
+
+    def __init__(self, chain: Chain, recycler: Recycler | None = None) -> None:
+        self.chain = chain
+        self._recycler = recycler
+        self._autotuner = Autotuner()
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
-        self.resolved: dict[int, Resolved] = {}
-        self.warned_of_cache = False
+        self.sizes: dict[int, PoolSize] = {}
         self.before = Clock()  # what was handed out before the epoch at hand
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
-        self._iterator: weakref.ref[PipelineIterator] | None = None
+        self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
         self._found: _Before | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
         self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
         self._acknowledged = False  # whether the trainer says what it has finished with
 
-    def live(self) -> PipelineIterator | None:
+    def _live(self) -> PipelineIterator[Any] | None:
         """Return the iterator that has not ended, if it is this process's."""
         iterator = self._iterator() if self._iterator is not None else None
         return None if iterator is None or self._live_run() is None else iterator
@@ -147,23 +76,55 @@ class Cursor:
         run = self._run
         return None if run is None or run.closed or run.is_inherited else run
 
-    def has_handed_out_all(self) -> bool:
+    def _has_handed_out_all(self) -> bool:
         """Whether the live iterator has nothing more to hand out, as far as is known."""
         run = self._live_run()
         return run is not None and run.has_handed_out_all
 
-    def upcoming(self) -> tuple[int, Position]:
+    def begin(self) -> PipelineIterator[Any]:
+        """Start the next epoch, or go on in one that was loaded; closes a live iterator."""
+        live = self._live()
+        if live is not None:
+            if not self._has_handed_out_all():
+                warn(
+                    "a second iterator over one pipeline closes the first; give each loop a "
+                    "pipeline of its own (every method returns a new one)",
+                )
+            live.close()
+        chain = self.chain
+        epoch, position = self._upcoming()
+        chain.check_start()
+        together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
+        run = Run(
+            chain.plan,
+            chain.seed,
+            epoch,
+            self._autotuner,
+            chain.workers_here(),
+            self.sizes,
+            position,
+            chain.steps,
+            ranks() if together else None,
+            self._recycler,
+            chain.sure_count(),
+        )
+        run.wrapper = reads_ahead() if run.length is None else None
+        iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
+        self._started(epoch, run, iterator)
+        return iterator
+
+    def _upcoming(self) -> tuple[int, Position]:
         """Return the epoch that ``iter()`` starts, and where in it."""
         if self._fresh_start:
             return self.epoch, self.position or Position()
         return self.epoch + 1, Position()
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
         return self._fresh_start and self.position is not None
 
-    def started(self, epoch: int, run: Run, iterator: PipelineIterator) -> None:
+    def _started(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:
         self._found = _Before(self.epoch, self.position, self._fresh_start, self.before, self._run)
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
@@ -174,11 +135,15 @@ class Cursor:
             run.acknowledge(0)
         self._iterator = weakref.ref(iterator)
 
-    def acknowledge(self, outputs: int) -> None:
+    def acknowledge(self, outputs: Any) -> None:
         """Take note that the trainer has finished with so many more outputs of the last run.
 
-        From then on trainers of all runs are expected to say so.
+        From then on trainers of all runs are expected to say so. Raises ValueError for more than
+        were handed out, or what is no number.
         """
+        if not is_whole_number(outputs) or outputs < 0:
+            raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
+        outputs = int(outputs)
         self._acknowledged = True
         run = self._live_run()
         if run is not None:
@@ -189,7 +154,7 @@ class Cursor:
             for _ in range(outputs):
                 self._unfinished.popleft()
 
-    def ended(self, run: Run) -> None:
+    def _ended(self, run: Run) -> None:
         """Close a run and keep where it was; one that handed out nothing leaves no trace."""
         if run.is_inherited:
             _PARENTS_RUNS.append(run)
@@ -238,8 +203,20 @@ class Cursor:
         if not run.was_asked:
             self._run = found.run
 
+    def set_epoch(self, epoch: Any) -> None:
+        """Make an epoch the next one; the one that a state was loaded for keeps its position.
+
+        Raises ValueError for what is no number of an epoch.
+        """
+        if not is_whole_number(epoch) or epoch < 0:
+            raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        if self.is_loaded and epoch == self.epoch:
+            return
+        self.go_to(int(epoch), None)
+        self.chain.source.set_epoch(int(epoch))
+
     def go_to(self, epoch: int, position: Position | None) -> None:
-        live = self.live()
+        live = self._live()
         if live is not None:
             live.close()
         self._unfinished.clear()
@@ -255,22 +232,11 @@ class Cursor:
         at = self.position or Position()
         return Clock(at.fresh, at.uses, at.yielded)
 
-    def loaded_batches(self) -> int:
+    def _loaded_batches(self) -> int:
         """Return how many batches of a loader were handed out in the epoch at hand."""
         if self._run is not None and not self._run.closed:
             return self._run.loaded
         return (self.position or Position()).loaded
-
-    def record(self) -> dict[int, EchoRecord]:
-        """Return what each echo that follows the stall decided, by its position."""
-        run = self._live_run()
-        if run is not None:
-            self._note(run)
-        return self._records
-
-    def forget_record(self) -> None:
-        """Begin a record anew."""
-        self._records = {}
 
     def _note(self, run: Run) -> None:
         for position, (echo, made) in run.decisions().items():
@@ -308,28 +274,69 @@ class Cursor:
             return epoch, Position(), before
         return self.epoch, run.position(), self.before
 
-    def stats(self, stages: Sequence[Any]) -> Stats:
+    def saved(self) -> dict[str, Any]:
+        """Return the state where ``where()`` says, ready for JSON but for a loader's own state."""
+        chain = self.chain
+        epoch, position, before = self.where()
+        if position.yielded:
+            chain.source.check_state(chain)
+        else:
+            position = replace(position, loader_state=chain.source.state_between())
+        return state.saved(chain.outline(), chain.seed, epoch, position, self.sizes, before)
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
+        chain = self.chain
+        examples = chain.examples() if chain.source.is_indexed else None
+        fit = Fit(chain.plan, examples, chain.accounts, chain.steps)
+        given = None if chain.is_seed_drawn else chain.seed
+        loaded = state.read(saved, chain.outline(), given, fit)
+        self.chain = chain.seeded(loaded.seed)
+        self.go_to(loaded.epoch, loaded.position)
+        self.sizes = loaded.sizes
+        self.before = loaded.before
+        if chain.source.yields_batches:
+            self._records = {}  # pools begin empty: what was decided does not go on
+
+    def record(self) -> dict[str, Any]:
+        """Return what echoes that follow the stall decided, ready for JSON.
+
+        Raises ValueError where there are none.
+        """
+        if not self.chain.plan.is_adaptive:
+            raise ValueError('there is nothing to record: no .echo("auto") stands in this chain')
+        run = self._live_run()
+        if run is not None:
+            self._note(run)
+        return written(self.chain.seed, self.chain.outline(), self._records)
+
+    def progress(self) -> float:
+        """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""
+        chain, done = self.chain, self.of_epoch()
+        share = done.steps / chain.steps if chain.steps is not None else None
+        try:
+            fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
+            share = max(share or 0.0, fresh / max(1, chain.examples()))
+        except TypeError:
+            if share is None:
+                raise TypeError(
+                    "how far an epoch is cannot be told without a length; .steps(n) gives it one"
+                ) from None
+        return min(1.0, share)
+
+    def stats(self) -> Stats:
+        """Return statistics of the epoch being run, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
-                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0,
-                _pools(stages, self.resolved, {}),
+                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({})
             )  # fmt: skip
-        return self._run.stats(_pools(stages, self.resolved, self._run.held()))
+        return self._run.stats(self._pools(self._run.held()))
 
-
-def _pools(
-    stages: Sequence[Any], resolved: dict[int, Resolved], held: dict[int, int]
-) -> tuple[PoolStats, ...]:
-    pools = []
-    for stage in stages:
-        if isinstance(stage, Echo):
-            known = resolved.get(stage.position, Resolved(stage.pool or 0))
-            pools.append(
-                PoolStats(
-                    stage.name,
-                    held.get(stage.position, 0),
-                    known.size,
-                    known.size * known.item_bytes,
-                )
-            )
-    return tuple(pools)
+    def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
+        pools = []
+        for echo in self.chain.echoes:
+            known = self.sizes.get(echo.position, PoolSize(echo.pool or 0))
+            size_bytes = known.size * known.item_bytes
+            count = held.get(echo.position, 0)
+            pools.append(PoolStats(echo.name, count, known.size, size_bytes))
+        return tuple(pools)

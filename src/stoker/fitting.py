@@ -13,15 +13,14 @@ from typing import Any
 
 from stoker import packing
 from stoker.engine.filtering import FilterRecord
-from stoker.engine.position import Position, Resolved
-from stoker.engine.work import FilterPoint, Plan, Segment
+from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
+from stoker.engine.position import Position
 from stoker.errors import StateError
 from stoker.packing import whole
 from stoker.schedule import adaptive, fixed
-from stoker.sources.stream import IterableSource, LoaderSource, Resumable
 from stoker.stages.batch import Batch
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
-from stoker.stages.filter import Filter
+from stoker.stages.stage import PoolSize
 
 
 @dataclass(frozen=True)
@@ -41,28 +40,27 @@ class Fit:
     steps: int | None
 
 
-def pool_sizes(sizes: Any, plan: Plan) -> dict[int, Resolved]:
+def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
     """Read the sizes of pools.
 
     Raises KeyError, ValueError or TypeError where there are no such pools.
     """
-    echoes = {part.position: part for part in plan.parts if isinstance(part, Echo)}
+    points = {point.echo.position: point for point in plan.echoes}
     found = {}
     for at, size in sizes.items():
-        echo = echoes[int(at)]
-        group = plan.group_of(echo)
+        echo, group = points[int(at)].echo, points[int(at)].group
         least, most = group, DEFAULT_POOL_BATCHES * group
-        if echo.follows:  # another pool= makes no other pipeline
+        if echo.is_adaptive:  # another pool= makes no other pipeline
             least, most = 1, packing.LARGEST
         elif echo.pool is not None:
             least = most = echo.pool
         elif echo.pool_bytes is not None:
             most = max(most, echo.pool_bytes)
-        found[echo.position] = Resolved(whole(size, least, most))
+        found[echo.position] = PoolSize(whole(size, least, most))
     return found
 
 
-def position(state: dict[str, Any], fit: Fit, sizes: dict[int, Resolved]) -> Position | None:
+def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Position | None:
     """Read where in its epoch a pipeline is; None at the beginning.
 
     Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
@@ -82,16 +80,16 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, Resolved]) -> Pos
         loaded=whole(state["loaded"], 0, packing.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
     )
-    course = _Course(fit.plan, found, sizes)
+    walk = _Walk(fit.plan, found, sizes)
     pools, items, records = (_list(state[name]) for name in ("pools", "pool_items", "left_out"))
     if iterated:
         if pools or items or records:
             raise ValueError("pools are in it that cannot be made again")
-        course.check_iterated(nested)
+        walk.check_iterated(nested)
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        course.read(fit.examples or 0, pools, items, records)
+        walk.read(fit.examples or 0, pools, items, records)
     return found
 
 
@@ -101,7 +99,7 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-class _Course:
+class _Walk:
     """Goes through a plan in the order that data meets it.
 
     Attributes:
@@ -112,58 +110,63 @@ class _Course:
     most: int
     exact: int | None
 
-    def __init__(self, plan: Plan, found: Position, sizes: dict[int, Resolved]) -> None:
+    def __init__(self, plan: Plan, found: Position, sizes: dict[int, PoolSize]) -> None:
         self._plan = plan
         self._found = found
         self._sizes = sizes
-        self._left_out = any(isinstance(part, FilterPoint) for part in plan.parts)
+        self._pools: list[Any] = []
+        self._items: list[Any] = []
+        self._records: list[Any] = []
+        self._uses = [found.yielded, found.yielded]
 
     def check_iterated(self, nested: bool) -> None:
         """Check a position over a loader or a stream: its own state is all there is."""
-        source, plan = self._plan.source, self._plan
-        loader = isinstance(source, LoaderSource)
-        if nested and not (source.stateful if loader else isinstance(source, Resumable)):
+        plan = self._plan
+        if nested and not plan.source.takes_state:
             raise StateError("a loader's state is in it, and this pipeline's source takes none")
         if not self._found.yielded:
             return
-        fixed = any(isinstance(part, Echo) and not part.follows for part in plan.parts)
-        stream = isinstance(source, IterableSource)
-        drawn = stream and (self._left_out or plan.buffer > 1 or plan.share is not None)
-        if not nested or fixed or drawn:
+        fixed = any(not point.echo.is_adaptive for point in plan.echoes)
+        if not nested or fixed or plan.filters or not plan.selection.is_kept_by_streams:
             raise StateError(
                 "the state is in the middle of an epoch that this pipeline cannot make again"
             )
 
     def read(self, examples: int, pools: list[Any], items: list[Any], records: list[Any]) -> None:
         """Read what pools held and what was left out."""
-        found, parts = self._found, self._plan.parts
-        echoes = sum(isinstance(part, Echo) for part in parts)
+        found, plan = self._found, self._plan
+        echoes = len(plan.echoes)
         if not len(pools) == len(items) == echoes:
             raise ValueError(f"{len(pools)} pools and {len(items)} items for {echoes} echoes")
-        sifts = sum(isinstance(part, FilterPoint) for part in parts)
-        if (records or self._filters()) and len(records) != sifts:
+        if (records or plan.has_filter) and len(records) != plan.filters:
             raise StateError(
                 "the state was saved with other skip budgets: examples it left out cannot be told"
             )
         self.most, self.exact = examples, examples
-        uses = [found.yielded, found.yielded]
-        for part in parts:
-            if isinstance(part, FilterPoint):
-                self.exact = None
-                if records:
-                    self._record(records.pop(0))
-            elif isinstance(part, Echo):
-                self._pool(part, pools.pop(0), items.pop(0))
-                # Behind a batch: the short one may have come often, or not at all.
-                uses = [found.yielded, found.yielded * self._plan.group]
-            elif isinstance(part, Segment) and part.batch is not None:
-                uses = self._batch(part.batch)
+        self._pools, self._items, self._records = pools, items, records
+        plan.visit(self)
         whole(found.yielded, 0, self.most if self.exact is None else self.exact)
-        whole(found.uses, *uses)
+        whole(found.uses, *self._uses)
 
-    def _filters(self) -> bool:
-        segments = [part for part in self._plan.parts if isinstance(part, Segment)]
-        return any(isinstance(stage, Filter) for part in segments for stage in part.maps)
+    def segment(self, part: Segment) -> None:
+        """Go through a segment."""
+        if part.batch is not None:
+            self._uses = self._batch(part.batch)
+
+    def filter_point(self, part: FilterPoint) -> None:
+        """Read what was left out."""
+        self.exact = None
+        if self._records:
+            self._record(self._records.pop(0))
+
+    def echo_point(self, part: EchoPoint) -> None:
+        """Read what a pool held."""
+        self._pool(part.echo, part.group, self._pools.pop(0), self._items.pop(0))
+        # Behind a batch: the short one may have come often, or not at all.
+        self._uses = [self._found.yielded, self._found.yielded * self._plan.group]
+
+    def device_point(self, part: DevicePoint) -> None:
+        """Go on: nothing changes on the way to a device."""
 
     def _record(self, said: Any) -> None:
         number = whole(said["number"], 0, self.most)
@@ -178,8 +181,7 @@ class _Course:
         record = FilterRecord(number, survivors, seen, array("q", drops.tobytes()), total)
         self._found.records.append(record)
 
-    def _pool(self, echo: Echo, said: Any, items: Any) -> None:
-        group = self._plan.group_of(echo)
+    def _pool(self, echo: Echo, group: int, said: Any, items: Any) -> None:
         size = echo.record.size(echo.position, echo.name, group) if echo.record else None
         size = size or self._sizes[echo.position].size
         fits = {"size": size, "group": group, "items": self.most}
@@ -193,9 +195,11 @@ class _Course:
             least, most = (0, self.most) if self.exact is None else (self.exact, self.exact)
             items = whole(items, max(least, read.admitted), most)
         self._found.items.append(items)
-        uses = echo.uses(self.most)
-        self.most = echo.max_factor * self.most if uses is None else uses
-        self.exact = None if self.exact is None else echo.uses(self.exact)
+        if echo.is_adaptive:
+            self.most, self.exact = echo.max_factor * self.most, None
+        else:
+            self.most = echo.count(self.most)
+            self.exact = None if self.exact is None else echo.count(self.exact)
 
     def _batch(self, batch: Batch) -> list[int]:
         """Return how many uses there are at least, and at most, in the batches handed out."""

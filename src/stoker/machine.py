@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 _UNITS = {
     "": 1,
@@ -60,6 +62,17 @@ def usable_memory_bytes() -> int:
         if limit is not None:
             usable = min(usable, max(0, limit - used))
     return usable
+
+
+def process_group() -> tuple[int, int] | None:
+    """Return rank and world size of torch's process group, or None where none is initialised.
+
+    Does not import torch: who has a process group has imported it.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def hosts_of_job() -> int:

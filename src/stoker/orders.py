@@ -7,7 +7,7 @@ source. Nothing here takes memory that grows with the epoch above ``TRUE_PERMUTA
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -158,22 +158,76 @@ class Share:
         return length // self.world
 
 
-def order_of(
-    length: int, seed: int, epoch: int, *, shuffled: bool, share: Share | None
-) -> Permuted | FixedPart:
-    """Return the order of one epoch, or of this rank's part of it."""
+@dataclass(frozen=True)
+class Selection:
+    """Which examples an epoch has on this rank, and in what order: shuffled, shared out, cut short.
 
-    def key(rank: int) -> NDArray[np.uint64] | None:
-        return rng.key(seed, epoch, rng.SHUFFLE, rank) if shuffled else None
+    Attributes:
+        is_shuffled: whether the order is drawn anew every epoch.
+        share: which part of the epoch is this rank's, None for all of it.
+        first: how many examples of the source there are at most, before all else.
+        between: how many there are at most behind the first of shuffling and sharing out.
+        last: how many there are at most behind both.
+    """
 
-    if share is None:
-        return Permuted(length, key(0))
-    rank, world, count = share.rank, share.world, share.count(length)
-    if share.anew:
-        return Permuted(length, key(0), rank, world, count)
-    all_of_it = max(0, -(-(length - rank) // world))
-    left_out = epoch % all_of_it if all_of_it > count else None
-    return FixedPart(Permuted(count, key(rank)), rank, world, left_out)
+    is_shuffled: bool = False
+    share: Share | None = None
+    first: int | None = None
+    between: int | None = None
+    last: int | None = None
+
+    @property
+    def is_kept_by_streams(self) -> bool:
+        """Whether the examples of a stream are handed out as they are read."""
+        return not self.is_shuffled and self.share is None
+
+    def shuffled(self) -> Selection:
+        """Return this, drawn anew every epoch."""
+        return replace(self, is_shuffled=True)
+
+    def shared(self, rank: int, world: int, *, uneven: bool) -> Selection:
+        """Return a rank's part of this."""
+        return replace(self, share=Share(rank, world, uneven, self.is_shuffled))
+
+    def taken(self, count: int) -> Selection:
+        """Return the first ``count`` examples of this."""
+        if self.share is not None and self.is_shuffled:
+            return replace(self, last=_least(self.last, count))
+        if self.share is not None or self.is_shuffled:
+            return replace(self, between=_least(self.between, count))
+        return replace(self, first=_least(self.first, count))
+
+    def count(self, length: int) -> int:
+        """Return the examples of an epoch over a source of ``length``."""
+        count = _least(self.first, length)
+        if self.share is not None and self.share.anew:
+            count = self.share.count(_least(self.between, count))
+        else:
+            count = _least(self.between, count if self.share is None else self.share.count(count))
+        return _least(self.last, count)
+
+    def order(self, length: int, seed: int, epoch: int) -> Permuted | FixedPart:
+        """Return the order of one epoch over a source of ``length``."""
+        share, count = self.share, self.count(length)
+        length = _least(self.first, length)
+
+        def key(rank: int) -> NDArray[np.uint64] | None:
+            return rng.key(seed, epoch, rng.SHUFFLE, rank) if self.is_shuffled else None
+
+        if share is None:
+            return Permuted(length, key(0), count=count)
+        rank, world = share.rank, share.world
+        if share.anew:
+            return Permuted(length, key(0), rank, world, count)
+        own = _least(self.between, share.count(length))
+        all_of_it = max(0, -(-(length - rank) // world))
+        is_whole = own == share.count(length)
+        left_out = epoch % all_of_it if is_whole and all_of_it > own else None
+        return FixedPart(Permuted(own, key(rank), count=count), rank, world, left_out)
+
+
+def _least(limit: int | None, count: int) -> int:
+    return count if limit is None else min(limit, count)
 
 
 class _Feistel:

@@ -12,10 +12,12 @@ import numpy as np
 from stoker import packing
 from stoker.caution import warn
 from stoker.engine.filtering import FilterRecord
-from stoker.engine.position import Position, Resolved
+from stoker.engine.position import Position
 from stoker.errors import StateError
 from stoker.fitting import Fit, pool_sizes, position
 from stoker.schedule import adaptive, fixed
+from stoker.schedule.record import difference_of
+from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
 FORMAT = 1
@@ -29,7 +31,7 @@ class Loaded:
     seed: int
     epoch: int
     position: Position | None
-    resolved: dict[int, Resolved]
+    sizes: dict[int, PoolSize]
     before: Clock
 
 
@@ -38,7 +40,7 @@ def saved(
     seed: int,
     epoch: int,
     position: Position,
-    resolved: dict[int, Resolved],
+    sizes: dict[int, PoolSize],
     before: Clock,
 ) -> dict[str, Any]:
     """Write a state; everything in it goes into JSON."""
@@ -50,7 +52,7 @@ def saved(
         "epoch": epoch,
         "yielded": position.yielded,
         "uses": position.uses,
-        "pool_sizes": {str(at): r.size for at, r in resolved.items()},
+        "pool_sizes": {str(at): r.size for at, r in sizes.items()},
         "pools": [_pool_packed(snapshot) for snapshot in position.snapshots],
         "pool_items": position.items,
         "left_out": [_packed(record) for record in position.records],
@@ -129,15 +131,6 @@ def _checksum(state: dict[str, Any]) -> int:
         return zlib.crc32(json.dumps(state, sort_keys=True).encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"the state is damaged: {error}") from error
-
-
-def difference_of(theirs: list[str], ours: list[str]) -> str:
-    """Say where two outlines differ."""
-    for a, b in zip(theirs, ours, strict=False):
-        if a != b:
-            there = a if type(a) is str and len(a) < 200 else packing.shown(a)
-            return f"it has {there} where this one has {b}"
-    return f"it has {len(theirs)} stages, this one {len(ours)}"
 
 
 def _minor(version: str) -> list[str]:

@@ -146,7 +146,7 @@ def targeted(draw: random.Random) -> bytes:
 
 @functools.cache
 def outline_of(kind: str) -> list[str]:
-    return list(getattr(served, kind)()._outline())
+    return list(getattr(served, kind)().chain.outline())
 
 
 def attack(name: str, draw: random.Random) -> None:

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.demo.server import Fault, Server, serving
+from stoker.sources.folder import FolderSource
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
 from stoker.sources.remote.reader import RemoteReader
-from stoker.sources.source import FolderSource
 from strategies import FULL, few
 
 pytest.importorskip("aiohttp")
@@ -747,7 +747,7 @@ def test_local_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(folder, names)
     paths = [str(folder / name) for name in names]
     source = FilesSource([Path(paths[0]), *paths[1:]])
-    assert not isinstance(source, stoker.sources.source.ReadAhead)
+    assert source.reader() is None
     assert source.fields == ("path", "data")
     assert source.path(3) == paths[3]
     assert source.name == f"from_files({len(paths)} files)"

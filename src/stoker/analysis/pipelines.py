@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.pipeline import Pipeline
-from stoker.sources.stream import LoaderSource
-from stoker.stages.echo import Echo
-from stoker.stages.map import Map
 from stoker.stats import Stats
 
 if TYPE_CHECKING:
@@ -58,9 +55,9 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
         )
     if not callable(step):
         raise TypeError(f"step is called with each batch; {type(step).__name__} cannot be")
-    if pipeline._has(Echo):
+    if pipeline.chain.echoes:
         raise ValueError("take .echo out: the analysis tells what echoing would bring")
-    if isinstance(pipeline._source, LoaderSource):
+    if pipeline.chain.source.yields_batches:
         raise ValueError(
             "the stages of a foreign loader are not known: stoker analyze SCRIPT looks inside"
         )
@@ -82,13 +79,13 @@ class _Analysis:
 
         self._pipeline, self._step, self._unit_s, self._record = pipeline, step, unit_s, record
         self._cores = machine.usable_cores()
-        workers = pipeline._workers
+        workers = pipeline.chain.workers
         self._kind = workers.kind if workers is not None else "thread"
         self._width = workers.count if workers is not None else self._cores
         about = {
             "slot": 0,
             "site": repr(pipeline),
-            "describes": str(pipeline._source.name),
+            "describes": pipeline.chain.source.name,
             "batch_size": None,
             "workers": self._width,
         }
@@ -123,18 +120,15 @@ class _Analysis:
         """Note what each stage takes, and what is paid behind each place of an echo."""
         for stage in stats.stages:
             self._record.stages.setdefault(stage.name, []).append((stage.examples, stage.seconds))
-        kinds = {
-            stage.name: "random" if stage.random else "map"
-            for stage in self._pipeline._stages
-            if isinstance(stage, Map)
-        }
+        maps = self._pipeline.chain.maps
+        kinds = {stage.name: "random" if stage.is_random else "map" for stage in maps}
         costs = [
             (kinds.get(stage.name, "batch"), stage.seconds / max(1, stage.examples))
             for stage in stats.stages[1:]
         ]
         augments = [place for place, (kind, _) in enumerate(costs) if kind == "random"]
-        maps = [place for place, (kind, _) in enumerate(costs) if kind != "batch"]
-        behind = maps[-1] + 1 if maps else 0
+        mapped = [place for place, (kind, _) in enumerate(costs) if kind != "batch"]
+        behind = mapped[-1] + 1 if mapped else 0
         first = augments[0] if augments else behind
         self._record.after_s = {
             "batch": 0.0,
@@ -143,8 +137,9 @@ class _Analysis:
         }
 
     def _copy(self, workers: int) -> Pipeline:
-        copy = self._pipeline._with()
-        if workers != self._width or self._pipeline._workers is None:
+        chain = self._pipeline.chain
+        copy = Pipeline(chain)
+        if workers != self._width or chain.workers is None:
             copy = copy.workers(max(workers, self._kind == "process"), kind=self._kind)
         copy.set_epoch(self._pipeline.epoch)
         return copy
@@ -263,12 +258,10 @@ class _Analysis:
         ]
 
     def _paths(self) -> list[str]:
-        source = self._pipeline._source
-        try:
-            count = len(source)
-        except TypeError:
+        source = self._pipeline.chain.plan.indexed
+        if source is None:
             return []
-        paths = []
+        count, paths = len(source), []
         for index in range(0, count, max(1, count // _FILES)):
             path = source.path(index)
             if path is None or not os.path.isfile(path):
@@ -287,8 +280,9 @@ class _Analysis:
         from stoker.analysis import reading
         from stoker.analysis.draining import drop_part, read_again
 
-        record, source = self._record, self._pipeline._source
-        every = [source.path(index) for index in range(len(source))]
+        record, source = self._record, self._pipeline.chain.plan.indexed
+        assert source is not None
+        every = [source.path(index) or "" for index in range(len(source))]
         for _ in range(2):
             say("S: the pipeline, then its files, with nothing in memory")
             try:

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stoker.engine.echo_feed import EchoFeed
-from stoker.engine.items import Planning, ReadyStream, Tally, WouldBlock
+from stoker.engine.items import Planning, Stream, Tally, WouldBlock
+from stoker.engine.lower import EchoPoint
 from stoker.engine.pool.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.schedule.adaptive import ALONE, AdaptivePool, Moment
 from stoker.schedule.fixed import Draw
 from stoker.schedule.record import Decisions
-from stoker.stages.echo import Echo
 
 
 class Policy(Protocol):
     """Says how many fresh items go into the next step."""
 
-    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
         """Return the step's code, None where the epoch is over. Raises WouldBlock as streams do."""
         ...
 
@@ -27,7 +27,7 @@ class Policy(Protocol):
 class OnDemandPolicy:
     """A fresh item is used as soon as it is ready, and waited for only if nothing may be reused."""
 
-    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
         """Return what is ready, or as much of it as the pool cannot do without."""
         ready, over = upstream.poll(pool.group)
         if not over and ready < pool.needed:
@@ -50,24 +50,21 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
 
     total = None
     follows = True
-    upstream: ReadyStream
 
     def __init__(
         self,
-        echo: Echo,
+        point: EchoPoint,
         make_pool: Callable[[AdaptiveFeed], AdaptivePool],
-        upstream: ReadyStream,
+        upstream: Stream,
         tally: Tally,
         worker_pool: WorkerPool,
         decides: Policy,
-        *,
-        leaks: bool,
     ) -> None:
-        super().__init__(echo, make_pool, upstream, tally)
+        super().__init__(point, make_pool, upstream, tally)
         self.blocking = False
         self._worker_pool = worker_pool
         self._decides = decides
-        self._leaks = leaks
+        self._leaks = point.leaks
         self._decided: deque[int] = deque()  # before a resume, about steps behind it
 
     def _step(self) -> bool:
@@ -146,7 +143,7 @@ class Replay:
         self._decisions = decisions
         self._planning = planning
 
-    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
         """Return what was decided, once the fresh items are there.
 
         Raises StateError where the record has nothing of this step, or too few fresh items.

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 
 from stoker import pytree
 from stoker.engine.items import Item, Stream, Tally, Use
+from stoker.engine.lower import EchoPoint
 from stoker.engine.work import Failure
 from stoker.errors import StateError
 from stoker.rng import fold_use
 from stoker.schedule.adaptive import AdaptivePool
 from stoker.schedule.fixed import Draw, Pool, Snapshot
-from stoker.stages.echo import Echo
 
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
@@ -24,7 +24,7 @@ class EchoFeed(ABC, Generic[AnyPool]):
     """Feeds a segment with the uses of items that it keeps.
 
     Args:
-        echo: the stage.
+        point: its place in the plan.
         make_pool: makes its schedule in this epoch, when the first use is wanted: the size
             may depend on the first item.
         upstream: where fresh items come from.
@@ -36,12 +36,13 @@ class EchoFeed(ABC, Generic[AnyPool]):
 
     def __init__(
         self,
-        echo: Echo,
+        point: EchoPoint,
         make_pool: Callable[[Any], AnyPool],
         upstream: Stream,
         tally: Tally,
     ) -> None:
-        self.echo = echo
+        self.point = point
+        self.echo = point.echo
         self._make_pool = make_pool
         self.upstream = upstream
         self.blocking = upstream.blocking
@@ -172,13 +173,13 @@ class PooledFeed(EchoFeed[Pool]):
 
     def __init__(
         self,
-        echo: Echo,
+        point: EchoPoint,
         make_pool: Callable[[PooledFeed], Pool],
         upstream: Stream,
         tally: Tally,
     ) -> None:
-        super().__init__(echo, make_pool, upstream, tally)
-        self.total = None if upstream.total is None else echo.uses(upstream.total)
+        super().__init__(point, make_pool, upstream, tally)
+        self.total = None if upstream.total is None else self.echo.count(upstream.total)
         # Where nobody knows how many items come: looked ahead to, so that the end is seen in time.
         self._unknown = upstream.total is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()

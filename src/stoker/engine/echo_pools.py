@@ -12,17 +12,15 @@ from stoker.caution import warn
 from stoker.engine.adaptive_feed import AdaptiveFeed, OnDemandPolicy, Policy, Replay
 from stoker.engine.echo_feed import EchoFeed, PooledFeed
 from stoker.engine.filtering import FilteredStream, SkipLog
-from stoker.engine.foreign import DeviceStream
-from stoker.engine.items import Planning, Tally
+from stoker.engine.items import Planning, Stream, Tally
+from stoker.engine.lower import EchoPoint, Plan
 from stoker.engine.pool.threads import Autotuner, WorkerPool
-from stoker.engine.position import Resolved
 from stoker.engine.rank_sync import UNIT, AgreedPolicy, Ranks
-from stoker.engine.work import Failure, FilterPoint, Plan, Segment
+from stoker.engine.work import Failure
 from stoker.schedule.adaptive import AdaptivePool
 from stoker.schedule.fixed import Pool
-from stoker.sources.stream import LoaderSource
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
-from stoker.stages.filter import Filter
+from stoker.stages.stage import PoolSize
 from stoker.stages.to import usable_bytes
 
 _KEPT_FREE_FRACTION = 0.05  # of memory, for everything else
@@ -35,7 +33,7 @@ class Pools:
     Args:
         plan: the plan.
         seed, epoch: they key the draws.
-        resolved: the sizes that are known, by the echo's position; filled in here.
+        sizes: the sizes that are known, by the echo's position; filled in here.
         autotuner: remembers the factor that ranks agreed on last.
         ranks: who agrees, None where nobody has to.
         skip_log: knows how many examples the epoch has.
@@ -48,7 +46,7 @@ class Pools:
         seed: int,
         epoch: int,
         *,
-        resolved: dict[int, Resolved],
+        sizes: dict[int, PoolSize],
         autotuner: Autotuner,
         ranks: Ranks | None,
         skip_log: SkipLog,
@@ -56,7 +54,7 @@ class Pools:
     ) -> None:
         self._plan = plan
         self._seed, self._epoch = seed, epoch
-        self._resolved = resolved
+        self._sizes = sizes
         self._autotuner = autotuner
         self._ranks = ranks
         self._skip_log = skip_log
@@ -65,7 +63,12 @@ class Pools:
         self.feeds: list[EchoFeed[Any]] = []
 
     def feed(
-        self, echo: Echo, stream: Any, tally: Tally, worker_pool: WorkerPool, planning: Planning
+        self,
+        point: EchoPoint,
+        stream: Stream,
+        tally: Tally,
+        worker_pool: WorkerPool,
+        planning: Planning,
     ) -> EchoFeed[Any]:
         """Return what feeds the segment behind an echo from ``stream``."""
 
@@ -73,98 +76,87 @@ class Pools:
             return self._made(feed, worker_pool)
 
         feed: EchoFeed[Any]
-        if echo.follows:
-            decides = self._decides(echo, stream, planning)
-            leaks = self._leaks(echo)
-            feed = AdaptiveFeed(echo, make, stream, tally, worker_pool, decides, leaks=leaks)
+        if point.echo.is_adaptive:
+            policy = self._policy(point, stream, planning)
+            feed = AdaptiveFeed(point, make, stream, tally, worker_pool, policy)
         else:
-            feed = PooledFeed(echo, make, stream, tally)
+            feed = PooledFeed(point, make, stream, tally)
         self.feeds.append(feed)
         return feed
 
-    def _decides(self, echo: Echo, stream: Any, planning: Planning) -> Policy:
+    def _policy(self, point: EchoPoint, stream: Stream, planning: Planning) -> Policy:
+        echo = point.echo
         if echo.record is not None:
             return Replay(echo.record.of(echo.position, self._epoch), planning)
         if self._ranks is None:
             return OnDemandPolicy()
-        self.planned = self._agreed(echo, stream, self._ranks, planning)
+        self.planned = self._agreed(point, stream, self._ranks, planning)
         return self.planned
 
-    def _agreed(self, echo: Echo, stream: Any, ranks: Ranks, planning: Planning) -> AgreedPolicy:
+    def _agreed(
+        self, point: EchoPoint, stream: Stream, ranks: Ranks, planning: Planning
+    ) -> AgreedPolicy:
         """Return what decides where ranks agree. Raises ValueError where they cannot."""
+        plan, echo = self._plan, point.echo
         if self.planned is not None:
             raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
-        parts = self._plan.parts
-        filters = any(
-            isinstance(stage, Filter)
-            for part in parts
-            if isinstance(part, Segment)
-            for stage in part.maps
-        )
-        total: int | None = stream.total
+        total = stream.total
         if isinstance(stream, FilteredStream):
             total = self._skip_log.examples
-        source = self._plan.source
-        if isinstance(source, LoaderSource) and hasattr(source.loader, "__len__"):
-            total = len(source)
-        if (total is None or filters) and self._steps is None:
+        if plan.loader is not None and hasattr(plan.loader.loader, "__len__"):
+            total = plan.loader.count()
+        if (total is None or plan.has_filter) and self._steps is None:
             raise ValueError(
                 f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
                 "its end here; .steps(n) says how many all ranks take"
             )
-        share = self._plan.share
-        uneven = isinstance(source, LoaderSource) or (share is not None and share.uneven)
-        if filters or (uneven and self._steps is not None):  # then steps alone end an epoch
+        share = plan.selection.share
+        uneven = plan.loader is not None or (share is not None and share.uneven)
+        if plan.has_filter or (uneven and self._steps is not None):  # steps alone end an epoch
             total = None
         return AgreedPolicy(
             ranks,
             echo.max_factor,
-            self._plan.group_of(echo),
+            point.group,
             total,
             self._autotuner.factor or UNIT,
             planning,
-            leaky=self._leaks(echo),
+            leaky=point.leaks,
         )
-
-    def _leaks(self, echo: Echo) -> bool:
-        """Whether uses may be left out behind an echo."""
-        parts = self._plan.parts
-        return any(isinstance(part, FilterPoint) for part in parts[parts.index(echo) :])
 
     def _made(self, feed: EchoFeed[Any], worker_pool: WorkerPool) -> Any:
         echo = feed.echo
-        group = self._plan.group_of(echo)
-        resolved = self._resolved.get(echo.position)
+        group = feed.point.group
+        known = self._sizes.get(echo.position)
         if echo.record is not None:
             size = echo.record.size(echo.position, echo.name, group)
-            resolved = self._resolved[echo.position] = Resolved(size)
-        if resolved is None:
-            resolved = self._resolved[echo.position] = self._sized(feed, group, worker_pool)
-        if resolved.size < echo.smallest_distinct(group):
+            known = self._sizes[echo.position] = PoolSize(size)
+        if known is None:
+            known = self._sizes[echo.position] = self._sized(feed, group, worker_pool)
+        if known.size < echo.smallest_distinct(group):
             what = "repeat a batch at once" if group == 1 else "hold an example twice"
-            what = "find nothing to use again" if echo.follows else what
+            what = "find nothing to use again" if echo.is_adaptive else what
             warn(
-                f"{echo.name}: with a pool of {resolved.size} a batch may {what}; "
+                f"{echo.name}: with a pool of {known.size} a batch may {what}; "
                 f"at least {echo.smallest_distinct(group)} keep uses apart",
             )
         if echo.factor is None:
-            return AdaptivePool(echo.max_factor, resolved.size, group)
+            return AdaptivePool(echo.max_factor, known.size, group)
         assert isinstance(feed, PooledFeed)
         key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
         # The pool admits an epoch of less than two groups whole.
-        return Pool(
-            echo.factor, resolved.size, group, key, feed.count(2 * group if group > 1 else 0)
-        )
+        return Pool(echo.factor, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
-    def _sized(self, feed: EchoFeed[Any], group: int, worker_pool: WorkerPool) -> Resolved:
+    def _sized(self, feed: EchoFeed[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
         """Return a pool's size, by its first item where that decides."""
         echo = feed.echo
-        loader = isinstance(self._plan.source, LoaderSource)
-        if echo.pool is not None and not loader and not isinstance(feed.upstream, DeviceStream):
-            return Resolved(echo.pool)
+        # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
+        looks = self._plan.loader is not None or feed.point.on_device
+        if echo.pool is not None and not looks:
+            return PoolSize(echo.pool)
         item = feed.upstream.peek()
         if item is None:
-            return Resolved(echo.pool or DEFAULT_POOL_BATCHES * group)
+            return PoolSize(echo.pool or DEFAULT_POOL_BATCHES * group)
         worker_pool.wait(item.task)
         value = item.task.values[item.row]
         if type(value) is Failure:
@@ -172,13 +164,13 @@ class Pools:
         each = max(1, pytree.nbytes(value))
         device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
         usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
-        resolved = Resolved(_size(echo, each, group, usable), each)
+        known = PoolSize(_size(echo, each, group, usable), each)
         if device:
             _log.warning(
                 "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
-                echo.name, resolved.size, machine.format_bytes(resolved.size * each), device,
+                echo.name, known.size, machine.format_bytes(known.size * each), device,
             )  # fmt: skip
-        return resolved
+        return known
 
 
 def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:

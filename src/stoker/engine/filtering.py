@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from stoker import machine
 from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.lower import FilterPoint, Segment
 from stoker.engine.pool.threads import Task, WorkerPool
 from stoker.engine.stream import SegmentStream
-from stoker.engine.work import Failure, FilterPoint, Rejected, Segment
+from stoker.engine.work import Failure, Rejected
 from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 
@@ -105,27 +106,25 @@ class FilteredStream:
     """A stream of the items that survive, in order.
 
     Args:
-        sift: which budgets apply.
-        part: the place of the segment before it among the plan's parts.
+        point: which budgets apply.
         upstream: where the items come from.
         skip_log: where skips are entered.
         planning: says whether who plans may wait.
     """
 
     blocking = False
-    total = None
+    total: int | None = None
 
     def __init__(
         self,
-        sift: FilterPoint,
-        part: int,
+        point: FilterPoint,
         upstream: SegmentStream,
         worker_pool: WorkerPool,
         skip_log: SkipLog,
         planning: Planning,
     ) -> None:
-        self._sift = sift
-        self._part = part
+        self._point = point
+        self._part = point.at - 1  # the segment before it
         self._upstream = upstream
         self._worker_pool = worker_pool
         self._skip_log = skip_log
@@ -286,7 +285,7 @@ class FilteredStream:
 
         That is raised where an output is asked for: who plans ahead stops in front of it.
         """
-        budget = self._sift.budgets.get(failure.account, RAISE)
+        budget = self._point.budgets.get(failure.account, RAISE)
         error = failure.error
         if failure.part != self._part or budget == RAISE or not isinstance(error, StageError):
             return False

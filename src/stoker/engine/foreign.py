@@ -12,14 +12,22 @@ import numpy as np
 from stoker import machine, pytree
 from stoker.buffers import Recycler
 from stoker.engine.filtering import FilteredStream
-from stoker.engine.items import Item, Ready, Stream, Tally, Use, WouldBlock, done_item, like
+from stoker.engine.items import (
+    Item,
+    PulledStream,
+    Ready,
+    Stream,
+    Tally,
+    Use,
+    WouldBlock,
+    done_item,
+    like,
+)
 from stoker.engine.pool.threads import WorkerPool
-from stoker.engine.prefetch import Prefetcher
-from stoker.engine.stream import SegmentStream
 from stoker.engine.work import Failure
 from stoker.errors import StageError
 from stoker.signals import pass_on
-from stoker.sources.stream import LoaderSource
+from stoker.sources.loader import LoaderSource
 from stoker.stages.to import Mover
 
 
@@ -68,7 +76,7 @@ class LoaderStream:
         loaded, fresh: batches and rows before a resume: the loader begins behind them.
     """
 
-    total = None
+    total: int | None = None
     blocking = True
 
     def __init__(
@@ -97,11 +105,13 @@ class LoaderStream:
         """Rows of the batches that were pulled."""
         return self._fresh
 
-    def pull(self) -> Item | None:
+    def pull(self, *, may_block: bool = True) -> Item | None:
         """Ask the loader; what it raises passes as it is, and it may be asked again."""
         if self._peeked is not None:
             item, self._peeked = self._peeked, None
             return item
+        if not may_block:
+            raise WouldBlock(None)
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -122,7 +132,7 @@ class LoaderStream:
         self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
         self._fresh += rows
         self._pulled += 1
-        if self._source.stateful:
+        if self._source.takes_state:
             self._states.append((self._pulled, self._source.state()))
         return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
 
@@ -136,6 +146,23 @@ class LoaderStream:
         """Return the next batch without taking it."""
         self._peeked = self.pull()
         return self._peeked
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return whether a batch was looked at already: the loader is not asked."""
+        return int(self._peeked is not None), self._iterator is None
+
+    def wait_for(self, count: int) -> None:
+        """Do nothing: the loader is asked where a batch is taken."""
+
+    is_full = False
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return that none wait: the loader is asked where a batch is taken."""
+        return 0, None
+
+    def loaded_with(self, item: Item, loaded: int) -> int:
+        """Return how many batches were handed out, once ``item`` is, too."""
+        return max(loaded, item.ordinal + 1)
 
     def has_ended(self) -> bool:
         """Ask the loader whether that is all; what it raises or gives then comes with the next."""
@@ -151,18 +178,18 @@ class LoaderStream:
         """Refuse: states that would need this are refused before."""
         raise AssertionError("a loader's batches cannot be made again")
 
-    def state(self, loaded: int) -> Any:
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the loader's own state behind so many batches; None if it has none."""
         self.forget_before(loaded)
-        return self._states[0][1] if self._states else None
+        return self._states[0][1] if self._states else None, loaded
 
     def forget_before(self, loaded: int) -> None:
         """Drop the states behind fewer batches."""
         while self._states and self._states[0][0] < loaded:
             self._states.popleft()
 
-    def raised(self, error: BaseException) -> bool:
-        """Tell whether an error is the loader's own; of each it is told once."""
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether an error is the loader's own; of each it is told once."""
         for at, own in enumerate(self._errors):
             if own is error:
                 del self._errors[at]  # in place: who reads ahead may add another
@@ -185,7 +212,7 @@ class DeviceStream:
 
     def __init__(
         self,
-        upstream: SegmentStream | LoaderStream | Prefetcher,
+        upstream: PulledStream,
         mover: Mover,
         worker_pool: WorkerPool,
     ) -> None:
@@ -219,25 +246,25 @@ class DeviceStream:
     @property
     def is_full(self) -> bool:
         """Whether there is no room for more on the host."""
-        return not isinstance(self._upstream, LoaderStream) and self._upstream.is_full
+        return self._upstream.is_full
 
     def ready_since(self) -> tuple[int, int | None]:
         """Return how many batches wait, on the host too, and since when there is no room there."""
-        if isinstance(self._upstream, LoaderStream):
-            return len(self._under_way), None
         ready, since = self._upstream.ready_since()
         return ready + len(self._under_way), since
 
-    def pull(self) -> Item | None:
-        """Return the next batch on the device, and begin to move the one after it."""
+    def pull(self, *, may_block: bool = True) -> Item | None:
+        """Return the next batch on the device, and begin to move the one after it.
+
+        The consumer alone asks, and may always wait.
+        """
         if self._peeked is not None:
             ready, self._peeked = self._peeked, None
             return ready
         if not self._under_way and not self._begin(wait=True):
             return None
         item, move = self._under_way.popleft()
-        if not isinstance(self._upstream, LoaderStream):
-            self._begin_early()
+        self._begin_early()
         value = move if type(move) is Failure else self._tried(move, item)
         return like(item, Ready(value), item.use_key, item.fresh)
 
@@ -277,20 +304,12 @@ class DeviceStream:
         if self._raised is not None:
             error, self._raised = self._raised, None
             raise error
-        upstream = self._upstream
-        if self._next is None and isinstance(upstream, SegmentStream):
+        if self._next is None:
             try:
-                self._next = upstream.pull(may_block=wait)
+                self._next = self._upstream.pull(may_block=wait)
             except WouldBlock:
                 return False
             self._over = self._next is None
-        elif self._next is None and (
-            wait or not isinstance(upstream, Prefetcher) or upstream.poll(1)[0]
-        ):
-            self._next = upstream.pull()
-            self._over = self._next is None
-        elif self._next is None and isinstance(upstream, Prefetcher):
-            self._over = upstream.poll(1)[1]
         item = self._next
         if item is None or not (wait or item.task.done):
             return False

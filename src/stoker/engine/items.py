@@ -102,13 +102,20 @@ class Planning:
 
 
 class Stream(Protocol):
-    """A stream of items, in order."""
+    """A stream of items, in order. Its methods are called by who plans.
+
+    Attributes:
+        total: how many items an epoch has, None where only its end tells.
+        blocking: whether it is read in the thread that asks, so that nobody works ahead.
+    """
 
     total: int | None
     blocking: bool
 
     @property
-    def fresh(self) -> int: ...
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
+        ...
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` items, fewer only at the end."""
@@ -117,18 +124,6 @@ class Stream(Protocol):
     def peek(self) -> Item | None:
         """Return the next item without taking it."""
         ...
-
-    def recompute(self, number: int) -> Item:
-        """Make an item once more."""
-        ...
-
-    def usable_bytes(self) -> int:
-        """Return the memory that is free where the items are."""
-        ...
-
-
-class ReadyStream(Stream, Protocol):
-    """A stream of which it can be told what is ready. Called by who plans."""
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` items are there, and whether they are the last.
@@ -140,7 +135,7 @@ class ReadyStream(Stream, Protocol):
     def wait_for(self, count: int) -> None:
         """Return when the next ``count`` items are there, or all that are left.
 
-        Raises WouldBlock if who plans must not wait.
+        Raises WouldBlock if the planning thread must not wait.
         """
         ...
 
@@ -156,6 +151,60 @@ class ReadyStream(Stream, Protocol):
         """
         ...
 
+    def recompute(self, number: int) -> Item:
+        """Make an item once more."""
+        ...
+
+    def usable_bytes(self) -> int:
+        """Return the memory that is free where the items are."""
+        ...
+
+    def clear(self) -> None:
+        """Let go of what nobody will use any more."""
+        ...
+
+
+class PulledStream(Stream, Protocol):
+    """A stream that the consumer, or a device, takes one item after another from."""
+
+    def pull(self, *, may_block: bool = True) -> Item | None:
+        """Return the next item, None at the end.
+
+        Raises WouldBlock where it would have to wait and not ``may_block``.
+        """
+        ...
+
+
+class HeadStream(PulledStream, Protocol):
+    """A stream that stands at the head of a plan: a source that is read one item after another."""
+
+    def has_ended(self) -> bool:
+        """Ask the source whether that is all; what it raises or gives then comes with the next."""
+        ...
+
+    def loaded_with(self, item: Item, loaded: int) -> int:
+        """Return how many batches of a loader were handed out, once ``item`` is, too."""
+        ...
+
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
+        """Return the source's own state (None: none) behind so many examples and batches.
+
+        And the number of what was read that it stands for.
+        """
+        ...
+
+    def forget_before(self, loaded: int) -> None:
+        """Drop the states behind fewer batches."""
+        ...
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether an error is the source's own, and it may go on; of each it is told once."""
+        ...
+
+    def interrupt(self) -> None:
+        """Have who waits for a feed, in another thread, wait no more."""
+        ...
+
 
 class Feed(Protocol):
     """Where a segment gets its inputs from, unless they are fresh from the source.
@@ -169,7 +218,7 @@ class Feed(Protocol):
     blocking: bool
     in_order: bool
     follows: bool
-    upstream: Any
+    upstream: Stream
 
     @property
     def fresh(self) -> int: ...

@@ -16,10 +16,10 @@ from stoker.engine.foreign import interrupt
 from stoker.engine.items import Item, Tally, done_item
 from stoker.engine.work import ENDED, Failure
 from stoker.errors import StageError
-from stoker.orders import Share
+from stoker.orders import Selection
 from stoker.rng import Fractions
 from stoker.signals import pass_on
-from stoker.sources.stream import IterableSource
+from stoker.sources.iterable import IterableSource
 
 
 class IteratedStream:
@@ -27,28 +27,30 @@ class IteratedStream:
 
     Args:
         source: the iterable.
-        share: which examples are this rank's, None for all. Even parts are handed out a round at
-            a time, an example for every rank, so that all ranks get equally many.
+        selection: which examples are this rank's. Even parts are handed out a round at a time, an
+            example for every rank, so that all ranks get equally many.
         buffer: how many examples are shuffled among each other; 1 keeps the order.
         key: keys the shuffling.
         start: how many examples of the pass come before what the source begins with.
     """
 
-    total = None
+    total: int | None = None
     blocking = False
 
     def __init__(
         self,
         source: IterableSource,
-        share: Share | None,
+        selection: Selection,
         buffer: int,
         key: NDArray[np.uint64],
         tally: Tally,
         start: int = 0,
     ) -> None:
         self._name = source.name
+        self._source = source
         self._whole: Iterator[Any] | None = source.open()
-        self._examples: Iterator[Any] | None = _share_of(self._whole, share)
+        self._examples: Iterator[Any] | None = _read_of(self._whole, selection, start)
+        self._left = _handed_of(selection)
         self._size = buffer
         self._tally = tally
         self._fractions = Fractions(key)
@@ -57,6 +59,8 @@ class IteratedStream:
         self._read = start
         self._handed = start
         self._failure: Item | None = None
+        if self._left is not None:
+            self._left -= start
 
     usable_bytes = staticmethod(machine.usable_memory_bytes)
 
@@ -65,10 +69,14 @@ class IteratedStream:
         """Examples that were handed out."""
         return self._handed
 
-    def pull(self) -> Item | None:
+    def pull(self, *, may_block: bool = True) -> Item | None:
         """Return the next example, None at the end; what the iterable raises comes as a failure."""
         if self._peeked:
             return self._peeked.popleft()
+        if self._left is not None:
+            if self._left <= 0:
+                return None
+            self._left -= 1
         item = self._drawn()
         if item is not None:
             self._handed += 1
@@ -93,6 +101,38 @@ class IteratedStream:
     def recompute(self, number: int) -> Item:
         """Refuse: states that would need this are refused before."""
         raise AssertionError("a stream's examples cannot be made again")
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return how many examples were looked at already: the iterable is not asked."""
+        return min(count, len(self._peeked)), False
+
+    def wait_for(self, count: int) -> None:
+        """Do nothing: the iterable is asked where an example is taken."""
+
+    is_full = False
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return that none wait: the iterable is asked where an example is taken."""
+        return 0, None
+
+    def has_ended(self) -> bool:
+        """Return True: where it is asked, its length was told beforehand."""
+        return True
+
+    def loaded_with(self, item: Item, loaded: int) -> int:
+        """Return ``loaded``: no batches are counted."""
+        return loaded
+
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
+        """Return the source's own state behind so many examples, None if it has none."""
+        return (self._source.state(fresh), fresh) if self._source.takes_state else (None, loaded)
+
+    def forget_before(self, loaded: int) -> None:
+        """Do nothing: the source makes its states when it is asked."""
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Return False: what it raises ends the pass."""
+        return False
 
     def interrupt(self) -> None:
         """Have who waits for a feed, in another thread, wait no more."""
@@ -142,12 +182,30 @@ class IteratedStream:
         return done_item(example, self._read - 1, 0, 0, 1)
 
 
-def _share_of(examples: Iterator[Any], share: Share | None) -> Iterator[Any]:
+def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
+    """Return what this rank reads, before any shuffling; ``start`` were read before."""
+    share = selection.share
+    if selection.first is not None:
+        examples = islice(examples, max(0, selection.first - start))
+    if share is not None:
+        if share.uneven:
+            examples = islice(examples, share.rank, None, share.world)
+        else:
+            examples = _rounds(examples, share.rank, share.world)
+        if selection.between is not None and not share.anew:
+            examples = islice(examples, selection.between)
+    return examples
+
+
+def _handed_of(selection: Selection) -> int | None:
+    """Return how many examples this rank hands out at most, None for all."""
+    limits = [selection.last]
+    share, between = selection.share, selection.between
     if share is None:
-        return examples
-    if share.uneven:
-        return islice(examples, share.rank, None, share.world)
-    return _rounds(examples, share.rank, share.world)
+        limits.append(between)
+    elif share.anew and between is not None:
+        limits.append(share.count(between))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:

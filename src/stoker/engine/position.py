@@ -11,19 +11,6 @@ from stoker.schedule.fixed import Snapshot
 
 
 @dataclass
-class Resolved:
-    """A pool's size, once it is known.
-
-    Attributes:
-        size: items.
-        item_bytes: bytes of the first item, 0 while nobody has looked.
-    """
-
-    size: int
-    item_bytes: int = 0
-
-
-@dataclass
 class Position:
     """Where an epoch is: enough to go on from there.
 

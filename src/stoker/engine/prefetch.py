@@ -7,24 +7,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
 
 from stoker import machine
-from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.items import HeadStream, Item, Planning, WouldBlock
 from stoker.engine.pool.threads import WORKER_NAME, WorkerPool
 from stoker.signals import deferred
 
 _JOIN_S = 5.0
-
-
-class Read(Protocol):
-    """What is read: by one thread at a time."""
-
-    def pull(self) -> Item | None: ...
-
-    def interrupt(self) -> None: ...
-
-    def clear(self) -> None: ...
 
 
 class Prefetcher:
@@ -41,9 +30,11 @@ class Prefetcher:
     """
 
     blocking = False
-    total = None
+    total: int | None = None
 
-    def __init__(self, inner: Read, size: int, planning: Planning, worker_pool: WorkerPool) -> None:
+    def __init__(
+        self, inner: HeadStream, size: int, planning: Planning, worker_pool: WorkerPool
+    ) -> None:
         self._inner = inner
         self.size = size
         self._planning = planning
@@ -91,8 +82,12 @@ class Prefetcher:
             ready = len(self._queue)
             return ready, self._arrived_ns if ready >= self.size else None
 
-    def pull(self) -> Item | None:
+    def pull(self, *, may_block: bool = True) -> Item | None:
         """Return the next item, None at the end; raise what reading raised there."""
+        if not may_block:
+            ready, ended = self.poll(1)
+            if not ready and not ended:
+                raise WouldBlock(None)
         return next(self.pull_many(1), None)
 
     def pull_many(self, count: int) -> Iterator[Item]:

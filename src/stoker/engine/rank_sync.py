@@ -15,11 +15,11 @@ import weakref
 from typing import Any
 
 from stoker.engine.filtering import FilteredStream
-from stoker.engine.items import Planning, ReadyStream, WouldBlock
+from stoker.engine.items import Planning, Stream, WouldBlock
 from stoker.errors import StokerError
 from stoker.schedule.adaptive import AdaptivePool
+from stoker.stages.echo import WINDOW_STEPS
 
-WINDOW_STEPS = 64
 UNIT = 64
 """Factors are agreed on in 1/64: whole numbers, so that every rank computes the same."""
 
@@ -172,7 +172,7 @@ class AgreedPolicy:
         """Tell whether the epoch has no such step, on any rank."""
         return self._total is not None and self._target(step - 1) >= self._total
 
-    def code(self, pool: AdaptivePool, upstream: ReadyStream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
         """Return the step's quota, once it is there. Raises WouldBlock as streams do."""
         step = pool.step
         if step >= self._until and not self._planning.may_block:
@@ -204,7 +204,7 @@ class AgreedPolicy:
         start, fresh, factor = next(leg for leg in reversed(self._legs) if leg[0] <= step + 1)
         return fresh + (step + 1 - start) * self._group * UNIT // factor
 
-    def _watch(self, pool: AdaptivePool, upstream: ReadyStream) -> None:
+    def _watch(self, pool: AdaptivePool, upstream: Stream) -> None:
         """Measure production while it was not held up by a full window."""
         now = time.perf_counter_ns()
         ready, full_ns = upstream.ready_since()

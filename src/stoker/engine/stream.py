@@ -39,8 +39,6 @@ class SegmentStream:
         examples: the number of fresh examples in the epoch.
         depth: the segment's number among those of its worker_pool.
         group: the number of examples in a batch.
-        into_pool: whether a pool keeps what comes out.
-        followed: whether the pool's factor follows how fast that is.
         planning: held by whoever decides what comes next, in this run.
         read_ahead: how many examples a source wants to be told of before they are fetched.
     """
@@ -60,8 +58,6 @@ class SegmentStream:
         group: int,
         recycler: Recycler,
         tally: Tally,
-        into_pool: bool,
-        followed: bool,
         planning: Planning,
         read_ahead: int = 0,
     ) -> None:
@@ -77,8 +73,6 @@ class SegmentStream:
         self._group = group
         self._recycler = recycler
         self._tally = tally
-        self.into_pool = into_pool
-        self._followed = followed
         self._names = self.segment.names
         batch = self.segment.batch
         self.inputs_each = batch.n if batch else 1
@@ -87,12 +81,12 @@ class SegmentStream:
         self._examples = examples
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         maps = self.segment.batch_maps
-        self._stacks = self.segment.gathers and not (maps and worker_pool.remote)
-        self._gathers_alone = self._stacks and not maps
-        self._gathers = self._gathers_alone and not into_pool
-        if feed is not None and not self.segment.maps and not self.segment.batch_maps:
+        self._rows = None if maps and worker_pool.remote else self.segment.rows
+        self._gathers_alone = self._rows is not None and not maps
+        self._gathers = self._gathers_alone and not self.segment.into_pool
+        if feed is not None and self.segment.is_plain and not maps:
             cost.light = True
-        self._passes = feed is not None and self.segment.batches_in and not self.segment.maps
+        self._passes = feed is not None and self.segment.batches_in and self.segment.is_plain
         if self._passes or self._gathers_alone:
             cost.releases_gil = True
             cost.inline_ns = GATHER_INLINE_BATCH_NS
@@ -261,8 +255,9 @@ class SegmentStream:
         start = number * self._group
         stop = min(start + self._group, self._examples)
         began = time.perf_counter_ns()
-        batch = self.segment.source.allocate(stop - start, self._recycler)
-        self.segment.source.gather(self._order.span(start, stop), batch, 0)
+        assert self._rows is not None
+        batch = self._rows.allocate(stop - start, self._recycler)
+        self._rows.gather(self._order.span(start, stop), batch, 0)
         spent = time.perf_counter_ns() - began
         self.cost.note(stop - start, spent)
         self._tally.add(self._names[:1], [spent], stop - start)
@@ -301,7 +296,7 @@ class SegmentStream:
             return GATHER_AHEAD
         chunk = self.cost.chunk(self.worker_pool.target_ns)
         examples = max(2 * self._group, 8 * self.worker_pool.workers * chunk, self._read_ahead)
-        if self._followed:  # or jitter alone would call for echoing
+        if self.segment.is_followed:  # or jitter alone would call for echoing
             examples = max(FOLLOWED_BATCHES * self._group, examples)
         elif self.feed is not None and self.feed.follows:  # what is decided early is decided badly
             examples = 2 * self._group
@@ -330,7 +325,7 @@ class SegmentStream:
             # of a batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
             chunk = self.cost.chunk(self.worker_pool.target_ns) if self.cost.row_ns else self._group
             count = min(max(chunk, self._group // 8), self._group)
-            if self._followed:
+            if self.segment.is_followed:
                 count = max(1, self._group // 8)
             if at_most is not None:
                 count = min(count, at_most)
@@ -373,8 +368,8 @@ class SegmentStream:
             needs = {item.task for item in task.items if not item.task.done}
         if batch is None:
             task.values = [None] * task.rows
-        elif self._stacks:
-            task.batch = self.segment.source.allocate(task.rows, self._recycler)
+        elif self._rows is not None:
+            task.batch = self._rows.allocate(task.rows, self._recycler)
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
         self.worker_pool.submit(task, needs)
@@ -415,8 +410,9 @@ class SegmentStream:
         """Do rows of a task; return the nanoseconds spent in each stage."""
         ns = [0] * len(self._names)
         if task.batch is not None:
+            assert self._rows is not None
             began = time.perf_counter_ns()
-            self.segment.source.gather(task.indices[start:stop], task.batch, start)
+            self._rows.gather(task.indices[start:stop], task.batch, start)
             ns[0] = time.perf_counter_ns() - began
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
@@ -437,7 +433,8 @@ class SegmentStream:
         else:
             try:
                 if task.batch is not None:
-                    values = self.segment.source.parted(task.batch, self._group)
+                    assert self._rows is not None
+                    values = self._rows.split(task.batch, self._group)
                 else:
                     values = [task.builder.finish()]
             except Exception as error:
@@ -467,7 +464,7 @@ class SegmentStream:
 
     def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         if task.builder is None:
-            if self.into_pool:
+            if self.segment.into_pool:
                 values = [v if type(v) is Failure else pytree.owned(v) for v in values]
             task.values[start : start + len(values)] = values
             return

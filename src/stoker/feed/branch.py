@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+from stoker.chain import Chain
 from stoker.feed.log import At, LogReader, OutputLog
 from stoker.feed.producer import Produced, Producer
 from stoker.feed.served import Served
 from stoker.feed.staging import BATCHES, PARCEL_EXAMPLES, PARCELS, Staging
 from stoker.ipc.shared_memory import Blocks
-from stoker.pipeline import Pipeline
 
 _JOIN_S = 5.0
 
@@ -80,7 +80,7 @@ class Branches:
     """All branches, the oldest first.
 
     Args:
-        pipeline: what is served.
+        chain: what is served.
         about: what jobs are told of it.
         staging: bounds what stands in the logs.
         wake: an event descriptor that is written to when something was made.
@@ -90,9 +90,9 @@ class Branches:
     """
 
     def __init__(
-        self, pipeline: Pipeline, about: Served, blocks: Blocks, staging: Staging, wake: int
+        self, chain: Chain, about: Served, blocks: Blocks, staging: Staging, wake: int
     ) -> None:
-        self._pipeline = pipeline
+        self._chain = chain
         self._about = about
         self._blocks = blocks
         self._staging = staging
@@ -174,6 +174,6 @@ class Branches:
         if not self._about.again:  # a loader is iterated once at a time
             for producer in self._closed:
                 producer.join(_JOIN_S)
-        branch = Branch(at, Producer(self._pipeline, self._blocks, self._about.batched, tell))
+        branch = Branch(at, Producer(self._chain, self._blocks, self._about.batched, tell))
         self._all.append(branch)
         return branch

@@ -10,14 +10,15 @@ from typing import Any
 
 from stoker import pytree
 from stoker.buffers import Recycler
+from stoker.chain import Chain
+from stoker.cursor import Cursor
 from stoker.engine.foreign import batch_rows
 from stoker.feed import messages
 from stoker.feed.log import Broken, EpochEnd, StagedItem
-from stoker.feed.served import beginning, served
+from stoker.feed.served import go_near
 from stoker.feed.staging import PARCEL_EXAMPLES
 from stoker.ipc.payload import pack
 from stoker.ipc.shared_memory import Blocks
-from stoker.pipeline import Pipeline
 
 _PARCEL_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
 _SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
@@ -29,17 +30,17 @@ class Producer:
     """Makes the outputs of a pipeline in order, from any position on.
 
     Args:
-        pipeline: what makes them: a twin of it.
+        chain: what makes them.
         blocks: where they are made.
         batched: whether its outputs are batches, handed over one by one.
         tell: called, from the thread, with all that is made. Nothing comes after ``Broken``.
     """
 
     def __init__(
-        self, pipeline: Pipeline, blocks: Blocks, batched: bool, tell: Callable[[Produced], None]
+        self, chain: Chain, blocks: Blocks, batched: bool, tell: Callable[[Produced], None]
     ) -> None:
         self._recycler = Recycler(_SPARE, blocks.allocate)
-        self._pipeline = served(pipeline, self._recycler, None)
+        self._cursor = Cursor(chain, self._recycler)
         self._blocks = blocks
         self._batched = batched
         self._tell = tell
@@ -94,8 +95,8 @@ class Producer:
             self._recycler.clear()
 
     def _make_epoch(self, epoch: int, number: int) -> None:
-        missed = beginning(self._pipeline, epoch, number)
-        with contextlib.closing(iter(self._pipeline)) as outputs:
+        missed = go_near(self._cursor, epoch, number)
+        with contextlib.closing(self._cursor.begin()) as outputs:
             if missed:  # they are made again to get at what follows them
                 next(itertools.islice(outputs, missed, missed), None)
             while True:

@@ -1,53 +1,46 @@
-"""What a feed needs of a pipeline: a twin in shared memory, any of its outputs by number."""
+"""What a feed needs of a pipeline: its chain, and any of its outputs by number."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.buffers import Recycler
+from stoker.chain import Chain
+from stoker.cursor import Cursor
 from stoker.engine.position import Position
 from stoker.errors import FeedError
-from stoker.pipeline import Pipeline
-from stoker.sources.stream import IterableSource, LoaderSource
-from stoker.stages.batch import Batch
-from stoker.stages.echo import Echo
-from stoker.stages.to import To
 
 
-def served(pipeline: Pipeline, recycler: Recycler | None, seed: int | None) -> Pipeline:
-    """Return a twin for a feed: its batches lie in the memory of ``recycler``.
+def check_servable(chain: Chain, seed: int | None) -> Chain:
+    """Return what a feed serves of a chain: with the feed's seed.
 
     Args:
-        pipeline: what is to be served.
-        recycler: its memory outlasts epochs.
+        chain: what is to be served.
         seed: of the feed that it goes on for, None if it is the first.
 
     Raises FeedError when its outputs cannot be handed to other processes, cannot be made again by
     number though they should be, or when it has another seed.
     """
-    if pipeline._follows() is not None:
+    if chain.follows_clock:
         raise FeedError(
             "an adaptive echo decides by what is ready, and a feed must be able to make its "
             'batches again: put .echo("auto") behind stoker.from_feed(), in each job, or take a '
             "fixed factor"
         )
-    if pipeline._has(To):
+    if chain.is_on_device:
         raise FeedError(
             "a feed hands out batches in the host's memory: put .to(device) behind "
             "stoker.from_feed(), in each job"
         )
-    if seed is not None and pipeline._given_seed not in (None, seed):
-        raise FeedError(f"the pipeline has seed {pipeline._given_seed} now, and had seed {seed}")
-    twin = pipeline._with()
-    twin._recycler = recycler
-    if seed is not None:
-        twin._reset(seed)
-    return twin
+    if seed is None:
+        return chain
+    if not chain.is_seed_drawn and chain.seed != seed:
+        raise FeedError(f"the pipeline has seed {chain.seed} now, and had seed {seed}")
+    return chain.seeded(seed)
 
 
 @dataclass(frozen=True)
 class Served:
-    """What jobs are told of a pipeline that they are served from.
+    """What jobs are told of a chain that they are served from.
 
     Attributes:
         batched: whether its outputs are batches.
@@ -61,29 +54,24 @@ class Served:
     again: bool
     outline: list[str]
 
-
-def described(pipeline: Pipeline) -> Served:
-    """Return what jobs are told of a pipeline."""
-    loader = isinstance(pipeline._source, LoaderSource)
-    try:
-        length: int | None = len(pipeline)
-    except TypeError:
-        length = None
-    again = not isinstance(pipeline._source, (LoaderSource, IterableSource))
-    return Served(loader or pipeline._has(Batch), length, again, pipeline._outline())
+    @classmethod
+    def of(cls, chain: Chain) -> Served:
+        """Describe a chain."""
+        try:
+            length: int | None = chain.count()
+        except TypeError:
+            length = None
+        return cls(chain.is_batched, length, chain.source.is_indexed, chain.outline())
 
 
-def beginning(pipeline: Pipeline, epoch: int, number: int) -> int:
-    """Have the next ``iter()`` begin at an output of an epoch, or as near before it as it can.
+def go_near(cursor: Cursor, epoch: int, number: int) -> int:
+    """Have the next ``begin()`` start at an output of an epoch, or as near before it as it can.
 
     Returns how many outputs come before it: those of which only what came before can tell.
     """
-    position = None
-    missed = number
-    echoes = any(isinstance(stage, Echo) for stage in pipeline._stages)
-    if number and described(pipeline).again and not pipeline._sifts() and not echoes:
-        batch = next((stage.n for stage in pipeline._stages if isinstance(stage, Batch)), 1)
-        examples = min(number * batch, pipeline._examples())
+    position, missed, chain = None, number, cursor.chain
+    if number and chain.source.is_indexed and not chain.may_leave_out and not chain.echoes:
+        examples = min(number * chain.batch_size, chain.examples())
         position, missed = Position(number, examples, fresh=examples), 0
-    pipeline._cursor.go_to(epoch, position)
+    cursor.go_to(epoch, position)
     return missed

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from stoker import fork_safety
+from stoker.chain import Chain
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
 from stoker.feed.branch import Branches
@@ -31,7 +32,7 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.feed.served import described, served
+from stoker.feed.served import Served, check_servable
 from stoker.feed.session import ClientSession
 from stoker.feed.staging import Staging
 from stoker.feed.start_barrier import StartBarrier
@@ -63,7 +64,7 @@ class FeedServer:
         self.target = messages.plain(settings.target)
         self.sessions: list[ClientSession] = []
         self.blocks = Blocks()
-        self.about = described(pipeline)
+        self.about = Served.of(pipeline.chain)
         self.staging = Staging(settings.staging, self.about.batched)
         self._patience_s = settings.patience_s
         self._listener = listener
@@ -73,15 +74,15 @@ class FeedServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._barrier = StartBarrier(settings.jobs, settings.patience_s, self._selector)
-        self._serve_from(served(pipeline, None, None))
+        self._serve_from(check_servable(pipeline.chain, None))
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         fork_safety.close_in_children(listener)
 
-    def _serve_from(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.branches = Branches(pipeline, self.about, self.blocks, self.staging, self._wake)
+    def _serve_from(self, chain: Chain) -> None:
+        self._chain = chain
+        self.branches = Branches(chain, self.about, self.blocks, self.staging, self._wake)
         self._distributor = Distributor(
             self.branches, self.staging, self._barrier, self._patience_s
         )
@@ -89,7 +90,7 @@ class FeedServer:
     @property
     def seed(self) -> int:
         """The seed of the pipeline."""
-        return self._pipeline.seed
+        return self._chain.seed
 
     @property
     def rows_made(self) -> int:
@@ -261,7 +262,7 @@ class FeedServer:
             if len(self.branches):
                 return "the feeder was started again with another seed"
             try:
-                self._serve_from(served(self._pipeline, None, hello.seed))
+                self._serve_from(check_servable(self._chain, hello.seed))
             except FeedError as error:
                 return str(error)
         return None
@@ -287,7 +288,7 @@ class FeedServer:
         self._distributor.leave(session)
         if not self.about.again and at is not None:
             if ask.number:
-                reason = f"{self._pipeline!r}: its batches cannot be made again"
+                reason = f"<stoker.Pipeline {self._chain}>: its batches cannot be made again"
                 session.send(Failed(session.turn, reason))
                 return
             at = None

@@ -126,6 +126,15 @@ def _listed(epochs: list[int]) -> str:
     return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
 
 
+def difference_of(theirs: list[str], ours: list[str]) -> str:
+    """Say where two outlines differ."""
+    for a, b in zip(theirs, ours, strict=False):
+        if a != b:
+            there = a if type(a) is str and len(a) < 200 else packing.shown(a)
+            return f"it has {there} where this one has {b}"
+    return f"it has {len(theirs)} stages, this one {len(ours)}"
+
+
 def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
     """Write a record; everything in it goes into JSON. At most 1.25 bytes a step, and a little."""
     return {

@@ -1,86 +1,141 @@
-"""Sources: where examples come from, addressed by index (loaders: in their own order)."""
+"""What a source is: where the examples, or the ready batches, of a chain come from.
+
+Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
+resuming are integers alone; a stream (``sources.iterable``) can only be read from its beginning; a
+loader (``sources.loader``) yields ready batches in an order of its own. To add one, subclass one of
+these in a file of its own, and add a function to ``constructors``.
+"""
 
 from __future__ import annotations
 
-import math
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.buffers import Recycler
-from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.sources.local_files import IMAGE_SUFFIXES, images_below, read_file, warn_left_out
+from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.unsharded import warn_unsharded
+
+if TYPE_CHECKING:
+    from stoker.stages.stage import Before, Lowering
 
 
-class Source(Protocol):
-    """What the engine needs of a source whose examples have an index."""
+Indices = Sequence[int] | NDArray[np.int64]
+
+
+class Source(ABC):
+    """Where a chain begins.
+
+    Attributes:
+        yields_batches: whether what comes out are batches, ready made by a foreign loader.
+        is_indexed: whether any example can be had by its number.
+    """
+
+    yields_batches: bool = False
+    is_indexed: bool = False
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name the source for people."""
-        ...
 
     @property
+    @abstractmethod
     def fields(self) -> Sequence[str | int] | None:
         """The fields that every example is known to have, or None."""
-        ...
 
-    def __len__(self) -> int: ...
+    @abstractmethod
+    def count(self) -> int:
+        """Return the examples (of a loader, batches) of an epoch.
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
-        """Return the examples at these indices. An error concerns the first of them alone."""
-        ...
-
-    def path(self, index: int) -> str | None:
-        """Return the file an example comes from, where there is one."""
-        ...
-
-    def identity(self) -> str | None:
-        """Return what tells this source from others, in all processes; None where nothing does."""
-        ...
-
-    def mark(self, index: int) -> Fingerprint:
-        """Return what tells an example's present content from others, looked up anew."""
-        ...
-
-
-@runtime_checkable
-class LocalFiles(Protocol):
-    """A source that reads whole files, local ones where ``local`` says so."""
+        Raises TypeError where only the end tells.
+        """
 
     @property
-    def local(self) -> bool:
-        """Whether they are in a file system."""
+    @abstractmethod
+    def is_counted(self) -> bool:
+        """Whether an epoch is sure to end where ``count`` says."""
+
+    @property
+    @abstractmethod
+    def takes_state(self) -> bool:
+        """Whether it has a state of its own to go on from."""
+
+    @abstractmethod
+    def state_between(self) -> Any:
+        """Return its own state between epochs, None if it has none."""
+
+    @abstractmethod
+    def check_state(self, chain: Before) -> None:
+        """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
+
+    @abstractmethod
+    def outline(self) -> str:
+        """Return what must be alike for a state to fit."""
+
+    @abstractmethod
+    def extent(self, *, is_followed: bool) -> str:
+        """Say how much there is, and who reads it.
+
+        Args:
+            is_followed: whether an adaptive echo follows how fast it is.
+        """
+
+    @abstractmethod
+    def lower(self, to: Lowering) -> None:
+        """Tell the engine how to read it."""
+
+    @abstractmethod
+    def warn_unsharded(self, *, is_sharded: bool) -> None:
+        """Warn where each of several ranks would be given everything."""
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None:
+        """Tell it which epoch comes next."""
+
+    def attribute(self, name: str) -> Any:
+        """Return what a pipeline passes on of its source: ``classes``, a loader's ``dataset``.
+
+        Raises AttributeError where there is no such thing.
+        """
+        kind = "a folder have" if name == "classes" else "a loader have a"
+        raise AttributeError(f"only pipelines from {kind} {name}")
+
+
+class Rows(Protocol):
+    """Examples that lie in arrays, so that batches are gathered without making single ones."""
+
+    def allocate(self, rows: int, recycler: Recycler) -> Any:
+        """Return the arrays of a batch, to be filled by ``gather``."""
         ...
 
-    def path(self, index: int) -> str | None:
-        """Return the file of an example."""
+    def split(self, batch: Any, rows: int) -> list[Any]:
+        """Return what was allocated as batches of ``rows``: views, the last one of the rest."""
         ...
 
-
-@runtime_checkable
-class ReadAhead(Protocol):
-    """A source that is told what will be fetched, to have many reads under way."""
-
-    requests: int
-
-    def reader(self) -> Reader:
-        """Open it for one epoch."""
+    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
+        """Copy rows into ``batch``, from its row ``start`` on."""
         ...
 
 
 class Reader(Protocol):
-    """Reads the examples of one epoch."""
+    """Reads the examples of one epoch, many of them at a time.
 
-    def expect(self, indices: Sequence[int]) -> None:
+    Attributes:
+        requests: how many reads may be under way.
+    """
+
+    requests: int
+
+    def expect(self, indices: Indices) -> None:
         """Begin to read what will be fetched; returns at once."""
         ...
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
+    def fetch(self, indices: Indices) -> list[Any]:
         """Return the examples at these indices. An error concerns the first of them alone."""
         ...
 
@@ -89,212 +144,84 @@ class Reader(Protocol):
         ...
 
 
-class LabeledImage(NamedTuple):
-    """An example of ``from_folder``: an encoded image and the number of its class."""
+class IndexedSource(Source):
+    """A source that gives any example by its number. Safe to use from any thread.
 
-    image: bytes
-    label: int
-
-
-class FolderSource:
-    """Image files in one sub-folder a class, listed once, in sorted order.
-
-    Hidden files, and files that are no images by their suffix, are left out. So is, with a warning,
-    what is named like an image and is no regular file (nor a link to one), and what cannot be
-    listed. A link that leads nowhere is an example that fails.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no sub-folders, or no images in them.
+    Attributes:
+        runs_user_code: whether reading runs Python code of the user's, which may draw from global
+            random generators.
     """
 
-    fields = LabeledImage._fields
-    local = True
+    is_indexed = True
+    is_counted = True
+    takes_state = False
+    runs_user_code: bool = False
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = os.fspath(folder)
-        with os.scandir(self.folder) as entries:
-            self.classes = sorted(
-                e.name for e in entries if e.is_dir() and not e.name.startswith(".")
-            )
-        if not self.classes:
-            raise ValueError(
-                f"{self.folder} has no sub-folders; from_folder expects one a class, "
-                "such as train/cat/0001.jpg"
-            )
-        self._files: list[tuple[str, int]] = []
-        left_out: list[str] = []
-        for label, name in enumerate(self.classes):
-            found = sorted(images_below(os.path.join(self.folder, name), left_out))
-            self._files += [(os.path.relpath(file, self.folder), label) for file in found]
-        warn_left_out(self.name, left_out)
-        if not self._files:
-            raise ValueError(
-                f"{self.folder} has no images in its {len(self.classes)} sub-folders (looked for "
-                f"{', '.join(IMAGE_SUFFIXES[:5])}, ...)"
-            )
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Return the examples at these indices. An error concerns the first of them alone."""
+
+    @abstractmethod
+    def path(self, index: int) -> str | None:
+        """Return the file or URL an example comes from, where there is one."""
+
+    @abstractmethod
+    def local_path(self, index: int) -> str | None:
+        """Return the file of this host that an example is the whole of, where there is one."""
+
+    @abstractmethod
+    def identity(self) -> str | None:
+        """Return what tells this source from others, in all processes; None where nothing does."""
+
+    @abstractmethod
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return what tells an example's present content from others, looked up anew."""
+
+    @abstractmethod
+    def reader(self) -> Reader | None:
+        """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast."""
 
     @property
-    def name(self) -> str:
-        """Name the source for people."""
-        return f"from_folder({self.folder!r})"
+    @abstractmethod
+    def rows(self) -> Rows | None:
+        """What gathers whole batches, where examples lie in arrays."""
 
-    def __len__(self) -> int:
-        return len(self._files)
+    def count(self) -> int:
+        """Return the number of examples."""
+        return len(self)
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
-        """Read the files."""
-        examples = []
-        for index in indices:
-            file, label = self._files[index]
-            data = read_file(os.path.join(self.folder, file))
-            examples.append(LabeledImage(data, label))
-        return examples
-
-    def identity(self) -> str | None:
-        """Return the folder's real path: files are known below it by path, size, times, inode."""
-        return f"folder {os.path.realpath(self.folder)}"
-
-    def mark(self, index: int) -> Fingerprint:
-        """Return the file's mark as it is now, and its label."""
-        file, label = self._files[index]
-        return of_file(file, os.stat(os.path.join(self.folder, file)), label)
-
-    def path(self, index: int) -> str | None:
-        """Return the file's path."""
-        return os.path.join(self.folder, self._files[index][0])
-
-
-class DatasetSource:
-    """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there."""
-
-    fields = None
-
-    def __init__(self, dataset: Any) -> None:
-        for method in ("__getitem__", "__len__"):
-            if not hasattr(dataset, method):
-                raise TypeError(
-                    f"from_dataset needs an object with __len__ and __getitem__; "
-                    f"{type(dataset).__name__} has no {method}"
-                )
-        self.dataset = dataset
-        self._length = len(dataset)
-        self.takes_many = getattr(dataset, "__getitems__", None) is not None
-
-    @property
-    def name(self) -> str:
-        """Name the source for people."""
-        return f"from_dataset({type(self.dataset).__name__})"
-
-    def __len__(self) -> int:
-        return self._length
-
-    def fetch(self, indices: Any) -> list[Any]:
-        """Ask the dataset, with plain integers."""
-        plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-        if self.takes_many:
-            examples = list(self.dataset.__getitems__(plain))
-            if len(examples) != len(plain):
-                raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
-            return examples
-        dataset = self.dataset
-        return [dataset[index] for index in plain]
-
-    def path(self, index: int) -> str | None:
-        """Return None: a dataset does not tell."""
+    def state_between(self) -> Any:
+        """Return None: numbers are all the state there is."""
         return None
 
-    def identity(self) -> str | None:
-        """Return None: an object says nothing about its data."""
-        return None
+    def check_state(self, chain: Before) -> None:
+        """Accept every position: any example can be made again."""
 
-    def mark(self, index: int) -> Fingerprint:
-        """Return the index."""
-        return Fingerprint(int(index))
+    def outline(self) -> str:
+        """Return its kind and length."""
+        return f"{type(self).__name__} of {len(self)}"
 
+    def extent(self, *, is_followed: bool) -> str:
+        """Say how many examples there are."""
+        return f"{len(self):,} examples"
 
-class ArraySource:
-    """NumPy arrays or memory maps of one length; an example is a row of each.
+    def lower(self, to: Lowering) -> None:
+        """Have it read by number."""
+        to.read(self)
 
-    Rows are copied out of the arrays: what is done to an example does not reach them.
-    """
+    def warn_unsharded(self, *, is_sharded: bool) -> None:
+        """Warn where each of several ranks would be given all examples."""
+        if not is_sharded:
+            warn_unsharded()
 
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        if not arrays:
-            raise TypeError("from_arrays needs at least one array")
-        for array in arrays:
-            if not isinstance(array, np.ndarray) or array.ndim == 0:
-                raise TypeError(
-                    f"from_arrays takes NumPy arrays of at least one dimension, not "
-                    f"{type(array).__name__}; use np.asarray(...), or from_dataset"
-                )
-        lengths = [len(array) for array in arrays]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
-        self.arrays = [np.asarray(array) for array in arrays]
-        # Rows are copied fastest from two dimensions.
-        self._flat = [
-            a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 2 and a.flags.c_contiguous else a
-            for a in self.arrays
-        ]
-        # Strings and objects go the way of single examples: batches of them are lists.
-        self.stacks = all(array.dtype.kind in "biufcmM" for array in self.arrays)
-        self.fields: Sequence[str | int] = range(len(arrays)) if len(arrays) > 1 else ()
-
-    @property
-    def name(self) -> str:
-        """Name the source for people."""
-        shapes = ", ".join(f"{a.dtype} {list(a.shape)}" for a in self.arrays)
-        return f"from_arrays({shapes})"
-
-    def __len__(self) -> int:
-        return len(self.arrays[0])
-
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
-        """Return rows: a bare row of one array, or tuples of rows."""
-        columns = [list(array[np.asarray(indices)]) for array in self.arrays]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-    def path(self, index: int) -> str | None:
-        """Return None: there are no files."""
-        return None
-
-    def identity(self) -> str | None:
-        """Return None: what is in memory, or in a part of a map, says nothing about itself."""
-        return None
-
-    def mark(self, index: int) -> Fingerprint:
-        """Return the index."""
-        return Fingerprint(int(index))
-
-    def allocate(self, rows: int, recycler: Recycler) -> Any:
-        """Return the arrays of a batch, to be filled by ``gather``."""
-        outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self.arrays]
-        return outs[0] if len(outs) == 1 else tuple(outs)
-
-    def parted(self, batch: Any, rows: int) -> list[Any]:
-        """Return what was allocated as batches of ``rows``: views, the last one of the rest."""
-        first = batch[0] if isinstance(batch, tuple) else batch
-        if len(first) <= rows:
-            return [batch]
-        spans = [slice(start, start + rows) for start in range(0, len(first), rows)]
-        if isinstance(batch, tuple):
-            return [tuple(array[span] for array in batch) for span in spans]
-        return [batch[span] for span in spans]
-
-    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
-        """Copy rows into ``batch``, from its row ``start`` on."""
-        outs = batch if isinstance(batch, tuple) else (batch,)
-        stop = start + len(indices)
-        for flat, out in zip(self._flat, outs, strict=True):
-            rows = out[start:stop]
-            if flat.ndim != out.ndim:
-                rows = rows.reshape(len(indices), flat.shape[1])
-            # "clip" lets NumPy write straight into out; the indices are in range.
-            flat.take(indices, axis=0, out=rows, mode="clip")
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: orders are keyed by the epoch."""
 
 
-def check_fields(source: Any, on: str | int | None) -> None:
+def check_fields(source: Source, on: str | int | None) -> None:
     """Refuse a field that the source's examples are known not to have.
 
     Raises LookupError with the fields that there are.

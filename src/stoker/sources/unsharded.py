@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from stoker.caution import warn
-from stoker.stages.shard import process_group
+from stoker.machine import process_group
 
 # What samplers, batch samplers and datasets that divide an epoch know: torch's DistributedSampler
 # and its like, accelerate's shards, DALI's readers. (Hugging Face's datasets: `_distributed`.)

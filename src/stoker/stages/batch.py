@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.buffers import Recycler
+from stoker.checks import is_whole_number
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
 
 Collate = Callable[[list[Any]], Any]
 
@@ -23,15 +25,53 @@ class Batch:
     n: int
     drop_last: bool
     collate: Collate | None
+    traits = Traits(batches=True)
+
+    @classmethod
+    def of(cls, n: Any, drop_last: Any, collate: Any) -> Batch:
+        """Check the arguments of ``.batch()``."""
+        if not is_whole_number(n):
+            raise TypeError(f"a batch size is a whole number, not {n!r}")
+        if n < 1:
+            raise ValueError(f"a batch has at least one example, not {n}")
+        if collate is not None and not callable(collate):
+            raise TypeError(f"collate must be a function, not {type(collate).__name__}")
+        return cls(int(n), bool(drop_last), collate)
 
     @property
     def name(self) -> str:
         """Name the stage for people."""
         return f"batch({self.n})"
 
-    def count(self, examples: int) -> int:
+    def placed(self, before: Before) -> Batch:
+        """Check that single examples come here, from pools that hold a batch."""
+        if before.source.yields_batches:
+            raise ValueError("a loader yields batches already: set its batch_size")
+        stage = first_with(before.stages, lambda t: t.batches)
+        if stage is not None:
+            raise ValueError(f".batch({self.n}) cannot follow {stage.name}: batch once")
+        for echo in before.echoes:
+            echo.check_holds(self.n)
+        return self
+
+    def begin(self, chain: Before) -> None:
+        """Do nothing."""
+
+    def lower(self, to: Lowering) -> None:
+        """Have examples stacked."""
+        to.batch(self)
+
+    def count(self, items: int) -> int:
         """Return the number of batches that so many examples make."""
-        return examples // self.n if self.drop_last else -(-examples // self.n)
+        return items // self.n if self.drop_last else -(-items // self.n)
+
+    def outline(self) -> str:
+        """Return its size, and what becomes of the rest."""
+        return f"batch({self.n}, drop_last={self.drop_last})"
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Return nothing: the name says it."""
+        return ""
 
 
 class Columns:

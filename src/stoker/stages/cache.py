@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stoker import machine
@@ -12,10 +12,8 @@ from stoker.cache.fingerprint import Fingerprint
 from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
-from stoker.sources.source import FolderSource, LocalFiles, Source
-from stoker.stages.shard import Shard
-from stoker.stages.shuffle import Shuffle
-from stoker.stages.skip import Budget
+from stoker.sources.source import IndexedSource
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
@@ -45,9 +43,9 @@ class Miss:
         cost_ns: what that took.
     """
 
-    def __init__(self, index: int, mark: Fingerprint | None, key: bytes) -> None:
+    def __init__(self, index: int, fingerprint: Fingerprint | None, key: bytes) -> None:
         self.index = index
-        self.mark = mark
+        self.fingerprint = fingerprint
         self.key = key
         self.value: Any = None
         self.cost_ns = 0
@@ -64,8 +62,36 @@ class CacheStage:
 
     cache: ExampleCache
     keep_pages: bool
-    budget: Budget | None = None
-    account: int = 0
+    _warned: list[str] = field(default_factory=list, compare=False, repr=False)
+    traits = Traits(keeps_fields=True, caches=True)
+
+    @classmethod
+    def of(
+        cls, before: Before, limit: Any, version: Any, keep_pages: Any, **settings: Any
+    ) -> CacheStage:
+        """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
+
+        Args:
+            before: the chain that it is to stand behind.
+            limit, version, keep_pages: as in ``.cache()``.
+            settings: what else ``ExampleCache`` takes.
+        """
+        from stoker.cache.example_cache import ExampleCache
+        from stoker.cache.identity import chain_identity
+
+        _check_cacheable(before)
+        if version is not None and (not isinstance(version, str) or not version):
+            raise TypeError(f"version= is a text, not {version!r}")
+        source, operations = before.source, before.operations
+        assert isinstance(source, IndexedSource)
+        cache = ExampleCache(
+            limit,
+            identity=chain_identity(source, operations, version),
+            describes=".".join([source.name, *(operation.name for operation in operations)]),
+            examples=len(source),
+            **settings,
+        )
+        return cls(cache, bool(keep_pages))
 
     @property
     def name(self) -> str:
@@ -74,21 +100,51 @@ class CacheStage:
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
 
+    def placed(self, before: Before) -> CacheStage:
+        """Check that there is something to keep: examples that are the same in every epoch."""
+        _check_cacheable(before)
+        return self
+
+    def begin(self, chain: Before) -> None:
+        """Open the store; warn, once, where it saves nothing, or less than it seems."""
+        if not self._warned:
+            self._warned.append("")
+            self._warn_of_what_cannot_help(chain)
+        self.cache.open()
+
+    def lower(self, to: Lowering) -> None:
+        """Have what comes here kept."""
+        to.cache(self)
+
+    def count(self, items: int) -> int:
+        """Return as many."""
+        return items
+
+    def outline(self) -> None:
+        """Return None: it changes no stream."""
+        return None
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Return nothing: the name says it."""
+        return ""
+
     @property
     def weighs(self) -> bool:
         """Whether it matters what each example costs."""
         return self.cache.weighs
 
-    def find(self, source: Source, indices: Sequence[int], expected: Container[int]) -> list[Any]:
+    def find(
+        self, source: IndexedSource, indices: Sequence[int], expected: Container[int]
+    ) -> list[Any]:
         """Look examples up: each comes as a ``Hit``, or as a ``Miss`` without a value.
 
         Those that are ``expected`` from elsewhere are not looked up.
         """
         found: list[Any] = [self._missing(source, index) for index in indices]
         asked = [
-            (at, miss.key, miss.mark.size_bytes)
+            (at, miss.key, miss.fingerprint.size_bytes)
             for at, miss in enumerate(found)
-            if miss.mark is not None and miss.index not in expected
+            if miss.fingerprint is not None and miss.index not in expected
         ]
         places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
         for at, value in self.cache.find(keys, sizes):
@@ -96,20 +152,20 @@ class CacheStage:
         self.cache.count_misses(len(indices) - len(asked))
         return found
 
-    def _missing(self, source: Source, index: int) -> Miss:
+    def _missing(self, source: IndexedSource, index: int) -> Miss:
         try:
-            mark = source.mark(index)
+            fingerprint = source.fingerprint(index)
         except OSError:  # the source says what is wrong when it is read
             return Miss(index, None, b"")
-        return Miss(index, mark, self.cache.key(mark))
+        return Miss(index, fingerprint, self.cache.key(fingerprint))
 
-    def holds(self, source: Source, indices: Sequence[int]) -> list[bool]:
+    def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""
         return self.cache.holds([self._missing(source, index).key for index in indices])
 
     def offer(
         self,
-        source: Source,
+        source: IndexedSource,
         miss: Miss,
         value: Any,
         *,
@@ -129,14 +185,75 @@ class CacheStage:
         """
         if not self.cache.takes:
             return self.cache.refuse()
-        if miss.mark is None or self._missing(source, miss.index).mark != miss.mark:
+        if (
+            miss.fingerprint is None
+            or self._missing(source, miss.index).fingerprint != miss.fingerprint
+        ):
             return self.cache.refuse()  # it changed while it was read
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
-        forgets = isinstance(source, LocalFiles) and source.local and not self.keep_pages
-        file = source.path(miss.index) if forgets else None
+        file = None if self.keep_pages else source.local_path(miss.index)
         return self.cache.offer(miss.key, value, miss.cost_ns, file)
+
+    def _warn_of_what_cannot_help(self, chain: Before) -> None:
+        source = chain.source
+        assert isinstance(source, IndexedSource)
+        before = chain.stages[: chain.stages.index(self)]
+        if first_with(before, lambda t: not t.selects) is None and self.cache.in_memory:
+            step = max(1, len(source) // _SAMPLED)
+            files = [source.local_path(index) for index in range(0, len(source), step)]
+            total = sum(map(_size, files)) // max(1, len(files)) * len(source)
+            if all(files) and total < machine.usable_memory_bytes() // 2:
+                warn(
+                    f"{source.name} has about {format_bytes(total)}, which fits in the page cache "
+                    "as it is: a cache of its raw bytes saves no reads. (One of decoded examples "
+                    "may: put .cache() behind .map())",
+                    CacheWarning,
+                )
+        share, hosts = chain.selection.share, machine.hosts_of_job()
+        if share is not None and share.anew and hosts > 1:
+            warn(
+                f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
+                f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the "
+                "parts",
+                CacheWarning,
+            )
+
+
+def _check_cacheable(before: Before) -> None:
+    """Raise ValueError where there is nothing to keep."""
+    if before.source.yields_batches:
+        raise ValueError(
+            "a loader's batches are others in every epoch: cache its dataset instead, "
+            "DataLoader(stoker.cached(dataset, limit), ...)"
+        )
+    if not before.source.is_indexed:
+        raise ValueError(
+            "a stream is read once, and its examples have no index to find them by: a cache "
+            "cannot help. (To use them more than once: .echo())"
+        )
+    stage = first_with(
+        before.stages, lambda t: t.is_random or t.repeats or t.batches or t.moves or t.caches
+    )
+    if stage is None:
+        return
+    if stage.traits.is_random:
+        raise ValueError(
+            f".cache() cannot follow {stage.name}: what it draws would be the same in "
+            "every epoch. Put .cache() before it"
+        )
+    if stage.traits.repeats:
+        raise ValueError(
+            f".cache() cannot follow {stage.name}, which hands out each example several "
+            "times: put .cache() before it"
+        )
+    if stage.traits.caches:
+        raise ValueError("a pipeline has one cache: choose a place for it")
+    raise ValueError(
+        f".cache() keeps examples, and batches are others in every epoch: put it "
+        f"before {stage.name}"
+    )
 
 
 def _kept(value: Any, left_out: bool) -> Any:
@@ -146,32 +263,6 @@ def _kept(value: Any, left_out: bool) -> Any:
     from stoker.cache.codec import LEFT_OUT
 
     return LEFT_OUT
-
-
-def say_what_cannot_help(source: Any, stages: Sequence[Any], at: int) -> None:
-    """Warn where a cache saves nothing, or less than it seems."""
-    stage = stages[at]
-    before = [s for s in stages[:at] if not isinstance(s, (Shuffle, Shard))]
-    if not before and stage.cache.in_memory and isinstance(source, FolderSource):
-        step = max(1, len(source) // _SAMPLED)
-        sizes = [_size(source.path(i)) for i in range(0, len(source), step)]
-        total = int(sum(sizes) / len(sizes) * len(source))
-        if total < machine.usable_memory_bytes() // 2:
-            warn(
-                f"{source.name} has about {format_bytes(total)}, which fits in the page cache as "
-                "it is: a cache of its raw bytes saves no reads. (One of decoded examples may: put "
-                ".cache() behind .map())",
-                CacheWarning,
-            )
-    shards = [i for i, s in enumerate(stages) if isinstance(s, Shard)]
-    shuffles = [i for i, s in enumerate(stages) if isinstance(s, Shuffle)]
-    hosts = machine.hosts_of_job()
-    if shards and shuffles and shuffles[0] < shards[0] and hosts > 1:
-        warn(
-            f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
-            f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the parts",
-            CacheWarning,
-        )
 
 
 def _size(path: str | None) -> int:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
-from stoker.schedule.factor import uses_of_first
-from stoker.schedule.record import RunRecord
+from stoker import machine
+from stoker.checks import is_whole_number
+from stoker.errors import StateError
+from stoker.machine import format_bytes, process_group
+from stoker.schedule.adaptive import MOST_FACTOR
+from stoker.schedule.factor import exact_factor, uses_of_first
+from stoker.schedule.record import RunRecord, difference_of
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
 
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 DEFAULT_MAX_FACTOR = 4
+WINDOW_STEPS = 64
+"""Every so many batches ranks agree on the factor of an adaptive echo."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +41,27 @@ class Echo:
     max_factor: int
     pool: int | None
     pool_bytes: int | None
-    position: int
+    position: int = 0
     record: RunRecord | None = None
+
+    @classmethod
+    def of(cls, factor: Any, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
+        """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
+        size, size_bytes = _pool_size(pool)
+        if factor == "auto":
+            if record is not None and (pool is not None or max_factor is not None):
+                raise ValueError("replay= has pool and max_factor of its own: leave them out")
+            return cls(None, _max_factor(max_factor), size, size_bytes, record=record)
+        if isinstance(factor, str):
+            raise TypeError(
+                f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
+            )
+        if max_factor is not None or record is not None:
+            raise ValueError('max_factor= and replay= go with .echo("auto")')
+        exact = exact_factor(factor)
+        if exact == 1:
+            return None
+        return cls(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
 
     @property
     def name(self) -> str:
@@ -42,18 +71,154 @@ class Echo:
         return f"echo(auto, max_factor={self.max_factor})"
 
     @property
-    def follows(self) -> bool:
+    def traits(self) -> Traits:
+        """What it does, as far as others ask."""
+        return Traits(repeats=True)
+
+    @property
+    def is_adaptive(self) -> bool:
         """Whether the factor follows the stall."""
         return self.factor is None
 
-    def uses(self, items: int) -> int | None:
-        """Return the uses that so many fresh items have, None where that is not known before."""
-        return None if self.factor is None else uses_of_first(self.factor, items)
+    @property
+    def follows_clock(self) -> bool:
+        """Whether it decides by what is ready, rather than by a factor or a record."""
+        return self.factor is None and self.record is None
+
+    def placed(self, before: Before) -> Echo:
+        """Number it among the echoes, and look up its record."""
+        position = len(before.echoes)
+        most = self.max_factor
+        if self.record is not None:
+            most = self.record.echo(position, ".echo(replay=)").max_factor
+        return replace(self, position=position, max_factor=most)
+
+    def begin(self, chain: Before) -> None:
+        """Refuse to follow what nobody prepares meanwhile, or to replay another pipeline."""
+        if self.follows_clock and not chain.has_workers:
+            raise ValueError(
+                f"{self.name} follows what workers prepare meanwhile, and .workers(0) leaves none: "
+                "give it workers, or a factor"
+            )
+        if self.record is None:
+            return
+        if self.record.seed != chain.seed:
+            raise StateError(
+                f"the record is of another run: its seed is {self.record.seed}, this pipeline's "
+                f"is {chain.seed}"
+            )
+        if self.record.pipeline != chain.outline():
+            difference = difference_of(self.record.pipeline, chain.outline())
+            raise StateError(f"the record belongs to another pipeline: {difference}")
+
+    def lower(self, to: Lowering) -> None:
+        """Have items used again."""
+        to.echo(self)
+
+    def count(self, items: int) -> int:
+        """Return the uses of so many fresh items; TypeError where that is not known before."""
+        if self.factor is None:
+            raise TypeError(
+                'the number of batches is not known under .echo("auto"), which follows '
+                "the stall; .steps(n) ends an epoch after n"
+            )
+        return uses_of_first(self.factor, items)
+
+    def outline(self) -> str:
+        """Return its factor and pool; of an adaptive one another pool makes no other pipeline."""
+        if self.factor is None:
+            return f"echo(auto, max_factor={self.max_factor})"
+        size = self.pool if self.pool is not None else self.pool_bytes
+        return f"echo({self.factor}, pool={size})"
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Say where it stands in the echoing paper's words, its pool, and who decides."""
+        return f"  {self._insertion_point(chain)}; {self._pool(chain, sizes)}{self._decides()}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
 
-        Where the factor follows the stall: that lets a batch consist of items used before, none of
-        them in the batch before it.
+        Of an adaptive echo: that lets a batch consist of items used before, none of them in the
+        batch before it.
         """
-        return (2 if self.follows else self.max_factor) * group
+        return (2 if self.factor is None else self.max_factor) * group
+
+    def check_holds(self, batch: int) -> None:
+        """Raise ValueError where its pool is smaller than a batch."""
+        if self.pool is not None and self.pool < batch:
+            raise ValueError(
+                f"{self.name}: a pool of {self.pool} examples is smaller than a batch of "
+                f"{batch}; give it at least {self.smallest_distinct(batch)} to keep the uses in "
+                "a batch distinct"
+            )
+
+    def _insertion_point(self, chain: Before) -> str:
+        """Name where it stands (Choi et al., arXiv 1907.05550, section 2)."""
+        at = chain.stages.index(self)
+        before, behind = chain.stages[:at], chain.stages[at:]
+        if first_with(before, lambda t: t.moves):
+            return "batch echoing on the device"
+        if self._holds_batches(chain):
+            return "batch echoing"
+        if first_with(before, lambda t: t.is_random):
+            return "example echoing after augmentation"
+        if first_with(behind, lambda t: t.is_random):
+            return "example echoing before augmentation"
+        return "example echoing (nothing is augmented)"
+
+    def _holds_batches(self, chain: Before) -> bool:
+        before = chain.stages[: chain.stages.index(self)]
+        return chain.source.yields_batches or bool(first_with(before, lambda t: t.batches))
+
+    def _pool(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        known = sizes.get(self.position)
+        unit = "batches" if self._holds_batches(chain) else "examples"
+        if known is None and self.record is not None:
+            known = PoolSize(self.record.echo(self.position, self.name).size)
+        if known is not None:
+            held = f", {format_bytes(known.size * known.item_bytes)}" if known.item_bytes else ""
+            return f"pool of {known.size:,} {unit}{held}"
+        if self.pool is not None:
+            return f"pool of {self.pool:,} {unit}"
+        if self.pool_bytes is not None:
+            return f"pool of {format_bytes(self.pool_bytes)}"
+        unit = "batches" if chain.is_batched else "examples"
+        return f"pool of {DEFAULT_POOL_BATCHES} {unit}, at most 10 % of usable memory"
+
+    def _decides(self) -> str:
+        """Say who decides where the factor is not fixed."""
+        if self.factor is not None:
+            return ""
+        if self.record is not None:
+            return "; replays a record"
+        ranks = process_group()
+        if ranks is None or ranks[1] == 1:
+            return "; follows the stall, on demand"
+        return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
+
+
+def _max_factor(most: Any) -> int:
+    if most is None:
+        return DEFAULT_MAX_FACTOR
+    if not is_whole_number(most):
+        raise TypeError(f"max_factor= takes a whole number, not {most!r}")
+    if most < 2:
+        raise ValueError(f"max_factor= is at least 2, not {most}: .echo(1) echoes nothing")
+    if most > MOST_FACTOR:
+        raise ValueError(f"max_factor= is at most {MOST_FACTOR:,}, not {most:,}")
+    return int(most)
+
+
+def _pool_size(pool: Any) -> tuple[int | None, int | None]:
+    if pool is None:
+        return None, None
+    if isinstance(pool, str):
+        size = machine.parse_bytes(pool)
+        if not size:
+            raise ValueError(f"a pool of {pool!r} holds nothing")
+        return None, size
+    if not is_whole_number(pool):
+        raise TypeError(f"pool= takes a number of items or a size such as '2GiB', not {pool!r}")
+    if pool < 1:
+        raise ValueError(f"a pool holds at least one item, not {pool}")
+    return int(pool), None

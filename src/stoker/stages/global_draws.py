@@ -36,7 +36,9 @@ class GlobalDraws:
         self._left.clear()
         return first
 
-    def watched(self, fn: Callable[[Any, Any], Any], tell: Callable[[str], None]) -> Any:
+    def watched(
+        self, fn: Callable[[Any, Any], Any], tell: Callable[[str], None]
+    ) -> Callable[..., Any]:
         """Return ``fn``, looked at; ``tell`` is called with the names of the generators, once."""
 
         def call(value: Any, rng: Any) -> Any:

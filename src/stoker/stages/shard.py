@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.checks import is_whole_number
+from stoker.machine import process_group
+from stoker.orders import Share
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -24,60 +26,82 @@ class Shard:
     world: int
     uneven: bool
     assumed: bool = False
+    traits = Traits(selects=True, shards=True, keeps_fields=True)
+
+    @classmethod
+    def of(cls, rank: Any, world: Any, uneven: Any) -> Shard:
+        """Check the arguments of ``.shard()``; without them the process group is asked.
+
+        Where there is none, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the
+        only process.
+
+        Raises ValueError or TypeError for what is no rank.
+        """
+        if (rank is None) != (world is None):
+            raise ValueError(".shard() needs rank= and world= together, or neither")
+        assumed = False
+        if rank is None:
+            group = process_group()
+            launched = os.environ.get("WORLD_SIZE", "1")
+            assumed = group is None
+            if assumed and launched.strip() not in ("", "1"):
+                raise ValueError(
+                    f".shard() found no process group, but WORLD_SIZE={launched} in the "
+                    "environment: call torch.distributed.init_process_group first, or give rank= "
+                    "and world="
+                )
+            rank, world = group or (0, 1)
+        for name, value in (("rank", rank), ("world", world)):
+            if not is_whole_number(value):
+                raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
+        if not 0 <= rank < world:
+            raise ValueError(
+                f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
+            )
+        return cls(int(rank), int(world), bool(uneven), assumed)
 
     @property
     def name(self) -> str:
         """Name the stage for people."""
         return f"shard(rank={self.rank}, world={self.world}{', uneven' * self.uneven})"
 
-
-def process_group() -> tuple[int, int] | None:
-    """Return rank and world size of torch's process group, or None where none is initialised.
-
-    Does not import torch: who has a process group has imported it.
-    """
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def shard_of(rank: Any, world: Any, uneven: Any) -> Shard:
-    """Check the arguments of ``.shard()``; without them the process group is asked.
-
-    Where there is none, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the only
-    process.
-
-    Raises ValueError or TypeError for what is no rank.
-    """
-    if (rank is None) != (world is None):
-        raise ValueError(".shard() needs rank= and world= together, or neither")
-    assumed = False
-    if rank is None:
-        group = process_group()
-        launched = os.environ.get("WORLD_SIZE", "1")
-        assumed = group is None
-        if assumed and launched.strip() not in ("", "1"):
+    def placed(self, before: Before) -> Shard:
+        """Check that it stands where numbers alone say what is whose."""
+        if before.source.yields_batches:
             raise ValueError(
-                f".shard() found no process group, but WORLD_SIZE={launched} in the environment: "
-                "call torch.distributed.init_process_group first, or give rank= and world="
+                "a loader is sharded by its sampler (DistributedSampler): set it there"
             )
-        rank, world = group or (0, 1)
-    for name, value in (("rank", rank), ("world", world)):
-        if not is_whole_number(value):
-            raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
-    if not 0 <= rank < world:
-        raise ValueError(f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}")
-    return Shard(int(rank), int(world), bool(uneven), assumed)
+        stage = first_with(before.stages, lambda t: t.shards or not t.selects)
+        if stage is not None:
+            raise ValueError(
+                f".shard() cannot follow {stage.name}: put it right behind the source or "
+                "behind .shuffle()"
+            )
+        return self
 
+    def begin(self, chain: Before) -> None:
+        """Raise ValueError where this was taken for the only process, and others came later."""
+        group = process_group()
+        if self.assumed and group is not None and group[1] > 1:
+            raise ValueError(
+                f".shard() stood before init_process_group, and left all examples to each of "
+                f"{group[1]} ranks: build the pipeline behind it, or give rank= and world="
+            )
 
-def check_assumed(stages: Iterable[Any]) -> None:
-    """Raise ValueError where a shard was taken for the only one, and a process group came later."""
-    group = process_group()
-    if group is not None and group[1] > 1:
-        for stage in stages:
-            if isinstance(stage, Shard) and stage.assumed:
-                raise ValueError(
-                    f".shard() stood before init_process_group, and left all examples to each of "
-                    f"{group[1]} ranks: build the pipeline behind it, or give rank= and world="
-                )
+    def lower(self, to: Lowering) -> None:
+        """Have a rank's part read."""
+        to.shard(self.rank, self.world, uneven=self.uneven)
+
+    def count(self, items: int) -> int:
+        """Return how many are this rank's."""
+        return Share(self.rank, self.world, self.uneven, anew=False).count(items)
+
+    def outline(self) -> str:
+        """Return the world: ranks of equal length share a state."""
+        return self.name if self.uneven else f"shard(world={self.world})"
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Say how parts compare."""
+        if self.assumed:
+            return "  one process: there is no process group"
+        return "  all examples" if self.uneven else "  parts of equal length"

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from stoker.checks import is_whole_number
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+
+DEFAULT_BUFFER = 1_000
+"""Examples in a shuffle buffer, unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -10,12 +18,51 @@ class Shuffle:
     """The stage ``.shuffle()``: a permutation keyed by seed and epoch (see ``orders``).
 
     Attributes:
-        buffer: of a stream, how many examples are shuffled among each other; 0 otherwise.
+        buffer: of a stream, how many examples are shuffled among each other; None otherwise.
     """
 
-    buffer: int = 0
+    buffer: int | None = None
+    traits = Traits(selects=True, shuffles=True, keeps_fields=True)
 
     @property
     def name(self) -> str:
         """Name the stage for people."""
         return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
+
+    def placed(self, before: Before) -> Shuffle:
+        """Check that there is an order to draw, and how."""
+        source = before.source
+        if source.yields_batches:
+            raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
+        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles)
+        if stage is not None:
+            raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
+        if source.is_indexed:
+            if self.buffer is not None:
+                raise ValueError(
+                    "a buffer is for streams; this source is shuffled as a whole: .shuffle()"
+                )
+            return self
+        buffer: Any = DEFAULT_BUFFER if self.buffer is None else self.buffer
+        if not is_whole_number(buffer) or buffer < 2:
+            raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
+        return Shuffle(int(buffer))
+
+    def begin(self, chain: Before) -> None:
+        """Do nothing."""
+
+    def lower(self, to: Lowering) -> None:
+        """Have the order drawn."""
+        to.shuffle(self.buffer or 1)
+
+    def count(self, items: int) -> int:
+        """Return as many."""
+        return items
+
+    def outline(self) -> str:
+        """Return its name."""
+        return self.name
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Return nothing: the name says it."""
+        return ""

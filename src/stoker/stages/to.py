@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import machine, pytree
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,45 @@ class To:
     """The stage ``.to(device)``."""
 
     device: str
+    traits = Traits(moves=True)
+
+    @classmethod
+    def of(cls, device: Any) -> To:
+        """Check the argument of ``.to()``; raises ImportError without torch."""
+        return cls(torch_device(device))
 
     @property
     def name(self) -> str:
         """Name the stage for people."""
         return f"to({self.device})"
+
+    def placed(self, before: Before) -> To:
+        """Check that batches come here, from the host."""
+        stage = first_with(before.stages, lambda t: t.moves)
+        if stage is not None:
+            raise ValueError(f".{self.name} cannot follow {stage.name}: move once")
+        if not before.is_batched:
+            raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
+        return self
+
+    def begin(self, chain: Before) -> None:
+        """Do nothing."""
+
+    def lower(self, to: Lowering) -> None:
+        """Have batches moved."""
+        to.move(self)
+
+    def count(self, items: int) -> int:
+        """Return as many."""
+        return items
+
+    def outline(self) -> None:
+        """Return None: it changes no stream."""
+        return None
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Return nothing: the name says it."""
+        return ""
 
 
 def torch_device(device: Any) -> str:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from stoker.checks import is_whole_number
 from stoker.engine.pool.threads import Autotuner, WorkerPool
 from stoker.engine.work import Work
 
+_KINDS = ("thread", "process")
 
-@dataclass
+
+@dataclass(frozen=True)
 class Workers:
     """How work is shared out: ``.workers(n, kind)``."""
 
     count: int
     kind: str
+
+    @classmethod
+    def of(cls, n: Any, kind: Any) -> Workers:
+        """Check the arguments of ``.workers()``."""
+        if kind not in _KINDS:
+            raise ValueError(f"kind must be 'thread' or 'process', not {kind!r}")
+        if not is_whole_number(n):
+            raise TypeError(f"a number of workers is a whole number, not {n!r}")
+        if n < (1 if kind == "process" else 0):
+            raise ValueError(f"{kind} workers cannot be {n} in number")
+        return cls(int(n), kind)
 
 
 def make_pool(

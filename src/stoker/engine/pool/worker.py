@@ -25,7 +25,6 @@ from stoker.errors import StageError
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
 from stoker.ipc.flatten import Flattener
-from stoker.sources.source import DatasetSource
 from stoker.stages.batch import Builder, collated
 
 _PR_SET_PDEATHSIG = 1
@@ -178,10 +177,10 @@ class _Worker:
         use_keys: list[int] | None,
     ) -> list[Any]:
         source = work.segment.source
-        if indices is None and not work.segment.maps:
+        if indices is None and work.segment.is_plain:
             assert values is not None
             return values
-        if source is not None and not isinstance(source, DatasetSource) and not work.segment.maps:
+        if source is not None and not source.runs_user_code and work.segment.is_plain:
             assert indices is not None
             return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
         examples = []

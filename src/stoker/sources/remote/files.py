@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.sources.folder import LabeledImage
 from stoker.sources.local_files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
 from stoker.sources.remote.access import Access, Root
 from stoker.sources.remote.listing import Lister, Names
 from stoker.sources.remote.reader import FilePlace, RemoteReader
 from stoker.sources.remote.storage import UNKNOWN
-from stoker.sources.source import LabeledImage
+from stoker.sources.source import IndexedSource, Indices
 
 
 class File(NamedTuple):
@@ -35,7 +36,7 @@ class File(NamedTuple):
     """All of it."""
 
 
-class RemoteFolderSource:
+class RemoteFolderSource(IndexedSource):
     """Image files in one sub-folder a class, at a URL; in the order that a local folder has.
 
     Args:
@@ -52,6 +53,7 @@ class RemoteFolderSource:
     """
 
     fields = LabeledImage._fields
+    rows = None
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class RemoteFolderSource:
         """Open the file system for reading ahead."""
         return RemoteReader(self, self._access.open())
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
+    def fetch(self, indices: Indices) -> list[Any]:
         """Read the files, through a reader of its own."""
         with contextlib.closing(self.reader()) as reader:
             return reader.fetch(indices)
@@ -93,12 +95,20 @@ class RemoteFolderSource:
         """Return the file's URL."""
         return self.place(index).url
 
+    def local_path(self, index: int) -> None:
+        """Return None: it is behind a URL."""
+        return None
+
+    def attribute(self, name: str) -> Any:
+        """Return the names of the classes."""
+        return self.classes if name == "classes" else super().attribute(name)
+
     def identity(self) -> str | None:
         """Return the folder's URL, if its server told a version of every file."""
         told = all(listing.versions.all() for listing in self._found)
         return f"folder {self._root.url}" if told else None
 
-    def mark(self, index: int) -> Fingerprint:
+    def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
         label = self._label(index)
         place = self.place(index)
@@ -120,7 +130,7 @@ class RemoteFolderSource:
         return int(np.searchsorted(self._ends, index, side="right"))
 
 
-class FilesSource:
+class FilesSource(IndexedSource):
     """Whole files by path or URL.
 
     Args:
@@ -139,6 +149,7 @@ class FilesSource:
     """
 
     fields = File._fields
+    rows = None
     # There for URLs alone, for what is read ahead.
     requests: int
     retry_s: float
@@ -172,22 +183,21 @@ class FilesSource:
     def __len__(self) -> int:
         return len(self._files)
 
-    def reader(self) -> RemoteReader:
-        """Open the file system for reading ahead. (Local files are not.)"""
-        assert self._access is not None
-        return RemoteReader(self, self._access.open())
+    def reader(self) -> RemoteReader | None:
+        """Open the file system for reading ahead; None for local files, which the kernel does."""
+        return None if self._access is None else RemoteReader(self, self._access.open())
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
+    def fetch(self, indices: Indices) -> list[Any]:
         """Read the files; at URLs, through a reader of its own."""
-        if self._access is not None:
-            with contextlib.closing(self.reader()) as reader:
+        reader = self.reader()
+        if reader is not None:
+            with contextlib.closing(reader):
                 return reader.fetch(indices)
         return [File(self._files[i], read_file(self._files[i])) for i in indices]
 
-    @property
-    def local(self) -> bool:
-        """Whether they are no URLs."""
-        return self._access is None
+    def local_path(self, index: int) -> str | None:
+        """Return the file's path, None at URLs."""
+        return self.path(index) if self._access is None else None
 
     def path(self, index: int) -> str | None:
         """Return the file's path or URL."""
@@ -200,7 +210,7 @@ class FilesSource:
         known = self._versions is not None and bool(self._versions.all())
         return "files" if known else None
 
-    def mark(self, index: int) -> Fingerprint:
+    def fingerprint(self, index: int) -> Fingerprint:
         """Return the mark of a local file as it is now; of others URL, size, version as listed."""
         if self._access is None:
             file = os.path.abspath(self._files[index])

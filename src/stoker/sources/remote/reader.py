@@ -7,7 +7,6 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from stoker.signals import again_soon, deferred
 from stoker.sources.remote.one_shot import OneShot
 from stoker.sources.remote.retry import persistently
 from stoker.sources.remote.storage import Storage
+from stoker.sources.source import Indices
 
 _GRACE_S = 2.0
 _CLOSED = "the reader is closed"
@@ -60,10 +60,12 @@ class RemoteReader:
     """Reads the files of a source on the loop of its storage; any thread may call it.
 
     Attributes:
+        requests: how many reads may be under way.
         retries: how often a file was asked for again after a passing failure.
     """
 
     def __init__(self, files: Files, storage: Storage) -> None:
+        self.requests = files.requests
         self.retries = 0
         self._files = files
         self._storage = storage
@@ -76,7 +78,7 @@ class RemoteReader:
         self._closing: OneShot[None] | None = None
         self._loop = storage.loop
 
-    def expect(self, indices: Sequence[int]) -> None:
+    def expect(self, indices: Indices) -> None:
         """Begin to read these files, behind what was expected before; each is for one ``fetch``.
 
         Returns at once. Does nothing once closed.
@@ -89,7 +91,7 @@ class RemoteReader:
             self._queue.extend(reads)
         self._wake()
 
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
+    def fetch(self, indices: Indices) -> list[Any]:
         """Return the examples at these indices; what was not expected is read before all else.
 
         When one of several fails, all of them stay expected, so that asking for them one by one
@@ -204,6 +206,6 @@ class RemoteReader:
             self._closing.give(None)
 
 
-def _plain(indices: Sequence[int]) -> list[int]:
+def _plain(indices: Indices) -> list[int]:
     plain: list[int] = np.asarray(indices, np.int64).tolist()
     return plain

@@ -1,0 +1,226 @@
+"""The frozen value behind a pipeline: a source, stages, a seed, and who works for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from stoker import machine, rng
+from stoker.caution import warn
+from stoker.checks import is_whole_number
+from stoker.engine.lower import Plan, lower
+from stoker.engine.pool.make import Workers
+from stoker.machine import process_group
+from stoker.orders import Selection
+from stoker.sources.source import Source
+from stoker.stages.echo import Echo
+from stoker.stages.map import Map
+from stoker.stages.skip import RAISE, Budget
+from stoker.stages.stage import Operation, Stage, not_known
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a pipeline is, apart from where it is.
+
+    Attributes:
+        source: where it begins.
+        seed: of shuffling, echoing and random maps; ``is_seed_drawn`` where none was given.
+        budget: how many examples may be skipped.
+        stages: in order; each was placed behind those before it.
+        workers: how work is shared out, None for as many threads as there are usable cores.
+        steps: with how many outputs an epoch ends at the latest, None where that was not said.
+    """
+
+    source: Source
+    seed: int
+    is_seed_drawn: bool
+    budget: Budget = RAISE
+    stages: tuple[Stage, ...] = ()
+    workers: Workers | None = None
+    steps: int | None = None
+
+    @classmethod
+    def begin(cls, source: Source, seed: Any, budget: Budget) -> Chain:
+        """Return a chain without stages. Raises TypeError or ValueError for what is no seed."""
+        if seed is not None and not is_whole_number(seed):
+            raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed must not be negative, not {seed}")
+        if seed is None:
+            return cls(source, rng.draw_seed(), True, budget)
+        return cls(source, int(seed), False, budget)
+
+    def then(self, stage: Stage) -> Chain:
+        """Return this with one more stage; raises what the stage does where it cannot stand."""
+        return replace(self, stages=(*self.stages, stage.placed(self)))
+
+    def seeded(self, seed: int) -> Chain:
+        """Return this with another seed."""
+        return replace(self, seed=seed)
+
+    def ending(self, steps: Any) -> Chain:
+        """Return this with an end of epochs. Raises TypeError or ValueError for what is none."""
+        if not is_whole_number(steps):
+            raise TypeError(f".steps() takes a whole number of batches, not {steps!r}")
+        if steps < 1:
+            raise ValueError(f"an epoch has at least one step, not {steps}")
+        return replace(self, steps=int(steps))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the engine runs."""
+        return lower(self.source, self.stages, self.budget)
+
+    @property
+    def selection(self) -> Selection:
+        """Which examples an epoch has, and in what order."""
+        return self.plan.selection
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What is done to single examples in front of the first pool or batch, in order."""
+        return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
+
+    @property
+    def maps(self) -> tuple[Map, ...]:
+        """Its maps and random maps, in order."""
+        return self.plan.maps
+
+    @property
+    def echoes(self) -> tuple[Echo, ...]:
+        """Its echoes, in order."""
+        return tuple(point.echo for point in self.plan.echoes)
+
+    @property
+    def has_fixed_echo(self) -> bool:
+        """Whether an echo in it has a fixed factor."""
+        return any(not echo.is_adaptive for echo in self.echoes)
+
+    @property
+    def follows_clock(self) -> bool:
+        """Whether an echo in it decides by what is ready."""
+        return any(echo.follows_clock for echo in self.echoes)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether its outputs are batches."""
+        return self.source.yields_batches or any(s.traits.batches for s in self.stages)
+
+    @property
+    def batch_size(self) -> int:
+        """The examples in a batch, 1 where the chain makes none."""
+        return self.plan.group
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether its outputs are on a device."""
+        return any(stage.traits.moves for stage in self.stages)
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether examples may be left out on the way."""
+        each = [stage.traits for stage in self.stages]
+        return self.budget != RAISE or any(traits.filters or traits.skips for traits in each)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether anybody prepares while the consumer trains."""
+        return self.workers is None or self.workers.count > 0
+
+    @property
+    def accounts(self) -> int:
+        """The largest number of the account of a skip budget."""
+        return sum(not stage.traits.caches for stage in self.stages)
+
+    def __str__(self) -> str:
+        names = [self.source.name, *(stage.name for stage in self.stages)]
+        return f"{'.'.join(names)} seed={self.seed}"
+
+    def outline(self) -> list[str]:
+        """Return what must be alike for a state, a record or a feed to fit."""
+        lines = [stage.outline() for stage in self.stages]
+        return [self.source.outline(), *(line for line in lines if line is not None)]
+
+    def examples(self) -> int:
+        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
+        return self.selection.count(self.source.count())
+
+    def count(self) -> int:
+        """Return the outputs of an epoch.
+
+        Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
+        """
+        try:
+            count = self._all_steps()
+        except TypeError:
+            if self.steps is None:
+                raise
+            return self.steps
+        return count if self.steps is None else min(count, self.steps)
+
+    def _all_steps(self) -> int:
+        count = self.source.count()
+        if self.may_leave_out:
+            raise not_known()
+        for stage in self.stages:
+            count = stage.count(count)
+        return count
+
+    def sure_count(self) -> int | None:
+        """Return ``count()``, or None where nobody knows it, or may rely on it."""
+        if not self.source.is_counted:
+            return self.steps
+        try:
+            return self.count()
+        except Exception:  # a foreign loader's may raise anything
+            return None
+
+    def most_items(self) -> int | None:
+        """Return how many items come out in an epoch at most, None if that is not known."""
+        if not self.source.is_indexed:
+            return None
+        return self.examples() * math.prod(echo.max_factor for echo in self.echoes)
+
+    def check_start(self) -> None:
+        """Get ready for an epoch.
+
+        Raises ValueError or StateError where it cannot run, here and now; warns of what nobody
+        shards.
+        """
+        self._check_ranks()
+        for stage in self.stages:
+            stage.begin(self)
+
+    def _check_ranks(self) -> None:
+        """Refuse what has ranks take unequal numbers of steps; warn of what nobody shards."""
+        share = self.selection.share
+        if share is not None and share.world > 1 and self.steps is None:
+            if self.follows_clock and (share.uneven or process_group() is None):
+                raise ValueError(
+                    '.echo("auto") gives ranks equally many steps where they have equal parts and '
+                    "a process group to agree in: .shard() after init_process_group, or "
+                    ".steps(n), or a fixed factor"
+                )
+            agreed = self.follows_clock and not self.plan.has_filter
+            if not share.uneven and self.may_leave_out and not agreed:
+                raise ValueError(
+                    ".shard() gives every rank equally many steps, but filters and skip budgets "
+                    "may leave them unequal: leave examples out before sharding (from_dataset of "
+                    "a list of the good ones), end epochs with .steps(n), or take "
+                    ".shard(uneven=True) and torch's Join"
+                )
+        self.source.warn_unsharded(is_sharded=share is not None)
+        if share is not None and not share.uneven and self.source.is_indexed:
+            count = self.source.count()
+            if 0 < count < share.world:
+                warn(
+                    f"{count} examples are fewer than {share.world} ranks: equal parts of "
+                    "them are empty (.shard(uneven=True) keeps them)",
+                )
+
+    def workers_here(self) -> Workers:
+        """Return who works: what was said, or as many threads as there are usable cores."""
+        return self.workers or Workers(machine.usable_cores(), "thread")

@@ -1,0 +1,388 @@
+"""From a chain to what the engine runs: what lies between two pools is one segment of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stoker.orders import Selection
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.sources.source import IndexedSource, Rows, Source
+from stoker.stages.batch import Batch
+from stoker.stages.cache import CacheStage
+from stoker.stages.echo import Echo
+from stoker.stages.filter import Filter
+from stoker.stages.map import Map
+from stoker.stages.skip import RAISE, Budget
+from stoker.stages.stage import Operation, Stage
+from stoker.stages.to import To
+
+
+class PartVisitor(Protocol):
+    """Goes through the parts of a plan, in the order that data meets them."""
+
+    def segment(self, part: Segment) -> None:
+        """Meet work."""
+        ...
+
+    def filter_point(self, part: FilterPoint) -> None:
+        """Meet the place where examples may be left out."""
+        ...
+
+    def echo_point(self, part: EchoPoint) -> None:
+        """Meet a pool."""
+        ...
+
+    def device_point(self, part: DevicePoint) -> None:
+        """Meet the way to a device."""
+        ...
+
+
+@dataclass
+class Segment:
+    """Stages that run together: examples in, examples or batches out; or batches throughout.
+
+    Attributes:
+        source: the source, in the first segment of an indexed chain.
+        operations: what is done to what comes in.
+        cache: the cache among them, in front of operation number ``cache_at``.
+        batch: the batching stage, if it is in this segment.
+        batch_maps: the maps behind it.
+        batches_in: whether what comes in are batches already.
+        on_device: whether it stands behind ``.to(device)``.
+        at: its place among the parts.
+        into_pool: whether a pool keeps what comes out.
+        is_followed: whether that is the pool of an adaptive echo, on a device perhaps.
+    """
+
+    source: IndexedSource | None = None
+    operations: list[Operation] = field(default_factory=list)
+    cache: CacheStage | None = None
+    cache_at: int = 0
+    batch: Batch | None = None
+    batch_maps: list[Map] = field(default_factory=list)
+    batches_in: bool = False
+    on_device: bool = False
+    at: int = 0
+    into_pool: bool = False
+    is_followed: bool = False
+    needs_work_behind = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing happens to single inputs on their way."""
+        return not self.operations and self.cache is None
+
+    @property
+    def rows(self) -> Rows | None:
+        """What gathers batches from arrays, where nothing is done to single examples."""
+        if self.source is None or not self.only_stacks:
+            return None
+        return self.source.rows
+
+    @property
+    def only_stacks(self) -> bool:
+        """Whether inputs are but copied into a batch, so that they need no copy before."""
+        return self.is_plain and self.batch is not None and self.batch.collate is None
+
+    @property
+    def names(self) -> list[str]:
+        """The stages with a time of their own, in order."""
+        names = [operation.name for operation in self.operations]
+        if self.cache is not None:
+            names.insert(self.cache_at, self.cache.name)
+        if self.source is not None:
+            names.insert(0, self.source.name)
+        if self.batch is not None:
+            names.append(self.batch.name)
+        return names + [stage.name for stage in self.batch_maps]
+
+    def visit(self, visitor: PartVisitor) -> None:
+        """Tell a visitor what this is."""
+        visitor.segment(self)
+
+
+@dataclass
+class FilterPoint:
+    """Stands behind a segment some of whose outputs do not survive.
+
+    Attributes:
+        budgets: the skip budgets, by account: 0 is the pipeline's, the others are those of stages
+            that have one of their own.
+        at: its place among the parts.
+    """
+
+    budgets: Mapping[int, Budget]
+    at: int = 0
+    needs_work_behind = True
+
+    def visit(self, visitor: PartVisitor) -> None:
+        """Tell a visitor what this is."""
+        visitor.filter_point(self)
+
+
+@dataclass
+class EchoPoint:
+    """A pool between two segments.
+
+    Attributes:
+        echo: the stage.
+        holds_batches: whether its items are batches.
+        on_device: whether it stands behind ``.to(device)``.
+        group: how many items a step of its pool has: one, where those are batches.
+        leaks: whether uses may be left out behind it.
+        at: its place among the parts.
+    """
+
+    echo: Echo
+    holds_batches: bool
+    on_device: bool
+    group: int = 1
+    leaks: bool = False
+    at: int = 0
+    needs_work_behind = True
+
+    def visit(self, visitor: PartVisitor) -> None:
+        """Tell a visitor what this is."""
+        visitor.echo_point(self)
+
+
+@dataclass
+class DevicePoint:
+    """The way of batches to a device.
+
+    Attributes:
+        to: the stage.
+        at: its place among the parts.
+    """
+
+    to: To
+    at: int = 0
+    needs_work_behind = False
+
+    def visit(self, visitor: PartVisitor) -> None:
+        """Tell a visitor what this is."""
+        visitor.device_point(self)
+
+
+Part = Segment | FilterPoint | EchoPoint | DevicePoint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a chain comes to.
+
+    Attributes:
+        indexed, iterable, loader: the source, as the one of these that it is.
+        selection: which examples an epoch has, and in what order.
+        buffer: how many examples of a stream are shuffled among each other, 1 for none.
+        parts: in the order that data meets them. A segment stands first (unless a loader does),
+            last, and between any two of the others, but that a pool may follow a filter point.
+        segments, echoes: those among the parts.
+        filters: how many filter points there are; ``has_filter``: whether a filter is in the chain.
+        group: the number of examples in a batch, 1 where examples are never batched.
+        maps: all of them, in order.
+        cache: the cache, if there is one.
+    """
+
+    indexed: IndexedSource | None
+    iterable: IterableSource | None
+    loader: LoaderSource | None
+    selection: Selection
+    buffer: int
+    parts: tuple[Part, ...]
+    segments: tuple[Segment, ...]
+    echoes: tuple[EchoPoint, ...]
+    filters: int
+    has_filter: bool
+    group: int
+    maps: tuple[Map, ...]
+    cache: CacheStage | None
+
+    @property
+    def source(self) -> Source:
+        """The source."""
+        source = self.indexed or self.iterable or self.loader
+        assert source is not None
+        return source
+
+    @property
+    def random_maps(self) -> list[Map]:
+        """The maps that draw, by their positions."""
+        return [stage for stage in self.maps if stage.is_random]
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the factor of an echo follows the stall, now or in the run that it replays."""
+        return any(point.echo.is_adaptive for point in self.echoes)
+
+    def visit(self, visitor: PartVisitor) -> None:
+        """Lead a visitor through the parts."""
+        for part in self.parts:
+            part.visit(visitor)
+
+
+def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
+    """Return what a chain comes to; ``budget`` is its own for skipping examples."""
+    lowering = _Lowering(budget)
+    source.lower(lowering)
+    for stage in stages:
+        stage.lower(lowering)
+    return lowering.plan()
+
+
+class _Lowering:
+    """Sorts what the source and the stages say of themselves into parts."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._indexed: IndexedSource | None = None
+        self._iterable: IterableSource | None = None
+        self._loader: LoaderSource | None = None
+        self._selection = Selection()
+        self._buffer = 1
+        self._parts: list[Part] = []
+        self._segment: Segment | None = None  # the one at hand
+        self._on_device = False
+        self._batch: Batch | None = None
+        self._batches = False  # whether what comes by are batches
+        self._maps: list[Map] = []
+        self._has_filter = False
+        self._cache: CacheStage | None = None
+
+    def read(self, source: IndexedSource) -> None:
+        self._indexed = source
+        self._segment = Segment(source)
+
+    def take_examples(self, source: IterableSource) -> None:
+        self._iterable = source
+        self._segment = Segment()
+
+    def take_batches(self, source: LoaderSource) -> None:
+        self._loader = source
+        self._batches = True
+
+    def shuffle(self, buffer: int) -> None:
+        self._selection, self._buffer = self._selection.shuffled(), buffer
+
+    def shard(self, rank: int, world: int, *, uneven: bool) -> None:
+        self._selection = self._selection.shared(rank, world, uneven=uneven)
+
+    def take(self, count: int) -> None:
+        self._selection = self._selection.taken(count)
+
+    def map(self, stage: Map) -> None:
+        segment = self._at_hand()
+        if segment.batch is not None:
+            segment.batch_maps.append(stage)
+        else:
+            segment.operations.append(stage)
+        self._maps.append(stage)
+
+    def filter(self, stage: Filter) -> None:
+        self._at_hand().operations.append(stage)
+        self._has_filter = True
+
+    def cache(self, stage: CacheStage) -> None:
+        segment = self._at_hand()
+        segment.cache, segment.cache_at = stage, len(segment.operations)
+        self._cache = stage
+
+    def batch(self, stage: Batch) -> None:
+        self._at_hand().batch = self._batch = stage
+        self._batches = True
+
+    def echo(self, stage: Echo) -> None:
+        self._close()
+        self._parts.append(EchoPoint(stage, self._batches, self._on_device))
+
+    def move(self, stage: To) -> None:
+        self._close()
+        self._parts.append(DevicePoint(stage))
+        self._on_device = True
+
+    def plan(self) -> Plan:
+        """Return what was taken down."""
+        self._close()
+        if self._parts and self._parts[-1].needs_work_behind:
+            self._parts.append(Segment(batches_in=self._batches, on_device=self._on_device))
+        group = self._batch.n if self._batch is not None else 1
+        found = _Neighbours(group)
+        for at, part in reversed(list(enumerate(self._parts))):
+            part.at = at
+            part.visit(found)
+        return Plan(
+            self._indexed,
+            self._iterable,
+            self._loader,
+            self._selection,
+            self._buffer,
+            tuple(self._parts),
+            tuple(reversed(found.segments)),
+            tuple(reversed(found.echoes)),
+            found.filters,
+            self._has_filter,
+            group,
+            tuple(self._maps),
+            self._cache,
+        )
+
+    def _at_hand(self) -> Segment:
+        if self._segment is None:
+            self._segment = Segment(batches_in=self._batches, on_device=self._on_device)
+        return self._segment
+
+    def _close(self) -> None:
+        """End the segment at hand; between two pools there has to be one."""
+        if self._segment is not None or (self._parts and self._parts[-1].needs_work_behind):
+            self._parts += self._split(self._at_hand())
+        self._segment = None
+
+    def _split(self, segment: Segment) -> list[Part]:
+        """Split a segment behind its operations, if what comes out of them may not survive."""
+        if segment.batches_in or (segment.source is None and segment.is_plain):
+            return [segment]
+        each = segment.operations
+        budgets = {one.account: one.budget for one in each if one.budget is not None}
+        budgets[0] = self._budget
+        if not self._has_filter_in(segment) and all(b == RAISE for b in budgets.values()):
+            return [segment]
+        first = Segment(segment.source, each, segment.cache, segment.cache_at)
+        pieces: list[Part] = [first, FilterPoint(budgets)]
+        if segment.batch is not None:
+            pieces.append(Segment(batch=segment.batch, batch_maps=segment.batch_maps))
+        return pieces
+
+    @staticmethod
+    def _has_filter_in(segment: Segment) -> bool:
+        return any(not operation.makes_values for operation in segment.operations)
+
+
+class _Neighbours:
+    """Goes through the parts from the last to the first, and tells each what is behind it."""
+
+    def __init__(self, group: int) -> None:
+        self.segments: list[Segment] = []
+        self.echoes: list[EchoPoint] = []
+        self.filters = 0
+        self._group = group
+        self._into_pool = self._is_followed = False
+
+    def segment(self, part: Segment) -> None:
+        part.into_pool, part.is_followed = self._into_pool, self._is_followed
+        self._into_pool = self._is_followed = False
+        self.segments.append(part)
+
+    def filter_point(self, part: FilterPoint) -> None:
+        self.filters += 1
+
+    def echo_point(self, part: EchoPoint) -> None:
+        part.group = 1 if part.holds_batches else self._group
+        part.leaks = self.filters > 0
+        self._into_pool, self._is_followed = True, part.echo.is_adaptive
+        self.echoes.append(part)
+
+    def device_point(self, part: DevicePoint) -> None:
+        self._into_pool = False

@@ -1,0 +1,239 @@
+"""The streams of one epoch: built from a plan, front to back, with who works for them."""
+
+from __future__ import annotations
+
+import contextlib
+
+from stoker import rng
+from stoker.buffers import Recycler
+from stoker.engine.echo_pools import Pools
+from stoker.engine.filtering import FilteredStream, SkipLog
+from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
+from stoker.engine.items import Feed, HeadStream, Planning, PulledStream, Stream, Tally
+from stoker.engine.iterated import IteratedStream
+from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
+from stoker.engine.pool.make import Workers, make_pool
+from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.position import Position
+from stoker.engine.prefetch import Prefetcher
+from stoker.engine.stream import FOLLOWED_BATCHES, SegmentStream
+from stoker.engine.work import Work
+from stoker.orders import Order
+from stoker.sources.source import Reader
+from stoker.stages.to import Mover
+
+
+class EpochStreams:
+    """The streams of one epoch, and who works for them; a visitor of the plan that builds them.
+
+    Args:
+        plan: the plan.
+        seed, epoch: they decide the order and every draw.
+        autotuner: the pipeline's memory of its speed.
+        workers: how work is shared out.
+        position: where to begin.
+        pools: makes the feeds of echoes.
+        planning: held by whoever decides what comes next.
+        recycler: where the memory of batches comes from.
+        tally: where time is counted.
+        skip_log: where skips are entered.
+
+    Attributes:
+        last: the stream that the consumer takes from.
+        last_pool: the worker pool that works for it; ``worker_pool``: that of the host's segments.
+        segments: the streams of the segments.
+        head: the source, where it is read one item after another.
+        prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
+    """
+
+    last: PulledStream
+    last_pool: WorkerPool
+
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        epoch: int,
+        *,
+        autotuner: Autotuner,
+        workers: Workers,
+        position: Position,
+        pools: Pools,
+        planning: Planning,
+        recycler: Recycler,
+        tally: Tally,
+        skip_log: SkipLog,
+    ) -> None:
+        self._plan, self._seed, self._epoch = plan, seed, epoch
+        self._autotuner, self._workers = autotuner, workers
+        self._begin_at = position
+        self._pools = pools
+        self._planning = planning
+        self._planning_apart = Planning()  # of what the consumer alone plans
+        self._recycler, self._tally, self._skip_log = recycler, tally, skip_log
+        self.segments: list[SegmentStream] = []
+        self.head: HeadStream | None = None
+        self.prefetcher: Prefetcher | None = None
+        self._reader: Reader | None = None
+        self._device: DeviceStream | None = None
+        self._worker_pools: list[WorkerPool] = []
+        self._order: Order | None = None
+        self._examples = 0
+        self._works: dict[int, Work] = {}
+        self._stream: Stream | None = None
+        self._feed: Feed | None = None
+        self._depth = 0
+
+    @property
+    def worker_pool(self) -> WorkerPool:
+        """The worker pool of the host's segments."""
+        return self._worker_pools[0]
+
+    def build(self) -> None:
+        """Build everything. What was built when an error is raised, ``close`` ends."""
+        plan = self._plan
+        share = plan.selection.share
+        rank = share.rank if share else 0
+        if plan.indexed is not None:
+            self._order = plan.selection.order(len(plan.indexed), self._seed, self._epoch)
+            self._examples = self._skip_log.examples = len(self._order)
+            self._reader = plan.indexed.reader()
+        self._works = {
+            segment.at: Work(
+                segment,
+                self._seed,
+                self._epoch,
+                plan.indexed,
+                self._order,
+                rank=rank,
+                misdrawn=self._tally.misdrawn,
+            )
+            for segment in plan.segments
+        }
+        self._hire(rank)
+        self._open_head(rank)
+        for work in self._works.values():
+            self._tally.add(work.segment.names, [0] * len(work.segment.names), 0)
+        self.last_pool = self.worker_pool
+        plan.visit(self)
+
+    def _hire(self, rank: int) -> None:
+        """Make the worker pools: one for the host, one for what runs behind a device."""
+        plan = self._plan
+        host = [work for work in self._works.values() if not work.segment.on_device]
+        given = Workers(0, "thread") if plan.loader is not None else self._workers
+        pool = make_pool(
+            given, host, self._autotuner, seed=self._seed, epoch=self._epoch, rank=rank
+        )
+        for work in host:  # once they were pickled for processes
+            if work.segment.source is not None:
+                work.reader = self._reader
+        if plan.iterable is not None and pool.limit:
+            pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
+        tail = WorkerPool(0, max(1, len(self._works) - len(host)), Autotuner())
+        self._worker_pools = [pool, tail]
+        pool.begin()
+
+    def _open_head(self, rank: int) -> None:
+        """Begin to iterate over a loader or a stream."""
+        plan, position = self._plan, self._begin_at
+        foreign = plan.loader or plan.iterable
+        if foreign is None:
+            return
+        if position.loader_state is not None:
+            foreign.load(position.loader_state)
+        if plan.loader is not None:
+            self.head = LoaderStream(
+                plan.loader,
+                self._tally,
+                self._recycler if plan.echoes else None,
+                loaded=position.loaded,
+                fresh=position.fresh,
+            )
+        elif plan.iterable is not None:
+            self._tally.add([plan.iterable.name], [0], 0)
+            key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
+            self.head = IteratedStream(
+                plan.iterable, plan.selection, plan.buffer, key, self._tally, start=position.fresh
+            )
+        assert self.head is not None
+        self.last = self.head
+        if plan.is_adaptive:
+            size = FOLLOWED_BATCHES * (1 if plan.loader is not None else plan.group)
+            pool = self.worker_pool
+            self.last = self.prefetcher = Prefetcher(self.head, size, self._planning, pool)
+        self._stream = self.last
+
+    def segment(self, part: Segment) -> None:
+        """Build a segment's stream."""
+        if self._feed is None and self._stream is not None:
+            self._feed = Direct(self._stream)
+        pool, planning = self._where(part)
+        work, plan = self._works[part.at], self._plan
+        cost = self._autotuner.cost(part.at, 1 if part.batches_in else plan.group)
+        cost.whole = self._workers.kind == "process" and bool(
+            part.batch_maps or (part.batch and part.batch.collate)
+        )
+        stream = SegmentStream(
+            work,
+            self._feed,
+            self._order,
+            self._examples,
+            worker_pool=pool,
+            depth=self._depth,
+            cost=cost,
+            group=plan.group,
+            recycler=self._recycler,
+            tally=self._tally,
+            planning=planning,
+            read_ahead=2 * work.reader.requests if work.reader is not None else 0,
+        )
+        if not part.on_device:
+            pool.plan_with(stream.plan_ahead)  # the last one's: it plans for all
+        self.segments.append(stream)
+        self._stream = self.last = stream
+        self.last_pool = pool
+        self._feed = None
+        self._depth += 1
+
+    def filter_point(self, part: FilterPoint) -> None:
+        """Build the stream of those that survive."""
+        self._stream = FilteredStream(
+            part, self.segments[-1], self.worker_pool, self._skip_log, self._planning
+        )
+
+    def echo_point(self, part: EchoPoint) -> None:
+        """Build what a pool draws."""
+        assert self._stream is not None
+        pool, planning = self._where(part)
+        self._feed = self._pools.feed(part, self._stream, self._tally, pool, planning)
+
+    def device_point(self, part: DevicePoint) -> None:
+        """Build the stream of batches on the device."""
+        mover = Mover(part.to.device)
+        self._device = DeviceStream(self.last, mover, self.worker_pool)
+        self._stream = self.last = self._device
+        self._depth = 0
+
+    def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
+        if part.on_device:
+            return self._worker_pools[1], self._planning_apart
+        return self.worker_pool, self._planning
+
+    def close(self) -> None:
+        """End every thread and process, and let go of what a source has open."""
+        with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
+            upstreams = [s.feed.upstream for s in self.segments if s.feed is not None]
+            filtered = [stream for stream in upstreams if isinstance(stream, FilteredStream)]
+            outside = (self._device, self.prefetcher or self.head)
+            for part in (*self._pools.feeds, *filtered, *self.segments, *outside):
+                if part is not None:
+                    rest.callback(part.clear)
+            if self._plan.cache is not None:
+                rest.callback(self._plan.cache.cache.flush)
+            for pool in self._worker_pools:
+                rest.callback(pool.close)
+            if self._reader is not None:
+                rest.callback(self._reader.close)  # lets go of workers that wait for it
+            for pool in self._worker_pools:
+                rest.callback(pool.shut)  # this first of all

@@ -1,0 +1,99 @@
+"""The iterator over one epoch of a pipeline."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import TypeVar, cast
+
+from stoker.caution import warn
+from stoker.engine.epoch import Run
+from stoker.errors import StokerError
+
+T = TypeVar("T")
+_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
+
+
+class PipelineIterator(Iterator[T]):
+    """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
+
+    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it;
+    only what a foreign loader raises leaves it as it is, for the loader may go on.
+
+    It belongs to the process that made it: a forked child that asks it for a batch gets a
+    RuntimeError, and ends nothing of its parent's by closing it.
+    """
+
+    def __init__(self, run: Run, ended: Callable[[Run], None]) -> None:
+        self._run = run
+        self._finish = weakref.finalize(self, ended, run)
+
+    def __iter__(self) -> PipelineIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        run = self._run
+        if run.is_inherited:
+            raise RuntimeError(
+                "this iterator belongs to the process that made it, whose workers a forked child "
+                "does not have: call iter(pipeline) in the child, or iterate before the fork only"
+            )
+        if run.closed:
+            raise StopIteration
+        try:
+            return cast(T, run.next())
+        except StopIteration:
+            run.complete = True
+            self.close()
+            if run.short:
+                if run.together:
+                    raise StokerError(
+                        f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "
+                        "that .steps() says, and the others go on: give .steps() fewer"
+                    ) from None
+                warn(
+                    f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
+                    "says: there are no more fresh examples",
+                )
+            raise
+        except BaseException as error:
+            if not run.raised_by_loader(error):
+                self.close()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of outputs that are left; TypeError where it is not known."""
+        if self._run.total is None:
+            raise TypeError("the number of batches is not known before the epoch ends")
+        return self._run.total - self._run.yielded
+
+    def close(self) -> None:
+        """End this iteration: its threads and processes are gone when this returns."""
+        self._finish()
+
+    def __enter__(self) -> PipelineIterator[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def reads_ahead() -> str | None:
+    """Name the framework that is about to read ahead of its trainer, if one is calling.
+
+    Lightning prefetches a batch where there is no ``len()`` (``_PrefetchDataFetcher``).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(_LIGHTNING) and module.endswith(".loops.fetchers"):
+            return "Lightning"
+        frame = frame.f_back
+    return None

@@ -1,0 +1,68 @@
+"""Any object with ``__len__`` and ``__getitem__``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.source import IndexedSource, Indices
+
+
+class DatasetSource(IndexedSource):
+    """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there."""
+
+    fields = None
+    rows = None
+    runs_user_code = True
+
+    def __init__(self, dataset: Any) -> None:
+        for method in ("__getitem__", "__len__"):
+            if not hasattr(dataset, method):
+                raise TypeError(
+                    f"from_dataset needs an object with __len__ and __getitem__; "
+                    f"{type(dataset).__name__} has no {method}"
+                )
+        self.dataset = dataset
+        self._length = len(dataset)
+        self.takes_many = getattr(dataset, "__getitems__", None) is not None
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return f"from_dataset({type(self.dataset).__name__})"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Ask the dataset, with plain integers."""
+        plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+        if self.takes_many:
+            examples = list(self.dataset.__getitems__(plain))
+            if len(examples) != len(plain):
+                raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
+            return examples
+        dataset = self.dataset
+        return [dataset[index] for index in plain]
+
+    def path(self, index: int) -> str | None:
+        """Return None: a dataset does not tell."""
+        return None
+
+    def identity(self) -> str | None:
+        """Return None: an object says nothing about its data."""
+        return None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the index."""
+        return Fingerprint(int(index))
+
+    def local_path(self, index: int) -> None:
+        """Return None: a dataset does not tell."""
+        return None
+
+    def reader(self) -> None:
+        """Return None: nobody knows what it does when asked twice."""
+        return None

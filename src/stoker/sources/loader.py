@@ -1,0 +1,137 @@
+"""A loader that somebody keeps: ready batches, in its own order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import StateError
+from stoker.sources.iterable import Passes
+from stoker.sources.source import Source
+from stoker.sources.unsharded import warn_unsharded_loader
+
+if TYPE_CHECKING:
+    from stoker.stages.stage import Before, Lowering
+
+
+class LoaderSource(Source):
+    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time.
+
+    Attributes:
+        loader: what the user gave.
+    """
+
+    fields = None
+    yields_batches = True
+
+    def __init__(self, loader: Any) -> None:
+        self._passes = Passes(loader, "from_loader", "batches")
+        self.loader = loader
+        self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+    @property
+    def name(self) -> str:
+        """Name the source for people."""
+        return self._passes.name
+
+    @property
+    def takes_state(self) -> bool:
+        """Whether it has a state of its own, as far as is known before it is asked."""
+        return self._has_state
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its length can be relied on: an ``IterableDataset`` may tell another one.
+
+        (And torch warns of that later, if it was asked for the length.)
+        """
+        torch_data: Any = sys.modules.get("torch.utils.data")
+        streams = () if torch_data is None else torch_data.IterableDataset
+        counted = hasattr(self.loader, "__len__")
+        return counted and not isinstance(getattr(self.loader, "dataset", None), streams)
+
+    def count(self) -> int:
+        """Return the number of batches, as far as the loader knows; it may raise anything."""
+        return len(self.loader)
+
+    def open(self) -> Iterator[Any]:
+        """Begin a pass. An iterator that can be reset is, unless it does so itself."""
+        iterator = self._passes.open()
+        return _Resetting(iterator) if iterator is self.loader else iterator
+
+    def state(self) -> Any:
+        """Return the loader's own state; None if it has none, whatever methods it has.
+
+        (accelerate's wrapper has them around a plain ``DataLoader`` too, and they raise
+        AttributeError there.)
+        """
+        if self._has_state:
+            try:
+                return self.loader.state_dict()
+            except AttributeError:
+                self._has_state = False
+        return None
+
+    def load(self, state: Any) -> None:
+        """Have the next pass begin in a state."""
+        self.loader.load_state_dict(state)
+
+    def state_between(self) -> Any:
+        """Return the loader's own state; None if it has none."""
+        return self.state()
+
+    def check_state(self, chain: Before) -> None:
+        """Refuse a state that a loader cannot go on from."""
+        if not self._has_state:
+            raise StateError(
+                "an epoch over a loader has no state in its middle, for its batches cannot be made "
+                "again: save between epochs, take torchdata's StatefulDataLoader, or build on "
+                "from_dataset(loader.dataset)"
+            )
+        if chain.has_fixed_echo:
+            raise StateError(
+                "in the middle of an epoch over a loader a pool of a fixed factor cannot be made "
+                'again: save between epochs, or take .echo("auto"), whose pool may begin empty'
+            )
+
+    def attribute(self, name: str) -> Any:
+        """Return what the loader has of this name."""
+        return super().attribute(name) if name == "classes" else getattr(self.loader, name)
+
+    def outline(self) -> str:
+        """Return its kind: nothing else is known."""
+        return type(self).__name__
+
+    def extent(self, *, is_followed: bool) -> str:
+        """Say which thread reads it."""
+        where = "a thread of its own" if is_followed else "the consumer's thread"
+        return f"read in {where}, as its owner set it up"
+
+    def lower(self, to: Lowering) -> None:
+        """Have its batches taken one after another."""
+        to.take_batches(self)
+
+    def warn_unsharded(self, *, is_sharded: bool) -> None:
+        """Warn where several ranks are there and nothing in the loader knows of them."""
+        warn_unsharded_loader(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader, if it can be told."""
+        if hasattr(self.loader, "set_epoch"):
+            self.loader.set_epoch(epoch)
+
+
+class _Resetting(Iterator[Any]):
+    """An epoch of an iterator that starts over when it is reset (DALI's)."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            if getattr(self._iterator, "_auto_reset", "no") != "yes":
+                self._iterator.reset()
+            raise

@@ -1,0 +1,72 @@
+"""Taking the first examples of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.checks import is_whole_number
+from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+
+
+@dataclass(frozen=True)
+class Take:
+    """The stage ``.take(n)``: only numbers decide, so nothing else is read.
+
+    Attributes:
+        n: how many examples go on at most.
+    """
+
+    n: int
+    traits = Traits(selects=True, keeps_fields=True)
+
+    @classmethod
+    def of(cls, n: Any) -> Take:
+        """Check the argument of ``.take()``."""
+        if not is_whole_number(n):
+            raise TypeError(f".take() takes a whole number of examples, not {n!r}")
+        if n < 1:
+            raise ValueError(f".take() leaves at least one example, not {n}")
+        return cls(int(n))
+
+    @property
+    def name(self) -> str:
+        """Name the stage for people."""
+        return f"take({self.n:,})"
+
+    def placed(self, before: Before) -> Take:
+        """Check that numbers alone say which examples are the first."""
+        if before.source.yields_batches:
+            raise ValueError(
+                f".take() counts examples, and a loader yields batches: .steps({self.n}) ends an "
+                "epoch after so many"
+            )
+        stage = first_with(
+            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.moves
+        )
+        if stage is not None:
+            raise ValueError(
+                f".take() cannot follow {stage.name}: put it before (.steps(n) ends an epoch after "
+                "n batches)"
+            )
+        return self
+
+    def begin(self, chain: Before) -> None:
+        """Do nothing."""
+
+    def lower(self, to: Lowering) -> None:
+        """Have the order cut short."""
+        to.take(self.n)
+
+    def count(self, items: int) -> int:
+        """Return ``n`` at most."""
+        return min(self.n, items)
+
+    def outline(self) -> str:
+        """Return its name."""
+        return self.name
+
+    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Return nothing: the name says it."""
+        return ""

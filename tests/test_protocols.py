@@ -1,0 +1,160 @@
+"""A class that lost a member of the protocol that it stands for is noticed by the type check.
+
+The sources are copied without such members, one of each class at a time, and mypy has to name every
+class and member that is missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "stoker"
+PROTOCOLS = {
+    "stages/stage.py": ("Stage", "Operation", "Before", "Lowering"),
+    "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
+    "engine/items.py": ("Stream", "PulledStream", "HeadStream", "Feed"),
+    "engine/lower.py": ("PartVisitor",),
+    "orders.py": ("Order",),
+}
+Class = tuple[Path, str]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a class that its protocol asks for, and the lines that it takes."""
+
+    where: Class
+    name: str
+    lines: range
+
+
+def members_of(node: ast.ClassDef) -> dict[str, ast.stmt]:
+    """Return what a class body defines, by name."""
+    found: dict[str, ast.stmt] = {}
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef):
+            found[each.name] = each
+        elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            found[each.targets[0].id] = each
+        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            found[each.target.id] = each
+    return found
+
+
+def classes() -> dict[Class, ast.ClassDef]:
+    """Return every class of the package."""
+    return {
+        (file, node.name): node
+        for file in sorted(SOURCES.rglob("*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def wanted(node: ast.ClassDef) -> set[str]:
+    """Return the members that a protocol, or an abstract class, asks for."""
+    is_protocol = any("Protocol" in ast.unparse(base) for base in node.bases)
+    return {
+        name
+        for name, each in members_of(node).items()
+        if not name.startswith("_") or name == "__len__"
+        if (is_protocol and isinstance(each, ast.FunctionDef))
+        or (
+            isinstance(each, ast.FunctionDef)
+            and any("abstractmethod" in ast.unparse(d) for d in each.decorator_list)
+        )
+    }
+
+
+def removable() -> dict[Class, list[Member]]:
+    """Return, for each class that stands for a protocol, the members that it must have."""
+    known = classes()
+    protocols = {
+        (SOURCES / file, name): wanted(known[SOURCES / file, name])
+        for file, names in PROTOCOLS.items()
+        for name in names
+    }
+    found: dict[Class, list[Member]] = {}
+    for where, node in known.items():
+        own = members_of(node)
+        bases = {ast.unparse(base) for base in node.bases}
+        bases |= {"Source"} if "IndexedSource" in bases else set()
+        for protocol, asked in protocols.items():
+            stands_for = asked <= own.keys() or protocol[1] in bases
+            if where == protocol or not asked or not stands_for or "Protocol" in bases:
+                continue
+            for name in sorted(asked & own.keys()):
+                each = own[name]
+                decorators = getattr(each, "decorator_list", [])
+                first = min([each.lineno, *(d.lineno for d in decorators)])
+                member = Member(where, name, range(first, (each.end_lineno or first) + 1))
+                if member not in found.setdefault(where, []):
+                    found[where].append(member)
+    return found
+
+
+def rounds() -> list[list[Member]]:
+    """Return what is removed together: one member of each class, and no use of another class.
+
+    Visitors use most of the other classes, and so lose their members apart.
+    """
+    visitors = {where for where, each in MEMBERS.items() if "echo_point" in {m.name for m in each}}
+    made = []
+    for together in (MEMBERS.keys() - visitors, visitors):
+        each = [MEMBERS[where] for where in sorted(together)]
+        for number in range(max(map(len, each))):
+            made.append([members[number] for members in each if number < len(members)])
+    return made
+
+
+MEMBERS = removable()
+ROUNDS = rounds()
+
+
+def test_the_classes_that_stand_for_protocols_are_found() -> None:
+    names = {name for _, name in MEMBERS}
+    stages = {"Shuffle", "Shard", "Take", "Filter", "Map", "CacheStage", "Echo", "Batch", "To"}
+    sources = {"FolderSource", "DatasetSource", "ArraySource", "FilesSource", "RemoteFolderSource"}
+    foreign = {"IterableSource", "LoaderSource"}
+    streams = {"SegmentStream", "FilteredStream", "Prefetcher", "DeviceStream", "IteratedStream"}
+    assert stages | sources | foreign | streams <= names
+    asked = {member.name for member in MEMBERS[SOURCES / "engine/foreign.py", "DeviceStream"]}
+    assert {"ready_since", "poll", "recompute"} <= asked
+    asked = {member.name for member in MEMBERS[SOURCES / "sources/dataset.py", "DatasetSource"]}
+    assert {"fingerprint", "fetch", "path"} <= asked
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("gone", ROUNDS, ids=range(len(ROUNDS)))
+def test_a_class_without_a_member_of_its_protocol_fails_the_type_check(
+    gone: list[Member], tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for file in {member.where[0] for member in gone}:
+        lines = file.read_text().splitlines()
+        cut = {n for member in gone if member.where[0] == file for n in member.lines}
+        kept = [line for n, line in enumerate(lines, 1) if n not in cut]
+        (tmp_path / file.relative_to(ROOT)).write_text("\n".join(kept) + "\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "src/stoker"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    for member in gone:
+        named = re.compile(rf"\b{member.where[1]}\b")
+        told = [line for line in done.stdout.splitlines() if named.search(line)]
+        assert told, f"nothing is said of {member.where[1]} without {member.name}"

@@ -31,6 +31,7 @@ class FolderSource(IndexedSource):
 
     fields = LabeledImage._fields
     rows = None
+    fits_page_cache = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)

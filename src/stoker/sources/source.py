@@ -150,12 +150,15 @@ class IndexedSource(Source):
     Attributes:
         runs_user_code: whether reading runs Python code of the user's, which may draw from global
             random generators.
+        fits_page_cache: whether its files are read whole from a local disk, so that the page cache
+            may keep them as well as a cache of stoker's.
     """
 
     is_indexed = True
     is_counted = True
     takes_state = False
     runs_user_code: bool = False
+    fits_page_cache: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -200,11 +200,12 @@ class CacheStage:
         source = chain.source
         assert isinstance(source, IndexedSource)
         before = chain.stages[: chain.stages.index(self)]
-        if first_with(before, lambda t: not t.selects) is None and self.cache.in_memory:
+        is_raw = first_with(before, lambda t: not t.selects) is None
+        if is_raw and self.cache.in_memory and source.fits_page_cache:
             step = max(1, len(source) // _SAMPLED)
-            files = [source.local_path(index) for index in range(0, len(source), step)]
-            total = sum(map(_size, files)) // max(1, len(files)) * len(source)
-            if all(files) and total < machine.usable_memory_bytes() // 2:
+            sizes = [_size(source.local_path(index)) for index in range(0, len(source), step)]
+            total = int(sum(sizes) / len(sizes) * len(source))
+            if total < machine.usable_memory_bytes() // 2:
                 warn(
                     f"{source.name} has about {format_bytes(total)}, which fits in the page cache "
                     "as it is: a cache of its raw bytes saves no reads. (One of decoded examples "

@@ -27,7 +27,7 @@ from stoker.errors import (
     StokerError,
     WorkerDied,
 )
-from stoker.feeds import from_feed, share
+from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats

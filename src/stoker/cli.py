@@ -237,7 +237,7 @@ def feed(
 
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
-    from stoker.feed.serving import serve
+    from stoker.feed.foreground import serve
 
     try:
         limit = int(staging) if staging is not None and staging.isdigit() else staging

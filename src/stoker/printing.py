@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from stoker.fork_safety import OwningProcess
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,14 +21,14 @@ def printing_above(console: Console) -> Iterator[None]:
     """
     from rich.file_proxy import FileProxy
 
-    here = os.getpid()
+    here = OwningProcess()
 
     class Above(FileProxy):
         def isatty(self) -> bool:
             return False
 
         def write(self, text: str) -> int:
-            if os.getpid() != here:  # a worker process: the picture, and its lock, are not its own
+            if not here.is_current:  # a worker process: the picture, and its lock, are not its own
                 return self.rich_proxied_file.write(text)
             return super().write(text)
 

@@ -374,7 +374,7 @@ def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) ->
 
 
 def connect(name: str) -> socket.socket:
-    connection = autostart.connected_within(name, 10)
+    connection = autostart.connect_within(name, 10)
     assert connection is not None
     connection.settimeout(10)
     return connection
@@ -443,7 +443,7 @@ import os, socket
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.settimeout(10)
-connection.connect({autostart.address(name)!r})
+connection.connect({autostart.address_of(name)!r})
 print(len(connection.recv(1000)))
 """
         done = subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 from collections import deque
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from stoker.fork_safety import OwningProcess
 from stoker.signals import again_soon, deferred
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.one_shot import OneShot
@@ -69,7 +69,7 @@ class RemoteReader:
         self.retries = 0
         self._files = files
         self._storage = storage
-        self._pid = os.getpid()
+        self._owner = OwningProcess()
         # Finalisers may close while this very thread is in here.
         self._lock = threading.RLock()
         self._ahead: dict[int, deque[_Read]] = {}
@@ -134,7 +134,7 @@ class RemoteReader:
                 if closing is None:
                     closing = self._closing = OneShot()
                     self._ahead.clear()
-            if os.getpid() != self._pid or sys.is_finalizing() or not self._loop.is_running():
+            if not self._owner.is_current or sys.is_finalizing() or not self._loop.is_running():
                 return  # the loop's thread is not there: nothing of this is under way here
             if first:
                 self._loop.call_soon_threadsafe(self._begin_to_close)

@@ -1,4 +1,4 @@
-"""One preparation for many jobs: pipelines that a feeder prepares for all of them."""
+"""``share`` and ``from_feed``: pipelines that a feeder prepares for many jobs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
 
     Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting).
     """
-    from stoker.feed import autostart
-    from stoker.feed.client import FeedClient
-    from stoker.feed.feed_source import pipeline_of
+    from stoker.feed.autostart import check_name, connect_within
+    from stoker.feed.connection import FeedAddress
+    from stoker.feed.feed_source import open_feed
 
-    autostart.check_name(name)
-    job = FeedClient(
-        name, lambda: autostart.connected_within(name, _STARTING_S), target="", founds=False
-    )
-    return pipeline_of(job, seed)
+    check_name(name)
+    return open_feed(FeedAddress(name, lambda: connect_within(name, _STARTING_S)), seed)
 
 
 def share(
@@ -72,24 +69,21 @@ def share(
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
     TypeError or ValueError for wrong arguments.
     """
-    from stoker.feed import autostart, target
-    from stoker.feed.client import FeedClient
-    from stoker.feed.feed_source import pipeline_of
+    from stoker.feed.autostart import check_name, check_not_in_feeder, connect_or_start
+    from stoker.feed.connection import FeedAddress
+    from stoker.feed.feed_source import open_feed
+    from stoker.feed.target import FeedSettings, target_of
 
-    autostart.check_name(name)
+    check_name(name)
     _check_settings(jobs, staging, patience_s)
-    target.check_not_in_feeder()
-    wanted = target.target_of(function)
+    check_not_in_feeder()
+    target = target_of(function)
     if is_whole_number(staging):
         staging = int(staging)
-    settings = autostart.Autostart(wanted, list(sys.path), staging, int(jobs), float(patience_s))
-    job = FeedClient(
-        name,
-        lambda: autostart.connected_or_founded(name, settings),
-        target=wanted,
-        founds=True,
-    )
-    return pipeline_of(job, seed)
+    path = tuple(sys.path)
+    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path)
+    address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
+    return open_feed(address, seed)
 
 
 def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:

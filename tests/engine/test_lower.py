@@ -1,0 +1,309 @@
+"""What a chain comes to: parts in order, and what each of them is told of its neighbours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.strategies import few
+
+import stoker
+from stoker.chain import Chain
+from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment, lower
+from stoker.orders import Selection
+from stoker.pipeline import Pipeline
+from stoker.stages.batch import Batch
+from stoker.stages.filter import Filter
+from stoker.stages.map import Map
+from stoker.stages.skip import RAISE
+from stoker.stages.to import To
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _drawn(value: Any, rng: np.random.Generator) -> Any:
+    return value
+
+
+def _yes(value: Any) -> bool:
+    return True
+
+
+Step = Callable[[Pipeline[Any]], Pipeline[Any]]
+
+STEPS: dict[str, Step] = {
+    "shuffle": lambda p: p.shuffle(),
+    "shard": lambda p: p.shard(rank=1, world=3),
+    "take": lambda p: p.take(5),
+    "map": lambda p: p.map(_same),
+    "map that skips": lambda p: p.map(_same, on_error=2),
+    "map that raises": lambda p: p.map(_same, on_error="raise"),
+    "random map": lambda p: p.random_map(_drawn),
+    "filter": lambda p: p.filter(_yes),
+    "filter that skips": lambda p: p.filter(_yes, on_error=3),
+    "echo": lambda p: p.echo(2),
+    "adaptive echo": lambda p: p.echo("auto"),
+    "batch": lambda p: p.batch(4),
+    "to": lambda p: Pipeline(p.chain.then(To("cpu"))),
+}
+
+SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {
+    "dataset": lambda: stoker.from_dataset(list(range(20)), seed=1),
+    "dataset with a budget": lambda: stoker.from_dataset(list(range(20)), seed=1, on_error=2),
+    "iterable": lambda: stoker.from_iterable(list(range(20)), seed=1),
+    "iterable with a budget": lambda: stoker.from_iterable(range(20), seed=1, on_error=0.5),
+    "loader": lambda: stoker.from_loader([[1, 2], [3, 4]], seed=1),
+}
+
+# Selection first and batches in the middle, so that few steps are refused.
+_select = st.lists(st.sampled_from(["shuffle", "shard", "take"]), max_size=3)
+_each = st.lists(
+    st.sampled_from([name for name in STEPS if name not in ("batch", "to")]), max_size=5
+)
+_batches = st.lists(st.sampled_from(["map", "random map", "echo", "adaptive echo"]), max_size=3)
+_tails = st.one_of(
+    st.just([]),
+    st.builds(lambda a, b: ["batch", *a, "to", *b], _batches, _batches),
+    st.builds(lambda a: ["batch", *a], _batches),
+)
+steps_of_chains = st.tuples(_select, _each, _tails).map(lambda parts: [*itertools.chain(*parts)])
+
+
+def built(source: str, steps: list[str]) -> Chain:
+    """Return the chain of those steps that may stand where they are."""
+    pipeline = SOURCES[source]()
+    for step in steps:
+        try:
+            pipeline = STEPS[step](pipeline)
+        except ValueError:
+            continue
+    return pipeline.chain
+
+
+def letters(plan: Plan) -> str:
+    """Return the kinds of the parts: segments, filter points, echo points, device points."""
+    kinds = {Segment: "s", FilterPoint: "f", EchoPoint: "e", DevicePoint: "d"}
+    return "".join(kinds[type(part)] for part in plan.parts)
+
+
+def expected_letters(chain: Chain) -> str:
+    """Return the kinds of the parts that a chain should have, stretch by stretch.
+
+    A stretch is what stands between two points; points are pools and the way to a device.
+    """
+    stretches: list[list[Any]] = [[]]
+    points = []
+    for stage in chain.stages:
+        if stage.traits.repeats or stage.traits.moves:
+            points.append("e" if stage.traits.repeats else "d")
+            stretches.append([])
+        elif not stage.traits.selects:
+            stretches[-1].append(stage)
+    found, batched = "", chain.source.yields_batches
+    for stretch, point in zip(stretches, [*points, ""], strict=True):
+        is_first = not found and not chain.source.yields_batches
+        if stretch or is_first or found.endswith("e"):
+            splits = not batched and _may_leave_out(chain, stretch, is_read=is_first)
+            batched = batched or any(isinstance(stage, Batch) for stage in stretch)
+            found += ("sfs" if batched else "sf") if splits else "s"
+        found += point
+    return found + ("s" if found.endswith("f") else "")
+
+
+def _may_leave_out(chain: Chain, stretch: list[Any], *, is_read: bool) -> bool:
+    """Whether some examples may be left out in a stretch; ``is_read``: it reads the source."""
+    batches = (at for at, stage in enumerate(stretch) if isinstance(stage, Batch))
+    single = stretch[: next(batches, None)]
+    if not single and not (is_read and chain.source.is_indexed):
+        return False  # nothing is done that could fail
+    budgets = [chain.budget, *(stage.budget for stage in single if stage.budget is not None)]
+    return any(isinstance(s, Filter) for s in single) or any(b != RAISE for b in budgets)
+
+
+chains = st.builds(built, st.sampled_from(sorted(SOURCES)), steps_of_chains)
+indexed_chains = st.builds(
+    built, st.sampled_from(["dataset", "dataset with a budget"]), steps_of_chains
+)
+
+
+@few(150)
+@given(chain=chains)
+@example(chain=built("dataset", ["batch", "to", "echo"]))
+@example(chain=built("loader", ["echo", "to", "adaptive echo", "map"]))
+@example(chain=built("dataset with a budget", ["echo", "filter", "adaptive echo", "batch"]))
+def test_parts_come_in_the_order_of_the_chain(chain: Chain) -> None:
+    plan = chain.plan
+    assert letters(plan) == expected_letters(chain)
+    assert [part.at for part in plan.parts] == list(range(len(plan.parts)))
+    assert list(plan.segments) == [part for part in plan.parts if isinstance(part, Segment)]
+    assert list(plan.echoes) == [part for part in plan.parts if isinstance(part, EchoPoint)]
+    assert plan.filters == letters(plan).count("f")
+
+
+@few(150)
+@given(chain=chains)
+def test_a_segment_stands_between_points(chain: Chain) -> None:
+    found = letters(chain.plan)
+    # But that a pool may follow a filter point, and a device: nothing is done in between.
+    pairs = {found[i : i + 2] for i in range(len(found) - 1)}
+    assert pairs <= {"sf", "se", "sd", "fs", "es", "ds", "fe", "de"}
+    if not chain.source.yields_batches:
+        assert found.startswith("s")
+    assert not found or found[-1] in "sd"
+
+
+@few(150)
+@given(chain=chains)
+def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> None:
+    parts = chain.plan.parts
+    for segment in chain.plan.segments:
+        behind = [part for part in parts[segment.at + 1 :] if not isinstance(part, FilterPoint)]
+        follower = behind[0] if behind else None
+        assert segment.into_pool == isinstance(follower, EchoPoint)
+        if isinstance(follower, DevicePoint):  # a pool on the device follows the host's work
+            follower = behind[1] if len(behind) > 1 else None
+        followed = isinstance(follower, EchoPoint) and follower.echo.is_adaptive
+        assert segment.is_followed == followed
+    assert chain.plan.is_adaptive == any(echo.is_adaptive for echo in chain.echoes)
+
+
+@few(150)
+@given(chain=chains)
+def test_a_pool_knows_what_it_holds(chain: Chain) -> None:
+    plan = chain.plan
+    size = next((s.n for s in chain.stages if isinstance(s, Batch)), 1)
+    assert plan.group == chain.batch_size == size
+    echoes = [at for at, stage in enumerate(chain.stages) if stage.traits.repeats]
+    assert [point.echo for point in plan.echoes] == [chain.stages[at] for at in echoes]
+    for at, point in zip(echoes, plan.echoes, strict=True):
+        before = chain.stages[:at]
+        batched = chain.source.yields_batches or any(s.traits.batches for s in before)
+        assert point.holds_batches == batched
+        assert point.group == (1 if batched else size)
+        assert point.on_device == any(s.traits.moves for s in before)
+        assert point.leaks == ("f" in letters(plan)[point.at :])
+
+
+@few(150)
+@given(chain=chains)
+def test_segments_know_what_comes_in(chain: Chain) -> None:
+    batches, on_device = chain.source.yields_batches, False
+    for part in chain.plan.parts:
+        if isinstance(part, Segment):
+            assert part.batches_in == batches
+            assert part.on_device == on_device
+            batches = batches or part.batch is not None
+        on_device = on_device or isinstance(part, DevicePoint)
+    first = next(iter(chain.plan.segments), None)
+    assert all(segment.source is None for segment in chain.plan.segments[1:])
+    if first is not None:
+        assert first.source is chain.plan.indexed
+    assert chain.plan.source is chain.source
+
+
+@few(150)
+@given(chain=chains)
+def test_nothing_is_lost_doubled_or_out_of_order(chain: Chain) -> None:
+    plan = chain.plan
+    done = [stage for each in plan.segments for stage in (*each.operations, *each.batch_maps)]
+    assert done == [stage for stage in chain.stages if isinstance(stage, (Map, Filter))]
+    assert list(plan.maps) == [stage for stage in chain.stages if isinstance(stage, Map)]
+    assert [stage.position for stage in plan.random_maps] == list(range(len(plan.random_maps)))
+    assert plan.has_filter == any(isinstance(stage, Filter) for stage in chain.stages)
+
+    names = [name for segment in plan.segments for name in segment.names]
+    timed = [s.name for s in chain.stages if isinstance(s, (Map, Filter, Batch))]
+    assert names == [chain.source.name] * chain.source.is_indexed + timed
+
+
+@few(150)
+@given(chain=chains)
+def test_a_filter_point_has_the_budgets_of_the_segment_before_it(chain: Chain) -> None:
+    parts = chain.plan.parts
+    for part in parts:
+        if isinstance(part, FilterPoint):
+            segment = parts[part.at - 1]
+            assert isinstance(segment, Segment)
+            assert segment.batch is None
+            own = {one.account: one.budget for one in segment.operations if one.budget is not None}
+            assert 0 not in own
+            assert part.budgets == {0: chain.budget, **own}
+    accounts = [one.account for s in chain.plan.segments for one in s.operations if one.account]
+    assert len(accounts) == len(set(accounts))
+    assert all(account <= chain.accounts for account in accounts)
+
+
+@few(100)
+@given(chain=indexed_chains)
+def test_the_selection_is_that_of_the_steps_in_order(chain: Chain) -> None:
+    selection = Selection()
+    for stage in chain.stages:
+        if stage.name.startswith("shuffle"):
+            selection = selection.shuffled()
+        elif stage.name.startswith("shard"):
+            selection = selection.shared(1, 3, uneven=False)
+        elif stage.name.startswith("take"):
+            selection = selection.taken(5)
+    assert chain.plan.selection == selection
+
+
+@few(100)
+@given(chain=chains)
+def test_lowering_twice_gives_equal_plans_that_share_no_part(chain: Chain) -> None:
+    first = lower(chain.source, chain.stages, chain.budget)
+    second = lower(chain.source, chain.stages, chain.budget)
+    assert first == second == chain.plan
+    assert all(a is not b for a, b in zip(first.parts, second.parts, strict=True))
+
+
+@few(50)
+@given(chain=chains)
+def test_a_visitor_meets_every_part_in_order(chain: Chain) -> None:
+    met: list[Any] = []
+
+    class Visitor:
+        segment = filter_point = echo_point = device_point = staticmethod(met.append)
+
+    chain.plan.visit(Visitor())
+    assert all(a is b for a, b in zip(met, chain.plan.parts, strict=True))
+
+
+def test_a_stream_is_shuffled_through_its_buffer() -> None:
+    examples = stoker.from_iterable(range(9), seed=0)
+    assert examples.chain.plan.buffer == 1
+    assert examples.shuffle(buffer=7).chain.plan.buffer == 7
+
+
+def test_a_cache_stands_among_the_operations_and_in_the_names() -> None:
+    pipeline = stoker.from_dataset(list(range(9)), seed=0).map(_same)
+    chain = pipeline.cache("2MiB", version="v").filter(_yes).batch(2).chain
+    segment, point, behind = chain.plan.parts
+    assert isinstance(segment, Segment)
+    assert isinstance(point, FilterPoint)
+    assert isinstance(behind, Segment)
+    assert segment.cache is chain.plan.cache is chain.stages[1]
+    assert segment.cache_at == 1
+    assert segment.names == [chain.source.name, *(stage.name for stage in chain.stages[:3])]
+    assert behind.cache is None
+
+
+def test_rows_are_gathered_only_where_nothing_is_done_to_single_examples() -> None:
+    arrays = stoker.from_arrays(np.zeros((6, 2)), seed=0)
+
+    def first(pipeline: Pipeline[Any]) -> Segment:
+        return pipeline.chain.plan.segments[0]
+
+    assert first(arrays.batch(2)).rows is not None
+    assert first(arrays.batch(2).map(_same)).rows is not None  # the map is behind
+    assert first(arrays.batch(2, collate=list)).rows is None
+    assert first(arrays.map(_same).batch(2)).rows is None
+    assert first(arrays.echo(2).batch(2)).rows is None
+    listed = stoker.from_dataset([1, 2], seed=0).batch(2)
+    assert first(listed).only_stacks
+    assert first(listed).rows is None

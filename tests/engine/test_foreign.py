@@ -1,0 +1,388 @@
+"""Streams that the consumer's thread drives: a loader as it is, and a device one batch ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.strategies import few
+
+from stoker import rng
+from stoker.buffers import Recycler
+from stoker.engine.foreign import DeviceStream, Direct, LoaderStream, batch_rows, interrupt
+from stoker.engine.items import Item, Planning, Tally, WouldBlock
+from stoker.engine.iterated import IteratedStream
+from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.prefetch import Prefetcher
+from stoker.engine.work import Failure
+from stoker.errors import StageError
+from stoker.orders import Selection
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.stages.to import Mover
+
+
+class Broken(Exception):
+    """What the loader of a test raises."""
+
+
+class Loader:
+    """Gives batches, and raises where the script has None; goes on behind an error.
+
+    Every batch is in the same array, which is refilled, as loaders may do.
+    """
+
+    def __init__(self, script: list[int | None], rows: int = 2) -> None:
+        self.script = script
+        self.at = 0
+        self.array = np.zeros((rows, 2), np.int64)
+
+    def __iter__(self) -> LoaderIterator:
+        return LoaderIterator(self)
+
+
+class LoaderIterator:
+    """Goes on behind an error; a generator could not."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self.loader
+        if loader.at >= len(loader.script):
+            raise StopIteration
+        number = loader.script[loader.at]
+        loader.at += 1
+        if number is None:
+            raise Broken(loader.at - 1)
+        loader.array[:] = number
+        return loader.array
+
+
+class Stateful(Loader):
+    """Has a state: how many batches it gave."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["given"]
+
+
+def opened(loader: Any, keep: Recycler | None = None, **begin: int) -> LoaderStream:
+    """Return the stream of a loader's batches."""
+    return LoaderStream(LoaderSource(loader), Tally(), keep, **begin)
+
+
+def value(item: Item | None) -> Any:
+    """Return what stands in an item."""
+    assert item is not None
+    return item.task.values[item.row]
+
+
+scripts = st.lists(st.one_of(st.integers(0, 99), st.none()), max_size=12)
+
+
+@given(script=scripts, looks=st.lists(st.booleans(), min_size=30, max_size=30))
+def test_a_loader_is_taken_as_it_comes(script: list[int | None], looks: list[bool]) -> None:
+    stream = opened(Loader(script))
+    came: list[int | None] = []
+    told: list[bool] = []
+    pulled = 0
+    for look in looks:
+        if look:  # whether it has ended changes nothing of what comes
+            assert stream.has_ended() == (came == script)
+        try:
+            item = stream.pull()
+        except Broken as error:
+            came.append(None)
+            told += [stream.has_raised(error), stream.has_raised(error)]
+            continue
+        if item is None:
+            continue
+        came.append(int(value(item)[0, 0]))
+        assert item.ordinal == pulled
+        pulled += 1
+        assert item.rows == 2
+        assert item.fresh == stream.fresh == 2 * pulled
+    assert came == script
+    assert told == [True, False] * script.count(None)  # of each error it is told once
+    assert stream.pull() is None
+    assert stream.has_ended()
+    assert not stream.has_raised(Broken())
+
+
+def test_a_loader_is_not_asked_by_who_must_not_wait() -> None:
+    loader = Loader([5])
+    stream = opened(loader)
+    with pytest.raises(WouldBlock):
+        stream.pull(may_block=False)
+    assert stream.poll(1) == (0, False)
+    stream.wait_for(1)
+    assert loader.at == 0
+    assert value(stream.peek())[0, 0] == 5
+    assert stream.poll(1) == (1, False)
+    assert value(stream.pull(may_block=False))[0, 0] == 5
+    assert stream.pull() is None
+    assert stream.poll(1) == (0, True)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_batches_are_copied_only_where_they_are_kept(keeps: bool) -> None:
+    loader = Loader([1, 2, 3])
+    stream = opened(loader, Recycler() if keeps else None)
+    batches = [value(item) for item in stream.pull_many(9)]
+    if keeps:
+        assert [int(batch[0, 0]) for batch in batches] == [1, 2, 3]
+        assert not any(np.shares_memory(batch, loader.array) for batch in batches)
+    else:
+        assert all(batch is loader.array for batch in batches)
+
+
+@few(40)
+@given(script=scripts.filter(bool), at=st.integers(0, 12))
+def test_a_loaders_state_is_that_behind_the_batches_asked_for(
+    script: list[int | None], at: int
+) -> None:
+    numbers = [number for number in script if number is not None]
+    at = min(at, len(numbers))
+    loader = Stateful(script)
+    stream = opened(loader)
+    behind = []  # how much of the script lies behind each batch
+    while True:
+        try:
+            item = stream.pull()
+        except Broken:
+            continue
+        if item is None:
+            break
+        behind.append(loader.at)
+    state, loaded = stream.state_at(2 * at, at)
+    assert loaded == at
+    if at == 0:  # nothing was handed out: the first that is known
+        assert state == ({"given": behind[0]} if behind else None)
+        return
+    assert state == {"given": behind[at - 1]}
+
+    source = LoaderSource(Stateful(script))
+    source.load(state)
+    again = LoaderStream(source, Tally(), None, loaded=at, fresh=2 * at)
+    came = []
+    while True:
+        try:
+            item = again.pull()
+        except Broken:
+            continue
+        if item is None:
+            break
+        assert item.ordinal == at + len(came)
+        came.append(int(value(item)[0, 0]))
+        assert again.fresh == 2 * (at + len(came))
+    assert came == numbers[at:]
+
+
+def test_a_loader_without_a_state_has_none() -> None:
+    stream = opened(Loader([1, 2]))
+    assert len(list(stream.pull_many(2))) == 2
+    assert stream.state_at(2, 1) == (None, 1)
+
+
+def test_only_states_that_may_be_asked_for_are_kept() -> None:
+    stream = opened(Stateful([1, 2, 3]))
+    list(stream.pull_many(3))
+    stream.forget_before(2)
+    assert stream.state_at(4, 2) == ({"given": 2}, 2)
+    assert stream.state_at(6, 3) == ({"given": 3}, 3)
+    assert stream.state_at(4, 2) == ({"given": 3}, 2)  # the other is forgotten
+
+
+def test_batches_are_counted_where_they_are_handed_out() -> None:
+    stream = opened(Loader([1, 2]))
+    first, second = stream.pull_many(2)
+    assert stream.loaded_with(first, 0) == 1
+    assert stream.loaded_with(second, 1) == 2
+    assert stream.loaded_with(first, 2) == 2  # of a repeat nothing is new
+
+
+def test_to_clear_lets_go_of_the_loaders_iterator() -> None:
+    closed = []
+
+    def batches() -> Iterator[Any]:
+        try:
+            yield np.zeros(1)
+            yield np.zeros(1)
+        finally:
+            closed.append(True)
+
+    stream = opened(batches)
+    stream.pull()
+    stream.clear()
+    assert closed
+    assert stream.pull() is None
+
+
+def test_time_and_rows_are_counted_under_the_loaders_name() -> None:
+    tally, source = Tally(), LoaderSource(Loader([1, 2], rows=3))
+    stream = LoaderStream(source, tally, None)
+    list(stream.pull_many(2))
+    assert tally.stage_rows == {source.name: 6}
+    assert tally.stage_ns[source.name] > 0
+
+
+def test_only_what_can_be_interrupted_is() -> None:
+    told = []
+
+    class Feed:
+        def __next__(self) -> Any: ...
+
+        def __iter__(self) -> Any: ...
+
+        def interrupt(self) -> None:
+            told.append(True)
+
+    interrupt(Feed())
+    interrupt(iter([]))
+    interrupt(None)
+    assert told == [True]
+
+
+@given(rows=st.integers(0, 9), depth=st.integers(0, 3), kind=st.sampled_from(["array", "tensor"]))
+def test_rows_are_those_of_the_first_array(rows: int, depth: int, kind: str) -> None:
+    batch: Any = np.zeros((rows, 2)) if kind == "array" else torch.zeros((rows, 2))
+    for _ in range(depth):
+        batch = {"names": ["a", "b", "c"], "x": (batch, np.zeros(77))}
+    assert batch_rows(batch) == rows
+
+
+def test_rows_without_an_array_are_those_of_the_first_list() -> None:
+    assert batch_rows({"a": "text", "b": ["x", "y", "z"], "c": ["x"]}) == 3
+    assert batch_rows([["a", "b"], ["c", "d"]]) == 2
+    assert batch_rows(np.float64(1).reshape(())) == 1
+    assert batch_rows("text") == 1
+    assert batch_rows([]) == 1
+
+
+def examples(values: list[Any], read: list[int] | None = None) -> IteratedStream:
+    """Return a stream that never makes who reads it wait; ``read`` counts what was read."""
+
+    def iterate() -> Iterator[Any]:
+        for number, each in enumerate(values):
+            if read is not None:
+                read.append(number)
+            yield each
+
+    key = rng.key(0, 0, rng.SHUFFLE, 0)
+    return IteratedStream(IterableSource(iterate), Selection(), 1, key, Tally())
+
+
+@given(length=st.integers(0, 8), counts=st.lists(st.integers(1, 4), max_size=4))
+def test_a_segment_is_fed_with_each_item_once(length: int, counts: list[int]) -> None:
+    feed = Direct(examples(list(range(length))))
+    left = list(range(length))
+    for count in counts:
+        uses = feed.take(count)
+        assert [value(item) for item, _ in uses] == left[:count]
+        assert all(use_key == item.use_key for item, use_key in uses)
+        assert all(item.scheduled == 1 and item.settled for item, _ in uses)
+        del left[:count]
+        assert feed.fresh == length - len(left)
+    assert feed.in_order
+    assert feed.total is None
+
+
+def on_cpu(upstream: Any) -> DeviceStream:
+    """Return the way of batches to the CPU, where a move is a view."""
+    return DeviceStream(upstream, Mover("cpu"), WorkerPool(0, 1, Autotuner()))
+
+
+@pytest.fixture
+def batches() -> list[Any]:
+    return [np.full(2, number) for number in range(5)]
+
+
+def test_a_device_is_one_batch_ahead(batches: list[Any]) -> None:
+    read: list[int] = []
+    stream = on_cpu(examples(batches, read))
+    assert read == []
+    for number in range(5):
+        item = stream.pull()
+        assert torch.is_tensor(value(item))
+        assert value(item).tolist() == [number, number]
+        assert item is not None
+        assert item.ordinal == number
+        assert item.fresh == number + 1
+        assert len(read) == min(5, number + 2)
+    assert stream.pull() is None
+    assert stream.poll(1) == (0, True)
+
+
+def test_to_look_at_a_device_is_not_to_take(batches: list[Any]) -> None:
+    stream = on_cpu(examples(batches[:2]))
+    assert stream.poll(1) == (1, False)  # begins to move the first
+    assert stream.ready_since() == (1, None)
+    peeked = stream.peek()
+    assert stream.pull() is peeked
+    stream.wait_for(1)
+    assert [value(item).tolist() for item in stream.pull_many(9)] == [[1, 1]]
+    assert stream.peek() is None
+
+
+def test_what_cannot_be_moved_fails_in_its_turn(batches: list[Any]) -> None:
+    batches[2] = np.arange(4)[::-1]  # torch takes no negative strides
+    came = [value(item) for item in on_cpu(examples(batches)).pull_many(9)]
+    assert [type(each) is Failure for each in came] == [False, False, True, False, False]
+    error = came[2].error
+    assert isinstance(error, StageError)
+    assert (error.stage, error.batch) == ("to(cpu)", 2)
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_what_failed_on_the_host_is_passed_on() -> None:
+    failure = Failure(StageError("map(f)", ValueError(), batch=0))
+    came = [value(item) for item in on_cpu(examples([failure, np.zeros(1)])).pull_many(9)]
+    assert came[0] is failure
+    assert torch.is_tensor(came[1])
+
+
+def test_what_the_loader_raises_ahead_is_raised_in_its_turn() -> None:
+    pool = WorkerPool(0, 1, Autotuner())
+    source = Prefetcher(opened(Loader([0, None, 2]), Recycler()), 4, Planning(), pool)
+    stream = on_cpu(source)
+    try:
+        source.wait_for(2)  # the batch and the error are there
+        assert value(stream.pull()).tolist() == [[0, 0], [0, 0]]
+        assert stream.poll(1) == (1, False)  # the error counts: who takes it meets it
+        with pytest.raises(Broken):
+            stream.pull()
+        assert value(stream.pull()).tolist() == [[2, 2], [2, 2]]
+        assert stream.pull() is None
+    finally:
+        source.clear()
+
+
+def test_a_loader_behind_a_device_is_asked_only_when_a_batch_is_wanted() -> None:
+    loader = Loader([0, 1, 2])
+    stream = on_cpu(opened(loader))
+    assert stream.poll(1) == (0, False)
+    assert loader.at == 0
+    stream.pull()
+    assert loader.at == 1
+    stream.wait_for(1)
+    assert loader.at == 2
+    assert stream.poll(1) == (1, False)
+
+
+def test_to_clear_lets_go_of_the_batch_under_way(batches: list[Any]) -> None:
+    stream = on_cpu(examples(batches))
+    stream.pull()
+    assert stream.ready_since() == (1, None)
+    stream.clear()
+    assert stream.ready_since() == (0, None)

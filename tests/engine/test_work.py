@@ -1,0 +1,256 @@
+"""What a segment does to its inputs: failures stand where they happened, draws have addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.strategies import Faulty, few
+
+import stoker
+from stoker.engine.work import REJECTED, Failure, Misdrawn, Work
+from stoker.errors import StageError
+from stoker.pipeline import Pipeline
+from stoker.stages.cache import Hit, Miss
+
+
+def work_of(pipeline: Pipeline[Any], segment: int = 0, rank: int = 0) -> Work:
+    """Return the work of a segment in the first epoch."""
+    chain = pipeline.chain
+    plan = chain.plan
+    order = None
+    if plan.indexed is not None:
+        order = plan.selection.order(len(plan.indexed), chain.seed, 0)
+    misdrawn: list[Misdrawn] = []
+    return Work(
+        plan.segments[segment], chain.seed, 0, plan.indexed, order, rank=rank, misdrawn=misdrawn
+    )
+
+
+def made(work: Work, numbers: list[int], use_keys: list[int] | None = None) -> list[Any]:
+    """Return what becomes of inputs that are the numbers themselves."""
+    values: list[Any] = list(numbers)
+    work.apply(values, numbers, use_keys, spent(work))
+    return values
+
+
+def spent(work: Work) -> list[int]:
+    """Return where the time of each stage is counted."""
+    return [0] * len(work.segment.names)
+
+
+def error_of(value: Any) -> StageError:
+    """Return the located error of a failure."""
+    assert type(value) is Failure
+    assert isinstance(value.error, StageError)
+    return value.error
+
+
+def fail_on_three(x: int) -> int:
+    if x == 3:
+        raise ValueError("three")
+    return x + 100
+
+
+def even(x: int) -> bool:
+    if x == 9:
+        raise KeyError(x)
+    return x % 2 == 0
+
+
+def draw(x: Any, rng: np.random.Generator) -> float:
+    return float(rng.random())
+
+
+class FaultyMany(Faulty):
+    """Is asked for many examples at once, and fails for all of them if one is bad."""
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Faulty, FaultyMany])
+@few(40)
+@given(bad=st.sets(st.integers(0, 19)), asked=st.lists(st.integers(0, 19), max_size=12))
+def test_what_cannot_be_read_is_a_failure_in_its_place(
+    kind: type[Faulty], bad: set[int], asked: list[int]
+) -> None:
+    data = kind(20, bad)
+    work = work_of(stoker.from_dataset(data, seed=0).batch(4))
+    values = work.fetch(np.array(asked, np.int64), spent(work))
+    assert len(values) == len(asked)
+    for index, value in zip(asked, values, strict=True):
+        if index not in bad:
+            assert value["id"] == index
+            continue
+        error = error_of(value)
+        assert (error.index, error.path, error.batch) == (index, None, None)
+        assert isinstance(error.__cause__, OSError)
+        assert (value.part, value.account) == (work.segment.at, 0)
+
+
+def test_a_failure_to_read_names_the_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode())
+    files = [str(tmp_path / name) for name in ("a", "b")]
+    work = work_of(stoker.from_files(files, seed=0))
+    (tmp_path / "b").unlink()
+    good, bad = work.fetch(np.array([0, 1]), spent(work))
+    assert type(good) is not Failure
+    error = error_of(bad)
+    assert (error.index, error.path) == (1, files[1])
+    assert isinstance(error.__cause__, FileNotFoundError)
+
+
+def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> None:
+    seen: list[int] = []
+
+    def note(x: int) -> int:
+        seen.append(x)
+        return x
+
+    pipeline = stoker.from_dataset(list(range(20)), seed=3).shuffle()
+    pipeline = pipeline.map(fail_on_three, on_error=5).map(note)
+    work = work_of(pipeline)
+    chain = pipeline.chain
+    order = chain.selection.order(20, chain.seed, 0)
+    values: list[Any] = [1, 3, 2]
+    work.apply(values, [7, 8, 9], None, spent(work))
+    assert [values[0], values[2]] == [101, 102] == seen
+    error = error_of(values[1])
+    assert error.stage == "map(fail_on_three)"
+    assert error.index == order.index(8)  # its address, not its value
+    assert (values[1].part, values[1].account) == (0, chain.maps[0].account)
+    assert values[1].account > 0
+
+
+def test_a_failure_without_a_budget_of_its_own_counts_against_the_pipelines() -> None:
+    work = work_of(stoker.from_dataset(range(20), seed=0, on_error=1).map(fail_on_three))
+    assert made(work, [3])[0].account == 0
+
+
+def test_a_filter_leaves_out_rejects_and_may_fail() -> None:
+    pipeline = stoker.from_dataset(range(20), seed=0).filter(even).map(fail_on_three)
+    work = work_of(pipeline)
+    first, second, third = made(work, [2, 5, 9])
+    assert first == 102
+    assert second is REJECTED
+    assert isinstance(error_of(third).__cause__, KeyError)
+    assert error_of(third).stage == "filter(even)"
+
+
+def test_to_return_nothing_is_a_mistake() -> None:
+    examples = stoker.from_dataset(range(20), seed=0)
+    (value,) = made(work_of(examples.map(lambda x: None)), [4])
+    assert isinstance(error_of(value).__cause__, TypeError)
+    assert "return the example" in str(error_of(value))
+    work = work_of(examples.batch(2).map(lambda batch: None))
+    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, 0, spent(work))))
+
+
+def test_behind_a_batch_failures_name_the_batch() -> None:
+    pipeline = stoker.from_dataset(range(20), seed=0).batch(2).map(fail_on_three)
+    work = work_of(pipeline)
+    assert work.finish(1, 0, 0, spent(work)) == 101
+    failure = work.finish(3, 6, 0, spent(work))
+    assert (error_of(failure).batch, error_of(failure).index) == (6, None)
+    assert failure.part is None  # nothing may skip it
+    assert error_of(work.batch_failure(ValueError(), 5)).batch == 5
+
+    behind_pool = work_of(pipeline.echo(2).map(fail_on_three), segment=1)
+    error = error_of(made(behind_pool, [3])[0])
+    assert (error.batch, error.index) == (3, None)
+
+
+def test_in_a_stream_failures_tell_how_many_examples_came_before() -> None:
+    work = work_of(stoker.from_iterable(range(20), seed=0).map(fail_on_three))
+    error = error_of(made(work, [3])[0])
+    assert (error.number, error.index, error.batch) == (3, None, None)
+    assert error_of(work.copy_failure(ValueError(), 4)).number == 4
+    assert error_of(work.send_failure(ValueError(), 5)).number == 5
+
+
+numbers = st.lists(st.integers(0, 99), min_size=1, max_size=12, unique=True)
+
+
+@few(40)
+@given(numbers=numbers, cut=st.integers(0, 12))
+def test_draws_depend_on_the_address_alone(numbers: list[int], cut: int) -> None:
+    pipeline = stoker.from_dataset(range(100), seed=5).random_map(draw)
+    whole = made(work_of(pipeline), numbers)
+    parts = work_of(pipeline)
+    rest = made(parts, numbers[cut:])  # in another order, in other chunks
+    assert made(parts, numbers[:cut]) + rest == whole
+    assert len(set(whole)) == len(whole)
+    again = made(work_of(pipeline), numbers, [1] * len(numbers))
+    assert not set(again) & set(whole)  # another use draws anew
+    assert not set(made(work_of(pipeline, rank=1), numbers)) & set(whole)
+
+
+@given(ordinal=st.integers(0, 1 << 40), use_key=st.integers(0, 1 << 20))
+def test_draws_of_batches_depend_on_the_address_alone(ordinal: int, use_key: int) -> None:
+    pipeline = stoker.from_dataset(range(100), seed=5).batch(2).random_map(draw)
+    one, other = work_of(pipeline), work_of(pipeline)
+    assert one.finish(0, ordinal, use_key, spent(one)) == other.finish(
+        0, ordinal, use_key, spent(other)
+    )
+    assert one.finish(0, ordinal, use_key + 1, spent(one)) != other.finish(
+        0, ordinal, use_key, spent(other)
+    )
+
+
+def test_time_is_counted_for_each_stage() -> None:
+    pipeline = stoker.from_dataset(range(20), seed=0).map(fail_on_three).filter(even).batch(2)
+    work = work_of(pipeline.map(fail_on_three))
+    ns = spent(work)
+    values = work.fetch(np.array([0, 1]), ns)
+    assert ns[0] > 0
+    work.apply(values, [0, 1], None, ns)
+    assert all(each > 0 for each in ns)
+
+
+def test_only_what_is_done_in_python_is_worth_sending() -> None:
+    examples = stoker.from_dataset(range(20), seed=0)
+    assert work_of(examples.batch(2)).worth_sending
+    assert work_of(examples.batch(2).echo(2).map(fail_on_three), segment=1).worth_sending
+    assert not work_of(examples.batch(2).echo(2), segment=1).worth_sending
+
+
+def costly(x: dict[str, Any]) -> dict[str, Any]:
+    if x["id"] == 5:
+        raise ValueError("five")
+    return {**x, "made": np.ones(3)}
+
+
+def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
+    pipeline = stoker.from_dataset(Faulty(20, {6}), seed=0)
+    pipeline = pipeline.map(costly).filter(lambda x: x["id"] != 4).cache("2MiB", version="1")
+    pipeline = pipeline.map(lambda x: {**x, "after": True})
+    stage = pipeline.chain.plan.cache
+    assert stage is not None
+    stage.begin(pipeline.chain)
+    numbers = list(range(8))
+    rounds = []
+    kinds = []
+    for _ in range(2):
+        work = work_of(pipeline)
+        values = work.fetch(np.array(numbers), spent(work))
+        kinds.append([type(value) for value in values])
+        work.apply(values, numbers, None, spent(work))
+        rounds.append(values)
+        assert stage.cache.flush()
+    assert kinds[0] == [Miss] * 6 + [Failure] + [Miss]
+    # What failed is not kept; what a filter left out is.
+    assert kinds[1] == [Hit] * 5 + [Miss] + [Failure] + [Hit]
+    for values in rounds:
+        assert values[4] is REJECTED
+        assert error_of(values[5]).index == 5
+        assert error_of(values[6]).index == 6
+        for number in (0, 1, 2, 3, 7):
+            assert values[number]["id"] == number
+            assert values[number]["after"]
+            assert values[number]["made"].tolist() == [1, 1, 1]

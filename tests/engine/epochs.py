@@ -1,0 +1,106 @@
+"""The streams of one epoch, built for a test and taken from as a run does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.buffers import Recycler
+from stoker.engine.echo_pools import Pools
+from stoker.engine.filtering import SkipLog
+from stoker.engine.items import Planning, Tally
+from stoker.engine.pool.make import Workers
+from stoker.engine.pool.threads import Autotuner
+from stoker.engine.position import Position
+from stoker.engine.streams import EpochStreams
+from stoker.engine.work import Failure
+from stoker.pipeline import Pipeline
+from stoker.stages.stage import PoolSize
+
+
+class Epoch:
+    """The streams of a pipeline's first epoch.
+
+    Attributes:
+        streams: what was built; ``segments``: the streams of its segments.
+        planning: held by whoever decides what comes next.
+        skip_log: what was skipped.
+        yielded: how many outputs were taken.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline[Any],
+        workers: int = 0,
+        position: Position | None = None,
+        sizes: dict[int, PoolSize] | None = None,
+    ) -> None:
+        chain = pipeline.chain
+        position = position or Position()
+        self.sizes: dict[int, PoolSize] = {} if sizes is None else sizes
+        self.planning = Planning()
+        self.skip_log = SkipLog(position.spent, position.filtered)
+        self.yielded = position.yielded
+        tuned = Autotuner()
+        tuned.active = workers or None  # all of them from the beginning: nothing is measured
+        self._pools = Pools(
+            chain.plan,
+            chain.seed,
+            0,
+            sizes=self.sizes,
+            autotuner=tuned,
+            ranks=None,
+            skip_log=self.skip_log,
+            steps=None,
+        )
+        self.streams = EpochStreams(
+            chain.plan,
+            chain.seed,
+            0,
+            autotuner=tuned,
+            workers=Workers(workers, "thread"),
+            position=position,
+            pools=self._pools,
+            planning=self.planning,
+            recycler=Recycler(),
+            tally=Tally(),
+            skip_log=self.skip_log,
+        )
+        self.streams.build()
+        self.segments = self.streams.segments
+
+    @property
+    def items(self) -> list[int | None]:
+        """How many fresh items each pool had, where its end has told."""
+        pools = [feed.pool for feed in self._pools.feeds if feed.started]
+        return [pool.admitted if pool.ended else None for pool in pools]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        item = self.streams.last.pull()
+        if item is None:
+            raise StopIteration
+        self.streams.last_pool.wait(item.task)
+        value, item.task.values[item.row] = item.task.values[item.row], None
+        if type(value) is Failure:
+            raise value.error
+        self.yielded += 1
+        return value
+
+
+@contextlib.contextmanager
+def epoch(
+    pipeline: Pipeline[Any],
+    workers: int = 0,
+    position: Position | None = None,
+    sizes: dict[int, PoolSize] | None = None,
+) -> Iterator[Epoch]:
+    """Build the streams of a pipeline's first epoch, and end them."""
+    built = Epoch(pipeline, workers, position, sizes)
+    try:
+        yield built
+    finally:
+        built.streams.close()

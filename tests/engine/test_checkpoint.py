@@ -1,0 +1,176 @@
+"""The way back: what is needed of pools and sifts brings new streams to the same place."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engine.epochs import Epoch, epoch
+from tests.strategies import Spec, built, few, frozen, small_pools_allowed, specs
+
+import stoker
+from stoker.engine.checkpoint import filtered_of, forget, needed, resume
+from stoker.engine.filtering import FilteredStream, FilterRecord
+from stoker.engine.position import Position
+from stoker.errors import StateError
+
+
+def position_of(taken: Epoch) -> Position:
+    """Return where an epoch is, as a run saves it."""
+    with taken.planning.lock:
+        snapshots, records = needed(taken.segments, taken.yielded, taken.planning)
+    items = taken.items if snapshots else []
+    log = taken.skip_log
+    spent = dict(log.spent)
+    return Position(taken.yielded, 0, snapshots, items, records, spent, log.filtered)
+
+
+def plain(value: Any) -> Any:
+    """Return something that compares by what is in it."""
+    if isinstance(value, array):
+        return value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return frozen(value)
+
+
+# Two echoes and two filters: what one needs is asked of the one before it.
+chains = specs(max_examples=60, max_filters=2)
+
+
+@few(40)
+@given(spec=chains, stop=st.integers(1, 30), workers=st.sampled_from([0, 0, 0, 2]))
+def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int) -> None:
+    with small_pools_allowed():
+        with epoch(built(spec), workers) as taken:
+            head = list(islice(taken, stop))
+            position = position_of(taken)
+            rest = [frozen(output) for output in taken]
+        if not head:
+            return  # the epoch is empty: there is nowhere to go on from
+        with epoch(built(spec), workers, position, taken.sizes) as again:
+            resume(again.segments, position)
+            assert [frozen(output) for output in again] == rest
+            assert again.yielded == taken.yielded
+            assert again.skip_log.filtered == taken.skip_log.filtered
+
+
+@few(25)
+@given(spec=chains, stops=st.lists(st.integers(0, 12), min_size=1, max_size=6))
+def test_to_forget_loses_nothing_that_is_still_asked_for(spec: Spec, stops: list[int]) -> None:
+    with small_pools_allowed(), epoch(built(spec)) as whole, epoch(built(spec)) as pruned:
+        for stop in stops:
+            assert len(list(islice(whole, stop))) == len(list(islice(pruned, stop)))
+            with pruned.planning.lock:
+                forget(pruned.segments, pruned.yielded, pruned.planning)
+            assert plain(position_of(pruned)) == plain(position_of(whole))
+
+
+@few(25)
+@given(spec=specs(max_examples=60, max_filters=2, min_filters=1), stops=st.lists(st.integers(0, 9)))
+def test_what_is_needed_moves_on_only(spec: Spec, stops: list[int]) -> None:
+    before: list[FilterRecord] = []
+    with small_pools_allowed(), epoch(built(spec)) as taken:
+        for stop in stops:
+            list(islice(taken, stop))
+            with taken.planning.lock:
+                snapshots, records = needed(taken.segments, taken.yielded, taken.planning)
+                again = needed(taken.segments, taken.yielded, taken.planning)
+            assert plain(list(again)) == plain([snapshots, records])  # to ask changes nothing
+            for older, record in zip(before, records, strict=False):
+                assert record.number >= older.number
+                assert record.survivors >= older.survivors
+                assert record.seen >= older.seen
+            before = records
+
+
+def test_long_epochs_forget_snapshots_and_records() -> None:
+    spec = Spec(
+        examples=3_000,
+        batch=2,
+        echoes=(("before", Fraction(2), 4),),
+        filters=(("first", 3, 0),),
+        source="tuples",
+    )
+    with small_pools_allowed():
+        with epoch(built(spec)) as taken:
+            list(islice(taken, 900))
+            (stream,) = filtered_of(taken.segments)
+            kept = len(stream.record.drops)
+            with taken.planning.lock:
+                forget(taken.segments, 800, taken.planning)
+            assert len(stream.record.drops) < kept / 2
+            assert stream.record.number > 1_000
+            position = position_of(taken)
+            rest = [frozen(output) for output in taken]
+        assert rest
+        with epoch(built(spec), 0, position, taken.sizes) as again:
+            resume(again.segments, position)
+            assert [frozen(output) for output in again] == rest
+
+
+def test_a_pool_that_was_not_begun_needs_nothing() -> None:
+    chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).batch(2)
+    with small_pools_allowed(), epoch(chain) as taken, taken.planning.lock:
+        assert needed(taken.segments, 0, taken.planning) == ([], [])
+
+
+def test_without_pools_and_filters_the_number_says_it_all() -> None:
+    chain = stoker.from_dataset(list(range(20)), seed=0).shuffle().batch(3)
+    with epoch(chain) as taken:
+        list(islice(taken, 3))
+        position = position_of(taken)
+        assert position == Position(3)
+        rest = [frozen(output) for output in taken]
+    with epoch(chain, 0, position) as again:
+        assert filtered_of(again.segments) == []
+        resume(again.segments, position)
+        assert [frozen(output) for output in again] == rest
+
+
+def test_filtered_streams_come_in_the_order_that_data_meets_them() -> None:
+    chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).filter(bool).batch(2)
+    with small_pools_allowed(), epoch(chain) as taken:
+        first, second = filtered_of(taken.segments)
+        assert isinstance(first, FilteredStream)
+        assert (first.segment.at, second.segment.at) == (0, 3)
+
+
+def test_what_was_decided_is_not_decided_again() -> None:
+    asked: list[int] = []
+
+    def even(number: int) -> bool:
+        asked.append(number)
+        return number % 2 == 0
+
+    chain = stoker.from_dataset(list(range(40)), seed=0).filter(even).batch(2)
+    with epoch(chain) as taken:
+        list(islice(taken, 3))
+        position = position_of(taken)
+        (record,) = position.records
+        assert record.survivors == 6
+        assert record.number == 11
+    asked.clear()
+    with epoch(chain, 0, position) as again:
+        resume(again.segments, position)
+        assert next(again).tolist() == [12, 14]
+    assert min(asked) == 11  # what came before is not even read
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    chain = stoker.from_dataset(list(range(20)), seed=0).batch(5)
+    with epoch(chain) as taken, pytest.raises(StateError, match="at 9 of 4"):
+        resume(taken.segments, Position(9))
+    filtered = stoker.from_dataset(list(range(20)), seed=0).filter(bool).batch(5)
+    short = FilterRecord(0, 0, 3, array("q", [0]))
+    with epoch(filtered) as taken, pytest.raises(StateError, match="left out"):
+        resume(taken.segments, Position(2, records=[short]))

@@ -1,0 +1,230 @@
+"""Survivors: numbered both ways, decided in order, skipped within budgets."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engine.epochs import Epoch, epoch
+from tests.strategies import few
+
+import stoker
+from stoker.engine.checkpoint import filtered_of
+from stoker.engine.filtering import FilteredStream, FilterRecord, SkipLog
+from stoker.engine.items import WouldBlock
+from stoker.errors import BudgetSpent, StageError
+from stoker.stages.skip import Budget
+
+LONG_S = 60.0
+
+outcomes = st.lists(st.booleans(), max_size=40)
+
+
+def recorded(kept: list[bool], begin: int, seen: int) -> FilterRecord:
+    """Return the record of an epoch from number ``begin`` on, decided up to ``seen``."""
+    drops = [number for number in range(begin, seen) if not kept[number]]
+    total = sum(kept) if seen == len(kept) else None
+    return FilterRecord(begin, sum(kept[:begin]), seen, array("q", drops), total)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> tuple[list[bool], FilterRecord]:
+    """Return which items survive in an epoch, and a record of a part of it."""
+    kept = draw(outcomes)
+    seen = draw(st.integers(0, len(kept)))
+    return kept, recorded(kept, draw(st.integers(0, seen)), seen)
+
+
+@few(200)
+@given(records())
+def test_survivors_are_numbered_both_ways(drawn: tuple[list[bool], FilterRecord]) -> None:
+    kept, record = drawn
+    numbers = [number for number, survives in enumerate(kept) if survives]
+    decided = sum(kept[: record.seen])
+    for survivor in range(record.survivors, decided):
+        assert record.number_of(survivor) == numbers[survivor]
+    assert record.number_of(decided) == record.seen  # the next one: nothing before it is open
+
+
+@few(200)
+@given(records(), st.sets(st.integers(0, 45), max_size=4))
+def test_a_record_covers_what_it_can_number(
+    drawn: tuple[list[bool], FilterRecord], asked: set[int]
+) -> None:
+    kept, record = drawn
+    decided = sum(kept[: record.seen])
+    known = set(range(record.survivors, decided + 1))
+    assert record.covers(asked) == (asked <= known)
+    assert record.covers(known)
+    assert record.covers(set())
+
+
+@few(200)
+@given(records(), st.data())
+def test_a_later_record_is_that_of_an_epoch_looked_at_from_there(
+    drawn: tuple[list[bool], FilterRecord], data: st.DataObject
+) -> None:
+    kept, record = drawn
+    decided = sum(kept[: record.seen])
+    survivor = data.draw(st.integers(record.survivors, decided))
+    later = record.since(survivor)
+    assert later == recorded(kept, record.number_of(survivor), record.seen)
+    if survivor < decided:
+        assert later.since(decided - 1) == record.since(decided - 1)
+
+
+def failed(stage: str, index: int) -> StageError:
+    return StageError(stage, ValueError(f"bad {index}"), index=index, path=f"/{index}")
+
+
+@given(allowed=st.integers(0, 8), failures=st.integers(0, 12))
+def test_a_count_of_examples_may_be_skipped_and_not_one_more(allowed: int, failures: int) -> None:
+    log = SkipLog({}, 0)
+    for number in range(failures):
+        if number < allowed:
+            log.skip(failed("map(f)", number), 0, Budget(allowed), 100)
+            continue
+        with pytest.raises(BudgetSpent) as spent:
+            log.skip(failed("map(f)", number), 0, Budget(allowed), 100)
+        assert spent.value.skipped == allowed + 1
+        assert len(spent.value.skips) == allowed + 1  # the last one included
+        assert spent.value.skips[-1].index == number
+    skipped = min(allowed, failures)
+    assert log.skipped == log.spent.get(0, 0) == len(log.skips) == skipped
+
+
+def test_a_fraction_is_of_the_epoch_or_of_what_came() -> None:
+    known, unknown = SkipLog({}, 0), SkipLog({}, 0)
+    known.examples = 100
+    for number in range(29):
+        known.skip(failed("map(f)", number), 0, Budget(None, 0.29), number)
+    with pytest.raises(BudgetSpent):
+        known.skip(failed("map(f)", 29), 0, Budget(None, 0.29), 100)
+    for number in range(20):
+        unknown.skip(failed("map(f)", number), 0, Budget(None, 0.01), 2_000)
+    with pytest.raises(BudgetSpent):
+        unknown.skip(failed("map(f)", 20), 0, Budget(None, 0.01), 2_000)
+
+
+def test_accounts_are_apart_and_go_on_behind_a_resume() -> None:
+    log = SkipLog({0: 1, 3: 2}, 7)
+    assert (log.skipped, log.filtered) == (3, 7)
+    log.skip(failed("map(g)", 1), 3, Budget(3), 10)
+    with pytest.raises(BudgetSpent) as spent:
+        log.skip(failed("map(g)", 2), 3, Budget(3), 10)
+    assert spent.value.stage == "map(g)"
+    log.skip(failed("map(f)", 2), 0, Budget(2), 10)
+    with pytest.raises(BudgetSpent) as spent:
+        log.skip(failed("map(f)", 3), 0, Budget(2), 10)
+    assert spent.value.stage is None
+    # Of the pipeline's budget all failures since the resume are listed.
+    assert [skip.index for skip in spent.value.skips] == [1, 2, 3]
+    assert log.spent == {0: 2, 3: 3}
+
+
+def sifted(taken: Epoch) -> FilteredStream:
+    """Return the stream of those that survive."""
+    (stream,) = filtered_of(taken.segments)
+    return stream
+
+
+def values(taken: Epoch, count: int) -> list[Any]:
+    """Return the next survivors."""
+    with taken.planning.lock:
+        return [item.task.values[item.row] for item in sifted(taken).pull_many(count)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@few(20)
+@given(kept=outcomes, counts=st.lists(st.integers(1, 7), max_size=12))
+def test_survivors_come_in_order(workers: int, kept: list[bool], counts: list[int]) -> None:
+    examples = stoker.from_dataset(list(range(len(kept))), seed=0)
+    numbers = [number for number, survives in enumerate(kept) if survives]
+    with epoch(examples.filter(lambda number: kept[number]), workers) as taken:
+        at = 0
+        for count in counts:
+            assert values(taken, count) == numbers[at : at + count]
+            at = min(at + count, len(numbers))
+            if at:
+                assert sifted(taken).fresh == numbers[at - 1] + 1
+        assert values(taken, len(kept) + 1) == numbers[at:]
+        assert sifted(taken).record == recorded(kept, 0, len(kept))
+        assert taken.skip_log.filtered == kept.count(False)
+        with taken.planning.lock:
+            assert sifted(taken).end == len(numbers)
+            assert sifted(taken).peek() is None
+            assert sifted(taken).poll(1) == (0, True)
+
+
+def test_who_must_not_wait_is_told_what_it_depends_on() -> None:
+    opened = threading.Event()
+
+    def slow(number: int) -> bool:
+        assert opened.wait(LONG_S)
+        return number > 0
+
+    with epoch(stoker.from_dataset([0, 1], seed=0).filter(slow), workers=1) as taken:
+        stream = sifted(taken)
+        with taken.planning.lock:
+            assert stream.poll(1) == (0, False)
+            assert taken.planning.may_block
+            taken.planning.may_block = False
+            with pytest.raises(WouldBlock) as blocked:
+                next(stream.pull_many(1))
+            taken.planning.may_block = True
+            assert blocked.value.task is not None
+            opened.set()
+            taken.streams.worker_pool.wait(blocked.value.task)
+            stream.wait_for(1)
+            assert stream.poll(2)[0] == 1
+            assert stream.surviving(1) == 0
+            assert stream.surviving(2) == 1
+            peeked = stream.peek()
+            assert peeked is not None
+            assert [item is peeked for item in stream.pull_many(1)] == [True]
+
+
+def test_what_is_skipped_is_left_out_and_one_too_many_is_met_in_its_turn() -> None:
+    def odd_only(number: int) -> int:
+        if number % 2 == 0:
+            raise ValueError(number)
+        return number
+
+    chain = stoker.from_dataset(list(range(9)), seed=0).map(odd_only, on_error=2)
+    with epoch(chain) as taken:
+        assert values(taken, 2) == [1, 3]
+        with taken.planning.lock:
+            assert sifted(taken).poll(3) == (1, False)  # the spent budget counts as one
+            with pytest.raises(BudgetSpent) as spent:
+                sifted(taken).wait_for(1)
+        assert [skip.index for skip in spent.value.skips] == [0, 2, 4]
+        assert sifted(taken).record.drops.tolist() == [0, 2]
+        assert taken.skip_log.skipped == 2
+
+
+def test_what_may_not_be_skipped_survives_as_a_failure() -> None:
+    def fail(number: int) -> int:
+        raise ValueError(number)
+
+    with epoch(stoker.from_dataset([0, 1], seed=0).filter(bool).map(fail)) as taken:
+        (value,) = values(taken, 5)
+        assert isinstance(value.error, StageError)
+        assert value.error.index == 1
+    with (
+        epoch(stoker.from_dataset([0, 1], seed=0).filter(bool).map(fail)) as taken,
+        pytest.raises(StageError),
+    ):
+        next(taken)
+
+
+def test_to_clear_lets_go_of_what_waits() -> None:
+    with epoch(stoker.from_dataset([1, 2, 3], seed=0).filter(bool)) as taken:
+        with taken.planning.lock:
+            assert sifted(taken).peek() is not None
+        assert sifted(taken).ready_since()[0] > 0
+        sifted(taken).clear()
+        assert sifted(taken).ready_since()[0] == 0

@@ -9,16 +9,16 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from epochs import Epoch, epoch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.epochs import Epoch, epoch
-from tests.strategies import Spec, built, few, frozen, small_pools_allowed, specs
 
 import stoker
 from stoker.engine.checkpoint import filtered_of, forget, needed, resume
 from stoker.engine.filtering import FilteredStream, FilterRecord
 from stoker.engine.position import Position
 from stoker.errors import StateError
+from strategies import Spec, built, few, frozen, small_pools_allowed, specs
 
 
 def position_of(taken: Epoch) -> Position:
@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
 chains = specs(max_examples=60, max_filters=2)
 
 
-@few(40)
+@few(30)
 @given(spec=chains, stop=st.integers(1, 30), workers=st.sampled_from([0, 0, 0, 2]))
 def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int) -> None:
     with small_pools_allowed():

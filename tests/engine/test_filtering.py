@@ -7,10 +7,9 @@ from array import array
 from typing import Any
 
 import pytest
+from epochs import Epoch, epoch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.epochs import Epoch, epoch
-from tests.strategies import few
 
 import stoker
 from stoker.engine.checkpoint import filtered_of
@@ -18,6 +17,7 @@ from stoker.engine.filtering import FilteredStream, FilterRecord, SkipLog
 from stoker.engine.items import WouldBlock
 from stoker.errors import BudgetSpent, StageError
 from stoker.stages.skip import Budget
+from strategies import few
 
 LONG_S = 60.0
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.strategies import few
 
 from stoker import rng
 from stoker.buffers import Recycler
@@ -25,6 +24,7 @@ from stoker.orders import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.stages.to import Mover
+from strategies import few
 
 
 class Broken(Exception):
@@ -175,7 +175,7 @@ def test_a_loaders_state_is_that_behind_the_batches_asked_for(
     source = LoaderSource(Stateful(script))
     source.load(state)
     again = LoaderStream(source, Tally(), None, loaded=at, fresh=2 * at)
-    came = []
+    came: list[int] = []
     while True:
         try:
             item = again.pull()

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.strategies import few
 
 from stoker.engine.foreign import LoaderStream
 from stoker.engine.items import Item, Planning, Tally, WouldBlock
 from stoker.engine.pool.threads import Autotuner, WorkerPool
 from stoker.engine.prefetch import Prefetcher
 from stoker.sources.loader import LoaderSource
+from strategies import few
 
 LONG_S = 60.0
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.strategies import few
 
 from stoker.engine.pool.threads import (
     CHUNK_NS,
@@ -20,6 +19,7 @@ from stoker.engine.pool.threads import (
     WorkerPool,
     is_worker,
 )
+from strategies import few
 
 LONG_S = 60.0
 COSTLY_NS = 10**12
@@ -304,8 +304,13 @@ def test_a_worker_plans_for_as_long_as_more_is_due() -> None:
 
 def test_without_threads_nobody_plans_ahead() -> None:
     planned: list[int] = []
+
+    def plan() -> bool:
+        planned.append(1)
+        return False
+
     with working(0) as pool:
-        pool.plan_with(lambda: bool(planned.append(1)))
+        pool.plan_with(plan)
         pool.plan()
         pool.submit(Runner().task(0))
     assert not planned
@@ -476,4 +481,4 @@ def test_an_estimate_lies_between_what_was_measured(measured: list[tuple[int, in
             assert low * (1 - 1e-9) <= cost.row_ns <= high * (1 + 1e-9)
     assert cost.rows == sum(rows for rows, _ in measured)
     assert cost.work_ns == sum(ns for _, ns in measured)
-    assert cost.batch_ns() == cost.row_ns * 8
+    assert cost.batch_ns() == (cost.row_ns or 0) * 8

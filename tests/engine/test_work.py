@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.strategies import Faulty, few
 
 import stoker
 from stoker.engine.work import REJECTED, Failure, Misdrawn, Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline
 from stoker.stages.cache import Hit, Miss
+from strategies import Faulty, few
 
 
 def work_of(pipeline: Pipeline[Any], segment: int = 0, rank: int = 0) -> Work:

@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
 chains = specs(max_examples=60, max_filters=2)
 
 
-@few(30)
+@few(80)
 @given(spec=chains, stop=st.integers(1, 30), workers=st.sampled_from([0, 0, 0, 2]))
 def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int) -> None:
     with small_pools_allowed():
@@ -64,7 +64,7 @@ def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int
             assert again.skip_log.filtered == taken.skip_log.filtered
 
 
-@few(25)
+@few(50)
 @given(spec=chains, stops=st.lists(st.integers(0, 12), min_size=1, max_size=6))
 def test_to_forget_loses_nothing_that_is_still_asked_for(spec: Spec, stops: list[int]) -> None:
     with small_pools_allowed(), epoch(built(spec)) as whole, epoch(built(spec)) as pruned:
@@ -75,7 +75,7 @@ def test_to_forget_loses_nothing_that_is_still_asked_for(spec: Spec, stops: list
             assert plain(position_of(pruned)) == plain(position_of(whole))
 
 
-@few(25)
+@few(50)
 @given(spec=specs(max_examples=60, max_filters=2, min_filters=1), stops=st.lists(st.integers(0, 9)))
 def test_what_is_needed_moves_on_only(spec: Spec, stops: list[int]) -> None:
     before: list[FilterRecord] = []
@@ -164,6 +164,22 @@ def test_what_was_decided_is_not_decided_again() -> None:
         resume(again.segments, position)
         assert next(again).tolist() == [12, 14]
     assert min(asked) == 11  # what came before is not even read
+
+
+def test_what_was_left_out_stays_so_behind_a_resume() -> None:
+    examples = stoker.from_dataset(list(range(40)), seed=0)
+    with epoch(examples.filter(lambda number: number % 2 == 0).batch(2)) as taken:
+        list(islice(taken, 3))
+        (stream,) = filtered_of(taken.segments)
+        with taken.planning.lock:
+            stream.wait_for(4)  # decided, and not handed out
+        position = position_of(taken)
+        assert position.records[0].drops.tolist() == [13, 15, 17]
+    anything = examples.filter(lambda number: True).batch(2)
+    with epoch(anything, 0, position) as again:
+        resume(again.segments, position)
+        assert position_of(again).records == position.records
+        assert [output.tolist() for output in islice(again, 3)] == [[12, 14], [16, 18], [19, 20]]
 
 
 def test_a_state_that_does_not_fit_is_refused() -> None:

@@ -48,6 +48,8 @@ def test_survivors_are_numbered_both_ways(drawn: tuple[list[bool], FilterRecord]
     for survivor in range(record.survivors, decided):
         assert record.number_of(survivor) == numbers[survivor]
     assert record.number_of(decided) == record.seen  # the next one: nothing before it is open
+    if record.total is not None:
+        assert record.number_of(record.total + 3) == len(kept)  # there are no more
 
 
 @few(200)

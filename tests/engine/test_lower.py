@@ -132,7 +132,7 @@ indexed_chains = st.builds(
 )
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 @example(chain=built("dataset", ["batch", "to", "echo"]))
 @example(chain=built("loader", ["echo", "to", "adaptive echo", "map"]))
@@ -146,7 +146,7 @@ def test_parts_come_in_the_order_of_the_chain(chain: Chain) -> None:
     assert plan.filters == letters(plan).count("f")
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 def test_a_segment_stands_between_points(chain: Chain) -> None:
     found = letters(chain.plan)
@@ -158,7 +158,7 @@ def test_a_segment_stands_between_points(chain: Chain) -> None:
     assert not found or found[-1] in "sd"
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> None:
     parts = chain.plan.parts
@@ -173,7 +173,7 @@ def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> Non
     assert chain.plan.is_adaptive == any(echo.is_adaptive for echo in chain.echoes)
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 def test_a_pool_knows_what_it_holds(chain: Chain) -> None:
     plan = chain.plan
@@ -190,7 +190,7 @@ def test_a_pool_knows_what_it_holds(chain: Chain) -> None:
         assert point.leaks == ("f" in letters(plan)[point.at :])
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 def test_segments_know_what_comes_in(chain: Chain) -> None:
     batches, on_device = chain.source.yields_batches, False
@@ -207,7 +207,7 @@ def test_segments_know_what_comes_in(chain: Chain) -> None:
     assert chain.plan.source is chain.source
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 def test_nothing_is_lost_doubled_or_out_of_order(chain: Chain) -> None:
     plan = chain.plan
@@ -222,7 +222,7 @@ def test_nothing_is_lost_doubled_or_out_of_order(chain: Chain) -> None:
     assert names == [chain.source.name] * chain.source.is_indexed + timed
 
 
-@few(80)
+@few(120)
 @given(chain=chains)
 def test_a_filter_point_has_the_budgets_of_the_segment_before_it(chain: Chain) -> None:
     parts = chain.plan.parts

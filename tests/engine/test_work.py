@@ -220,13 +220,15 @@ def test_only_what_is_done_in_python_is_worth_sending() -> None:
     assert not work_of(examples.batch(2).echo(2), segment=1).worth_sending
 
 
-def costly(x: dict[str, Any]) -> dict[str, Any]:
-    if x["id"] == 5:
-        raise ValueError("five")
-    return {**x, "made": np.ones(3)}
-
-
 def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
+    made_of: list[int] = []
+
+    def costly(x: dict[str, Any]) -> dict[str, Any]:
+        made_of.append(x["id"])
+        if x["id"] == 5:
+            raise ValueError("five")
+        return {**x, "made": np.ones(3)}
+
     pipeline = stoker.from_dataset(Faulty(20, {6}), seed=0)
     pipeline = pipeline.map(costly).filter(lambda x: x["id"] != 4).cache("2MiB", version="1")
     pipeline = pipeline.map(lambda x: {**x, "after": True})
@@ -237,6 +239,7 @@ def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
     rounds = []
     kinds = []
     for _ in range(2):
+        made_of.clear()
         work = work_of(pipeline)
         values = work.fetch(np.array(numbers), spent(work))
         kinds.append([type(value) for value in values])
@@ -244,6 +247,7 @@ def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
         rounds.append(values)
         assert stage.cache.flush()
     assert kinds[0] == [Miss] * 6 + [Failure] + [Miss]
+    assert made_of == [5]
     # What failed is not kept; what a filter left out is.
     assert kinds[1] == [Hit] * 5 + [Miss] + [Failure] + [Hit]
     for values in rounds:

@@ -26,8 +26,8 @@ from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats
 
 _PARENTS_RUNS: list[Run] = []
-"""What a forked child inherited is kept untouched until it ends: to free it could end its owner's
-workers (a ``DataLoader``'s iterator does so)."""
+"""Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
+workers (a ``DataLoader``'s iterator does that)."""
 
 
 class _Before(NamedTuple):
@@ -41,7 +41,7 @@ class _Before(NamedTuple):
 
 
 class Cursor:
-    """Where a pipeline is. Shared with its iterators, which outlive it or not.
+    """A pipeline's epoch and position. Shared with its iterators, which may outlive it.
 
     Args:
         chain: what is iterated over.

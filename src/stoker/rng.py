@@ -1,4 +1,4 @@
-"""Randomness with an address: what is drawn depends on where, never on who drew it or when.
+"""Addressed randomness: a draw depends on what it is for, never on the worker or the time.
 
 Every draw is keyed by (seed, epoch, purpose) and placed by a counter, so that the same use of
 the same example sees the same numbers under any number of workers, and again after a resume.

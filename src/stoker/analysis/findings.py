@@ -37,7 +37,7 @@ from stoker.analysis.report import (
 )
 from stoker.analysis.verdict import doubts, nothing_seen, verdict
 
-_SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
+_SLOWER = 0.1  # a loader at less than this share of its files' rate is not limited by storage
 
 
 def report_of(record: ProbeRecord) -> Report:

@@ -1,4 +1,4 @@
-"""The uses of an echo that follows the stall: what is ready decides, or what was decided before."""
+"""The uses of an adaptive echo, decided step by step: by what is ready, a record, or ranks."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class OnDemandPolicy:
 
 
 class AdaptiveFeed(EchoFeed[AdaptivePool]):
-    """Feeds a segment by what is decided step by step.
+    """Feeds a segment by a policy's decisions, one step at a time.
 
     Args:
-        leaks: whether uses may be left out behind it. Then a state tells which ones, ahead of its
-            position, and the steps that they belong to must be the same after a resume.
+        leaks: whether stages after it may drop uses. A state then lists drops beyond its own
+            position, so a resume must replay the steps that they belong to.
     """
 
     total = None
@@ -132,11 +132,11 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
 
 
 class Replay:
-    """What a record says.
+    """A policy that repeats recorded decisions.
 
     Args:
         decisions: those of this echo in this epoch.
-        planning: says whether who plans may wait, and is told where the record ends.
+        planning: tells whether the planner may block.
     """
 
     def __init__(self, decisions: Decisions, planning: Planning) -> None:

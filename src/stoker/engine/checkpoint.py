@@ -1,4 +1,4 @@
-"""The way back: what a resume needs of every pool and sift, and how a run goes there."""
+"""Checkpoint and resume: what a resume needs of pools and filters, and how a run is restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.schedule.fixed import Snapshot
 
 
 def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
-    """Return the filtered that feed segments, in the order that data meets them."""
+    """Return the filtered streams that feed segments, in data-flow order."""
     upstreams = [stream.feed.upstream for stream in segments if stream.feed is not None]
     return [upstream for upstream in upstreams if isinstance(upstream, FilteredStream)]
 
@@ -24,9 +24,9 @@ def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
 def needed(
     segments: Sequence[SegmentStream], yielded: int
 ) -> tuple[list[Snapshot | Moment], list[FilterRecord]]:
-    """Return what a resume at ``yielded`` needs of each pool and each sift, in order.
+    """Return the pool snapshots and filter records that a resume at ``yielded`` needs, in order.
 
-    Nothing at all while a pool was not begun. The caller holds the planning lock.
+    Both are empty if a pool has not started yet. The caller must hold the planning lock.
     """
     snapshots: list[Any] = []
     records: list[FilterRecord] = []
@@ -61,7 +61,7 @@ def forget(segments: Sequence[SegmentStream], yielded: int) -> None:
 
 
 def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
-    """Go on behind what a loader or a feed gave before, with empty pools."""
+    """Continue after the batches that a loader or a feed has already yielded, with empty pools."""
     outputs = position.yielded
     for stream in reversed(segments):
         stream.start_at(outputs)

@@ -178,10 +178,10 @@ class Run:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a child, forked from the one that runs this.
+        """Whether this process was forked from the one that runs this.
 
-        Then nothing in here may be used: its threads are not there, its locks may be held for ever,
-        its processes are the parent's.
+        If so, nothing here may be used: the threads do not exist in the child, locks may stay held
+        for ever, and the worker processes belong to the parent.
         """
         return self._forks != _forks
 
@@ -299,9 +299,9 @@ class Run:
         return _Handed(*self._handed[0])
 
     def unfinished(self) -> deque[Position | None]:
-        """Return, oldest first, where each output began that was handed out and not acknowledged.
+        """Return the start positions of the outputs not yet acknowledged, oldest first.
 
-        None for those that are too long ago; empty if nothing was acknowledged at all.
+        None for outputs that are no longer remembered. Empty if ``acknowledge`` was never called.
         """
         if self.finished is None:
             return deque()
@@ -311,10 +311,10 @@ class Run:
         return deque([*[None] * forgotten, *map(self._position, known)])
 
     def position(self) -> Position:
-        """Return where the last output stands that was handed out, or acknowledged if any was.
+        """Return the position after the last acknowledged output, else after the last one yielded.
 
-        Of a loader or a stream without what a resume needs, for there is none; and without waiting
-        for who may be reading it.
+        For a loader or a stream it has no snapshots, as nothing can be made again; and it does not
+        wait for the thread that may be reading.
         """
         if self.finished is None:
             return self.last_position()

@@ -1,8 +1,8 @@
-"""Survivors: what filters let through and skip budgets do not leave out, numbered anew.
+"""Filters and skip budgets: the examples that survive them are renumbered.
 
-Numbers upstream count what went in, numbers downstream what came out. Which is which is known
-only once the values are there, so deciding what comes next may have to wait for them: who must
-not wait gets ``WouldBlock``.
+Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
+known only once its value is computed. So planning may have to wait for values; a thread that must
+not block gets ``WouldBlock`` instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 
 _log = logging.getLogger("stoker")
-_LISTED = 1_000  # skips that are kept in use_keys
+_LISTED = 1_000  # skips that are kept with their details
 
 
 @dataclass
@@ -109,7 +109,7 @@ class FilteredStream:
         point: which budgets apply.
         upstream: where the items come from.
         skip_log: where skips are entered.
-        planning: says whether who plans may wait.
+        planning: tells whether the planner may block.
     """
 
     blocking = False
@@ -141,7 +141,7 @@ class FilteredStream:
 
     @property
     def segment(self) -> Segment:
-        """The segment whose outputs are sifted."""
+        """The segment whose outputs are filtered."""
         return self._upstream.segment
 
     @property
@@ -160,7 +160,8 @@ class FilteredStream:
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` survivors are there, and whether they are the last.
 
-        Called by who plans; never waits. A budget that is spent counts as one: who takes it learns.
+        Called with the planning lock held; never blocks. A spent budget counts as one item that is
+        ready: taking it raises the error.
         """
         may_block, self._planning.may_block = self._planning.may_block, False
         try:
@@ -240,7 +241,7 @@ class FilteredStream:
         self._kept.clear()
 
     def _have(self, count: int) -> None:
-        """See to it that ``count`` survivors wait, or all that are left."""
+        """Make ``count`` survivors available, or all that are left. May raise WouldBlock."""
         while len(self._kept) < count and not self._ended:
             if not self._arriving:
                 self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
@@ -281,9 +282,9 @@ class FilteredStream:
             self._kept.append(item)
 
     def _skipped(self, item: Item, failure: Failure) -> bool:
-        """Tell whether a failure is skipped; raise BudgetSpent if it is one too many.
+        """Return whether a failure is skipped. Raise BudgetSpent if that exceeds the budget.
 
-        That is raised where an output is asked for: who plans ahead stops in front of it.
+        BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """
         budget = self._point.budgets.get(failure.account, RAISE)
         error = failure.error

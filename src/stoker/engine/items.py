@@ -21,7 +21,7 @@ class Item:
 
     Attributes:
         task, row: where the value is when the task is done.
-        ordinal, use_key: its address (see ``randomness``).
+        ordinal, use_key: its address (see ``rng``).
         rows: the examples in it.
         repeats: those of them that are in it already.
         fresh: the fresh examples of the epoch that were read up to this item.
@@ -77,10 +77,10 @@ class Tally:
 
 
 class WouldBlock(Exception):
-    """What comes next depends on a value that is not there, and who plans must not wait.
+    """The next decision needs a value that is not computed yet, and the planner must not block.
 
     Attributes:
-        task: what it depends on, or None where only the consumer can go on.
+        task: the task that computes the value; None if only the consumer can continue.
     """
 
     def __init__(self, task: Task | None) -> None:
@@ -88,12 +88,12 @@ class WouldBlock(Exception):
 
 
 class Planning:
-    """Held by whoever decides what comes next, one thread at a time.
+    """The planning lock: one thread at a time decides what comes next.
 
     Attributes:
-        lock: what is held.
-        may_block: whether who holds it may wait for values: the consumer may, a worker might wait
-            for itself.
+        lock: the lock.
+        may_block: whether its holder may wait for values. The consumer may; a worker may not, as
+            it might wait for itself (deadlock).
     """
 
     def __init__(self) -> None:
@@ -126,9 +126,9 @@ class Stream(Protocol):
         ...
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` items are there, and whether they are the last.
+        """Return how many of the next ``count`` items are ready, and whether they are the last.
 
-        Sees to it that more are begun; never waits.
+        Also submits work for further items. Never blocks.
         """
         ...
 

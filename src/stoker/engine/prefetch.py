@@ -1,4 +1,4 @@
-"""What can only be iterated, read ahead by a thread, so that nobody who plans waits for it."""
+"""A thread that prefetches from an iterator, so that planning never blocks on it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _JOIN_S = 5.0
 
 
 class Prefetcher:
-    """A stream that a thread of its own reads, up to so many items ahead.
+    """A stream that a background thread prefetches into a bounded queue.
 
-    What reading raises stands in the queue as what it is, and is raised where it is met; then
-    reading goes on, for a loader may.
+    An exception of the inner stream is queued, and raised at its place. Reading then continues,
+    because a loader may recover.
 
     Args:
-        inner: what is read.
-        size: how many items wait at most.
-        planning: says whether who plans may wait.
-        worker_pool: is called to plan when something arrived.
+        inner: the stream to read.
+        size: the largest number of items in the queue.
+        planning: tells whether the planner may block.
+        worker_pool: notified to plan when an item has arrived.
     """
 
     blocking = False

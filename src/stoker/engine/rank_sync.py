@@ -1,9 +1,9 @@
-"""Ranks that agree on a factor: every rank takes the same number of steps, whatever its stalls.
+"""Ranks agree on one echoing factor, so that all take the same number of steps.
 
-Where each rank used what is ready, they would take unequal numbers of steps, and the one with more
-would wait for the others forever. So the factor is planned: it holds for a window of steps, from
-the largest ratio of production to consumption time that any rank has measured, and in each step
-every rank takes the quota of fresh items that it implies, and waits for it.
+If each rank used whatever is ready, ranks would take different numbers of steps, and the next
+collective operation would hang. So the factor is fixed for a window of steps. It is the largest
+ratio of production time to consumption time that any rank measured. In each step every rank waits
+for the number of fresh items that the factor implies.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class AgreedPolicy:
     def measured(self) -> int:
         """Return this rank's ratio of production to consumption time since this was last asked.
 
-        The largest ratio decides, not the largest times: who waits for another rank's data inside
-        its step seems to consume slowly.
+        Ranks exchange this ratio, not the two times: a rank that waits in its step for another
+        rank's data would report a step time that is too large.
         """
         busy_ns = int(statistics.median(self._consumed)) if self._consumed else 0
         ratio = UNIT

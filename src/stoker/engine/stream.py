@@ -118,10 +118,10 @@ class SegmentStream:
         return self._passes and (self.worker_pool.inline or self.cost.batch_ns() < INLINE_BATCH_NS)
 
     def pull(self, *, may_block: bool = True) -> Item | None:
-        """Return the next output, and see to it that the window is filled up.
+        """Return the next output, and have the window refilled.
 
-        Called by the consumer, who plans only where it has to: workers plan ahead. Raises
-        WouldBlock where it would have to wait and not ``may_block``.
+        Called by the consumer. It plans only if the window is empty; otherwise workers plan ahead.
+        Raises WouldBlock if it would have to wait and ``may_block`` is false.
         """
         if self._window:  # nobody else takes from it
             item: Item | None = self._window.popleft()
@@ -131,7 +131,7 @@ class SegmentStream:
                 item = self._first()
         if item is not None and (self._pulled or self._gathers):
             self.worker_pool.plan()
-        self._pulled = True  # nothing delays the first output; who takes it calls for planning
+        self._pulled = True  # the first output is handed out before planning ahead
         return item
 
     def _first(self) -> Item | None:
@@ -143,9 +143,10 @@ class SegmentStream:
         return self._window.popleft()
 
     def plan_ahead(self) -> bool:
-        """Begin one more output, if the window has room; return whether it has room for more.
+        """Submit one more output if the window has room; return whether there is room for another.
 
-        Called by workers. Never waiting, for who plans may wait for a worker.
+        Called by workers. Must not block: the holder of the planning lock may be waiting for this
+        worker (deadlock).
         """
         if (
             self.worker_pool.closed or self._passes_here

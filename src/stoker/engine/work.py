@@ -30,7 +30,7 @@ class Failure:
 
     Attributes:
         error: what is raised then.
-        part: the segment that failed, by its place among the parts: the sift behind it may skip
+        part: the segment that failed, by its place among the parts: the filter after it may skip
             the example, later ones not. None where nothing may.
         account: the skip budget that it counts against (see ``FilterPoint``).
     """

@@ -1,9 +1,8 @@
 """What is used next where the factor follows the stall: on integers only.
 
-Every step is told how many fresh items go into it; the rest of it are items that were used
-before, those whose last use is oldest first. How many are fresh is decided elsewhere (by what is
-ready, by a record, or by ranks that agree) and is all there is to record: from it, a byte a step,
-the schedule is made again exactly.
+Each step takes a given number of fresh items and fills up with the least recently used ones. How
+many are fresh is decided elsewhere (by what is ready, by a record, or by ranks that agree). These
+numbers, a byte per step, are all that has to be recorded: the schedule follows from them exactly.
 
 Guarantees:
 

@@ -1,6 +1,6 @@
-"""How a process that iterates loaders ends: left in a file as Python itself comes to its end.
+"""Records in a file how a process that iterates loaders ends, when the interpreter exits.
 
-A process that is killed leaves none, nor one that leaves by ``os._exit`` with an error.
+There is no file for a process that is killed, or that calls ``os._exit`` with an error.
 """
 
 from __future__ import annotations

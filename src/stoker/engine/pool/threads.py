@@ -1,8 +1,8 @@
 """Who does the work: the threads of one run, or the consumer itself.
 
 A task is a group of rows (examples of a batch, or items for a pool) that workers claim in
-chunks of about a millisecond of measured work. Jobs become ready when the tasks they need are
-done. Downstream tasks go first, so that what is nearest to the consumer is finished first.
+chunks of about a millisecond of measured work. A task becomes ready when the tasks that it needs
+are done. Downstream tasks go first, so that the work nearest to the consumer is finished first.
 
 How many threads take part is decided by timing: none where a batch costs less than a
 millisecond (the consumer does it inline), one where the work holds the GIL, all of them where
@@ -143,7 +143,7 @@ class Autotuner:
 
     Attributes:
         active: how many threads take part, or None while that is not decided.
-        factor: the echoing factor that ranks agreed on last (see ``agreeing``), or None.
+        factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
     """
 
     def __init__(self) -> None:
@@ -259,10 +259,10 @@ class WorkerPool:
             return task.done
 
     def wait(self, task: Task) -> None:
-        """Return when a task is done; raise what broke a worker, if one broke.
+        """Wait until a task is done. Raise a worker's unexpected error, if there was one.
 
-        Where all threads may be busy with what a pool will want later, who waits for what stands
-        behind it helps.
+        All threads may be busy with work upstream of a pool. So a thread that waits for a task
+        downstream of it does some of that work itself.
         """
         while not task.done:
             helps = task.runner.depth if self._remotes is None else 0

@@ -17,6 +17,7 @@ Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, PyTorch 
 
 Results (five rounds)::
 
+    [results/analyze_probe.json]
                                                                    median             range
     ---------------------------------------------------------------------------------------
     probed, ns a batch                                                907       703 .. 1067
@@ -29,6 +30,7 @@ Results (five rounds)::
     1 ms, batches of 16, again: CPU of the worker, times as long   1.0024  0.9860 .. 1.0094
     1 ms, batches of 16, probed: until it comes, times as long     0.9992  0.9801 .. 1.0013
     1 ms, batches of 16, again: until it comes, times as long      1.0038  0.9811 .. 1.0071
+    [end]
 
 One target is missed by a tenth: batches of one example come 1.1 % later, the worker's own time is
 what it was, and nothing of the probe runs in workers (they are looked at in drains alone). It is
@@ -55,7 +57,7 @@ from typing import Any
 
 import psutil
 import torch
-from harness import Ratio, parser, report
+from harness import Ratio, Report, parser, report
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as loading
 
@@ -79,10 +81,12 @@ class Busy(Dataset):
 
 def main_ns(batches: int) -> dict[str, float]:
     """Return nanoseconds a batch of a loop that does nothing, of each arm, in turns."""
-    hooked = loading._BaseDataLoaderIter.__next__
+    iterator: Any = loading._BaseDataLoaderIter
+    hooked = iterator.__next__
     plain = hooked.__wrapped__
-    loader = DataLoader([0] * batches, batch_size=None)
-    arms = {
+    data: Any = [0] * batches
+    loader = DataLoader(data, batch_size=None)
+    arms: dict[str, tuple[Any, Any]] = {
         "plain": (plain, loader),
         "probed": (hooked, loader),
         "monitored": (plain, stoker.monitor(loader)),
@@ -91,7 +95,7 @@ def main_ns(batches: int) -> dict[str, float]:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
     for _ in range(5):  # with 200,000 batches all have room in the probe's rows
         for name, (step, iterated) in arms.items():
-            loading._BaseDataLoaderIter.__next__ = step
+            iterator.__next__ = step
             began = time.perf_counter_ns()
             for _ in iterated:
                 pass
@@ -129,8 +133,33 @@ def one(what: str, count: int, probed: bool) -> Any:
     return json.loads(done.stdout)
 
 
+def evaluate(made: Report) -> None:
+    """Hold the probed and the monitored against those that are left alone, round by round."""
+    shown = []
+    for name in ("probed", "monitored"):
+        added = [row[f"{name}_ns"] - row["plain_ns"] for row in made.rows]
+        median = statistics.median(added)
+        shown.append(
+            (f"{name}, ns a batch", f"{median:.0f}", f"{min(added):.0f} .. {max(added):.0f}")
+        )
+        made.expect(f"{name}: ns added to a batch", median, 1000, at_least=False)
+    for batch in (1, 16):
+        for what, unit in (("CPU of the worker", "cpu_s"), ("until it comes", "s")):
+            for name in ("probed", "again"):
+                ratio = Ratio.of(
+                    [row[f"{name}_{batch}_{unit}"] for row in made.rows],
+                    [row[f"plain_{batch}_{unit}"] for row in made.rows],
+                )
+                title = f"1 ms, batches of {batch}, {name}: {what}, times as long"
+                spread = f"{ratio.low:.4f} .. {ratio.high:.4f}"
+                shown.append((title, f"{ratio.median:.4f}", spread))
+                if name == "probed":
+                    made.expect(title, ratio.median, 1.01, at_least=False)
+    made.show(("", "median", "range"), shown)
+
+
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, evaluate)
     options.add_argument("--one", nargs=2)
     arguments = options.parse_args()
     if arguments.one:
@@ -144,7 +173,7 @@ def main() -> None:
     batches, examples = (2000, 64) if quick else (200_000, 4000)
     with report(__file__, arguments) as made:
         for number in range(1 if quick else arguments.rounds):
-            workers = {}
+            workers: dict[str, float] = {}
             for batch in (1, 16):
                 for name in ("plain", "probed", "again"):
                     wall_s, cpu_s = one(str(batch), examples, name == "probed")
@@ -154,32 +183,6 @@ def main() -> None:
                 **{f"{name}_ns": ns for name, ns in one("main", batches, True).items()},
                 **workers,
             )
-        shown = []
-        for name in ("probed", "monitored"):
-            added = [row[f"{name}_ns"] - row["plain_ns"] for row in made.rows]
-            shown.append(
-                (
-                    f"{name}, ns a batch",
-                    f"{statistics.median(added):.0f}",
-                    f"{min(added):.0f} .. {max(added):.0f}",
-                )
-            )
-            made.expect(
-                f"{name}: ns added to a batch", statistics.median(added), 1000, at_least=False
-            )
-        for batch in (1, 16):
-            for what, unit in (("CPU of the worker", "cpu_s"), ("until it comes", "s")):
-                for name in ("probed", "again"):
-                    ratio = Ratio.of(
-                        [row[f"{name}_{batch}_{unit}"] for row in made.rows],
-                        [row[f"plain_{batch}_{unit}"] for row in made.rows],
-                    )
-                    title = f"1 ms examples, batches of {batch}, {name}: {what}, times as long"
-                    spread = f"{ratio.low:.4f} .. {ratio.high:.4f}"
-                    shown.append((title, f"{ratio.median:.4f}", spread))
-                    if name == "probed":
-                        made.expect(title, ratio.median, 1.01, at_least=False)
-        made.show(("", "median", "range"), shown)
 
 
 if __name__ == "__main__":

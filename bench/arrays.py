@@ -18,6 +18,7 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results::
 
+    [results/arrays.json]
     case                             examples/s    stoker / it, whole     behind the first  first ms
     ------------------------------------------------------------------------------------------------
     stoker                            1,532,294            1 (1 .. 1)           1 (1 .. 1)      5.43
@@ -31,6 +32,7 @@ Results::
     grain                                22,137     67.9 (59 .. 75.1)  81.6 (69.6 .. 91.5)     21.87
     spdl                                154,600    10.1 (9.1 .. 13.8)  8.15 (7.22 .. 12.6)      7.69
     tensorflow                          126,563     13 (11.9 .. 18.2)   8.52 (7.3 .. 9.93)    164.94
+    [end]
 
 Caveats: a sample is as many epochs as fit in 0.3 s, one at least; processes and threads that a
 peer keeps between epochs are started before (``start_s`` in the rows). The check before the
@@ -43,12 +45,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
-from harness import Ratio, interleaved, parser, report
+from harness import Ratio, Report, interleaved, parser, report
 from peers import environment
-from peers.serve import Epochs, arrays, check, timed
+from peers.serve import Epochs, arrays, check, steady_rates, timed, whole_rates
 
 import stoker
 
@@ -93,8 +96,29 @@ def torch_loaders(images: Any, labels: Any) -> dict[str, Epochs]:
     }
 
 
+def evaluate(found: Report) -> None:
+    """Compare stoker with each case."""
+    samples = {row["case"]: row["samples"] for row in found.having("case")}
+    whole = {name: whole_rates(each) for name, each in samples.items()}
+    steady = {name: steady_rates(each) for name, each in samples.items()}
+    lines = []
+    for name, each in samples.items():
+        whole_ratio = Ratio.of(whole["stoker"], whole[name])
+        steady_ratio = Ratio.of(steady["stoker"], steady[name])
+        first_ms = 1e3 * median(s["first_s"] / s["epochs"] for s in each)
+        rate = f"{median(whole[name]):,.0f}"
+        lines.append((name, rate, whole_ratio, steady_ratio, f"{first_ms:.2f}"))
+        if name == "numpy":
+            found.expect("whole epochs of the NumPy loop", whole_ratio.median, 1.0)
+        elif name != "stoker":
+            found.expect(f"whole epochs of {name}", whole_ratio.median, 1.0)
+            found.expect(f"behind the first batch, of {name}", steady_ratio.median, 1.0)
+    head = ("case", "examples/s", "stoker / it, whole", "behind the first", "first ms")
+    found.show(head, lines)
+
+
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, evaluate)
     options.add_argument(
         "--peers", default="", help=f"'all', or some of: {', '.join(environment.known())}"
     )
@@ -123,26 +147,8 @@ def main() -> None:
             stack.callback(peer.close)
             cases[name] = partial(peer.timed, least_s)
             found.add(peer=name, **peer.about)
-        samples = interleaved(cases, rounds)
-        lines = []
-        whole = {n: [s["examples"] / s["total_s"] for s in each] for n, each in samples.items()}
-        steady = {
-            n: [s["steady_examples"] / s["steady_s"] for s in each] for n, each in samples.items()
-        }
-        for name, each in samples.items():
-            whole_ratio = Ratio.of(whole["stoker"], whole[name])
-            steady_ratio = Ratio.of(steady["stoker"], steady[name])
-            first_ms = 1e3 * sorted(s["first_s"] / s["epochs"] for s in each)[rounds // 2]
-            rate = sorted(whole[name])[rounds // 2]
-            lines.append((name, f"{rate:,.0f}", whole_ratio, steady_ratio, f"{first_ms:.2f}"))
+        for name, each in interleaved(cases, rounds).items():
             found.add(case=name, samples=each)
-            if name == "numpy":
-                found.expect("whole epochs of the NumPy loop", whole_ratio.median, 1.0)
-            elif name != "stoker":
-                found.expect(f"whole epochs of {name}", whole_ratio.median, 1.0)
-                found.expect(f"behind the first batch, of {name}", steady_ratio.median, 1.0)
-        head = ("case", "examples/s", "stoker / it, whole", "behind the first", "first ms")
-        found.show(head, lines)
 
 
 if __name__ == "__main__":

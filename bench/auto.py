@@ -31,6 +31,7 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results (five rounds, load average 1.4: a second job ran beside)::
 
+    [results/auto.json]
                       R as measured  batches/s  factor  busy            of the ideal  whole epoch
     ---------------------------------------------------------------------------------------------
     R = 1, no echo             1.19      103.3    1.00   83%  0.828 (0.797 .. 0.848)        0.801
@@ -62,6 +63,7 @@ Results (five rounds, load average 1.4: a second job ran beside)::
     -----------------------------------------------------------------------------
     1 -> 3.4              3.77    3.93           13 (12 .. 13)                82%
     back                  1.22    1.33           13 (13 .. 31)                44%
+    [end]
 
 Caveats: sleeps overshoot; here the next one makes up for it, or R = 1 would be 1.4. What sleeps
 takes no core from what echoes. R is nominal: the library's own time is in P, and so in the ideal.
@@ -197,9 +199,7 @@ def step_alone(steps: int, step_s: float) -> Speed:
     return Speed(rate, 1.0, rate, 1.0)
 
 
-def reclaimed(
-    found: Report, ratio: float, steps: int, step_s: float, rounds: int
-) -> list[list[object]]:
+def reclaimed(found: Report, ratio: float, steps: int, step_s: float, rounds: int) -> None:
     """Measure one R under all factors."""
     upstream = Upstream(ratio, step_s)
     drained = POOL_BATCHES + max(4, round(steps / ratio))
@@ -223,25 +223,35 @@ def reclaimed(
     ]
     measured = Ratio.of([s.plateau for s in samples["G"]], [s.plateau for s in samples["P"]])
     found.add(r=ratio, measured_r=asdict(measured), step_s=step_s, ideal=ideal)
-    lines: list[list[object]] = []
     for name in NAMES.values():
-        each = samples[name]
-        plateau = Ratio.of([s.plateau for s in each], ideal)
-        found.add(r=ratio, case=name, samples=[asdict(s) for s in each])
+        found.add(r=ratio, case=name, samples=[asdict(s) for s in samples[name]])
+
+
+def show_reclaimed(found: Report) -> None:
+    """Hold the rates under each R against the ideal."""
+    of_ratio = {row["r"]: row for row in found.having("ideal")}
+    lines = []
+    for row in found.having("case"):
+        ideal, measured = of_ratio[row["r"]]["ideal"], of_ratio[row["r"]]["measured_r"]
+        columns = {key: [s[key] for s in row["samples"]] for key in row["samples"][0]}
+        middle = {key: statistics.median(each) for key, each in columns.items()}
+        plateau = Ratio.of(columns["plateau"], ideal)
+        name = f"R = {row['r']:g}, {row['case']}"
         lines.append(
-            [
-                f"R = {ratio:g}, {name}",
-                f"{measured.median:.2f}",
-                f"{statistics.median(s.plateau for s in each):.1f}",
-                f"{statistics.median(s.factor for s in each):.2f}",
-                f"{statistics.median(s.busy for s in each):.0%}",
+            (
+                name,
+                f"{measured['median']:.2f}",
+                f"{middle['plateau']:.1f}",
+                f"{middle['factor']:.2f}",
+                f"{middle['busy']:.0%}",
                 plateau,
-                f"{Ratio.of([s.whole for s in each], ideal).median:.3f}",
-            ]
+                f"{Ratio.of(columns['whole'], ideal).median:.3f}",
+            )
         )
-        if name == "auto":
-            found.expect(f"R = {ratio:g}, auto, of the ideal", plateau.median, 0.95)
-    return lines
+        if row["case"] == "auto":
+            found.expect(f"{name}, of the ideal", plateau.median, 0.95)
+    head = ("", "R as measured", "batches/s", "factor", "busy", "of the ideal", "whole epoch")
+    found.show(head, lines)
 
 
 @dataclass(frozen=True)
@@ -284,7 +294,7 @@ def followed(fresh: list[int], ratio: float) -> Followed:
     return Followed(reached, float(good[first:].mean()), mean)
 
 
-def tracking(found: Report, lengths: list[int], step_s: float, rounds: int) -> list[list[object]]:
+def tracking(found: Report, lengths: list[int], step_s: float, rounds: int) -> None:
     """Follow R from 1 to 3.4 and back."""
     drained = POOL_BATCHES + lengths[0]
 
@@ -299,7 +309,6 @@ def tracking(found: Report, lengths: list[int], step_s: float, rounds: int) -> l
         "track": lambda: track(lengths, step_s),
     }
     samples = interleaved(cases, rounds)
-    lines: list[list[object]] = []
     for at, (name, speed) in enumerate((("start", "fast"), ("1 -> 3.4", "slow"), ("back", "fast"))):
         pairs = zip(samples["G"], samples[speed], strict=True)
         ratios = [g / p for g, p in pairs]
@@ -309,48 +318,50 @@ def tracking(found: Report, lengths: list[int], step_s: float, rounds: int) -> l
         ]
         fresh = [stretches[at] for stretches in samples["track"]]
         found.add(change=name, r=ratios, followed=[asdict(f) for f in each], fresh_by_step=fresh)
-        if not at:
-            continue  # the start is no change, and is there in the raw rows
-        reached = sorted(f.reached for f in each)
+
+
+def show_tracking(found: Report) -> None:
+    """Hold the changes of R against the target; the start is none."""
+    lines = []
+    for row in found.having("change"):
+        name, each = row["change"], row["followed"]
+        if name == "start":
+            continue
+        reached = sorted(f["reached"] for f in each)
         found.expect(
             f"{name}: batches to within 10 %", statistics.median(reached), 20, at_least=False
         )
         lines.append(
-            [
+            (
                 name,
-                f"{statistics.median(ratios):.2f}",
-                f"{statistics.median(f.factor for f in each):.2f}",
+                f"{statistics.median(row['r']):.2f}",
+                f"{statistics.median(f['factor'] for f in each):.2f}",
                 f"{statistics.median(reached):g} ({reached[0]} .. {reached[-1]})",
-                f"{statistics.median(f.within for f in each):.0%}",
-            ]
+                f"{statistics.median(f['within'] for f in each):.0%}",
+            )
         )
-    return lines
+    head = ("change of R", "R as measured", "factor", "batches to within 10 %")
+    found.show((*head, "within from there"), lines)
+
+
+def evaluate(found: Report) -> None:
+    """Show both parts."""
+    show_reclaimed(found)
+    show_tracking(found)
 
 
 def main() -> None:
     """Run both parts and report."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, evaluate).parse_args()
     if arguments.quick:
         ratios, steps, step_s, lengths, rounds = [2.0], 12, 0.001, [12, 12, 12], 1
     else:
         ratios, steps, step_s = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0], 120, 0.008
         lengths, rounds = [60, 120, 120], arguments.rounds
     with report(__file__, arguments) as found:
-        lines = [line for r in ratios for line in reclaimed(found, r, steps, step_s, rounds)]
-        found.show(
-            ("", "R as measured", "batches/s", "factor", "busy", "of the ideal", "whole epoch"),
-            lines,
-        )
-        found.show(
-            (
-                "change of R",
-                "R as measured",
-                "factor",
-                "batches to within 10 %",
-                "within from there",
-            ),
-            tracking(found, lengths, step_s, rounds),
-        )
+        for ratio in ratios:
+            reclaimed(found, ratio, steps, step_s, rounds)
+        tracking(found, lengths, step_s, rounds)
 
 
 if __name__ == "__main__":

@@ -22,26 +22,28 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results (nine rounds; batches a second; CPU time of the whole process, a batch)::
 
-                                         factor  batches/s  CPU ms a batch               auto / it
-    ----------------------------------------------------------------------------------------------
-    examples 256x32x32x3, no step: auto    3.97      157.5            7.31
-    examples 256x32x32x3, no step: fixed   3.97      166.5            6.56    0.891 (0.846 .. 1.2)
-    examples 256x32x32x3, no step: no echo 1.00      218.7            4.63   0.717 (0.635 .. 1.12)
-    examples 256x32x32x3, step: auto       1.02      111.7            9.17
-    examples 256x32x32x3, step: fixed      1.02      103.2            9.80    1.08 (0.987 .. 1.44)
-    examples 256x32x32x3, step: no echo    1.00      114.3            4.45       0.977 (0.94 .. 1)
-    batches 256x32x32x3, no step: auto     1.00     2812.3            0.65
-    batches 256x32x32x3, no step: fixed    1.02     3657.1            0.41  0.708 (0.644 .. 0.964)
-    batches 256x32x32x3, no step: no echo  1.00     7607.5            0.25   0.374 (0.34 .. 0.428)
-    batches 256x32x32x3, step: auto        1.00      798.4            0.52
-    batches 256x32x32x3, step: fixed       1.02      788.9            0.52    1.01 (0.967 .. 1.07)
-    batches 256x32x32x3, step: no echo     1.00      899.5            0.33  0.888 (0.828 .. 0.935)
-    batches 64x224x224x3, no step: auto    3.55      683.0            2.78
-    batches 64x224x224x3, no step: fixed   3.55      757.5            2.51   0.942 (0.822 .. 1.43)
-    batches 64x224x224x3, no step: no echo 1.00      855.4            2.35    0.806 (0.728 .. 0.9)
-    batches 64x224x224x3, step: auto       1.07      389.6            4.94
-    batches 64x224x224x3, step: fixed      1.07      334.8            2.73      1.15 (1.06 .. 1.2)
-    batches 64x224x224x3, step: no echo    1.00      366.2            2.62      1.06 (1.04 .. 1.1)
+    [results/auto_overhead.json]
+                                            factor  batches/s  CPU ms               auto / it
+    -----------------------------------------------------------------------------------------
+    examples 256x32x32x3, no step: auto       3.97      157.5    7.31
+    examples 256x32x32x3, no step: fixed      3.97      166.5    6.56    0.891 (0.846 .. 1.2)
+    examples 256x32x32x3, no step: no echo    1.00      218.7    4.63   0.717 (0.635 .. 1.12)
+    examples 256x32x32x3, step: auto          1.02      111.7    9.17
+    examples 256x32x32x3, step: fixed         1.02      103.2    9.80    1.08 (0.987 .. 1.44)
+    examples 256x32x32x3, step: no echo       1.00      114.3    4.45       0.977 (0.94 .. 1)
+    batches 256x32x32x3, no step: auto        1.00     2812.3    0.65
+    batches 256x32x32x3, no step: fixed       1.02     3657.1    0.41  0.708 (0.644 .. 0.964)
+    batches 256x32x32x3, no step: no echo     1.00     7607.5    0.25   0.374 (0.34 .. 0.428)
+    batches 256x32x32x3, step: auto           1.00      798.4    0.52
+    batches 256x32x32x3, step: fixed          1.02      788.9    0.52    1.01 (0.967 .. 1.07)
+    batches 256x32x32x3, step: no echo        1.00      899.5    0.33  0.888 (0.828 .. 0.935)
+    batches 64x224x224x3, no step: auto       3.55      683.0    2.78
+    batches 64x224x224x3, no step: fixed      3.55      757.5    2.51   0.942 (0.822 .. 1.43)
+    batches 64x224x224x3, no step: no echo    1.00      855.4    2.35    0.806 (0.728 .. 0.9)
+    batches 64x224x224x3, step: auto          1.07      389.6    4.94
+    batches 64x224x224x3, step: fixed         1.07      334.8    2.73      1.15 (1.06 .. 1.2)
+    batches 64x224x224x3, step: no echo       1.00      366.2    2.62      1.06 (1.04 .. 1.1)
+    [end]
 
 Where the consumer takes a while (step) the target is met: fresh items are plenty, and none is
 copied to be kept. Where it takes none (no step) it is always ahead of what is prepared, however
@@ -121,7 +123,7 @@ def batches(side: int, batch: int, count: int) -> Build:
     return lambda factor: start.batch(batch).echo(factor, pool=POOL_BATCHES)
 
 
-def compare(found: Report, what: str, build: Build, rounds: int) -> list[list[object]]:
+def compare(found: Report, what: str, build: Build, rounds: int) -> None:
     """Compare auto with its own factor, fixed, and with no echo, in turns; under both consumers."""
     alone_s = statistics.median(consume(build(1), 0.0).batch_s for _ in range(3))
     steps_s = {"no step": 0.0, "step": max(SHORTEST_STEP_S, 2 * alone_s)}
@@ -137,29 +139,39 @@ def compare(found: Report, what: str, build: Build, rounds: int) -> list[list[ob
             if number:  # the first round warms up
                 for name, speed in speeds.items():
                     samples[step][name].append(speed)
-    lines: list[list[object]] = []
     for step, cases in samples.items():
-        rates = {name: [1 / s.batch_s for s in each] for name, each in cases.items()}
-        kept = Ratio.of(rates["auto"], rates["fixed"])
         for name, each in cases.items():
             runs = [asdict(s) for s in each]
             found.add(what=what, consumer=step, step_s=steps_s[step], case=name, runs=runs)
-            lines.append(
-                [
-                    f"{what}, {step}: {name}",
-                    f"{statistics.median(s.factor for s in each):.2f}",
-                    f"{statistics.median(rates[name]):.1f}",
-                    f"{1e3 * statistics.median(s.cpu_s for s in each):.2f}",
-                    "" if name == "auto" else Ratio.of(rates["auto"], rates[name]),
-                ]
+
+
+def evaluate(found: Report) -> None:
+    """Hold auto against the fixed factor and against no echo."""
+    rates = {
+        (row["what"], row["consumer"], row["case"]): [1 / run["batch_s"] for run in row["runs"]]
+        for row in found.rows
+    }
+    lines = []
+    for row in found.rows:
+        what, step, name = row["what"], row["consumer"], row["case"]
+        ratio = Ratio.of(rates[what, step, "auto"], rates[what, step, name])
+        lines.append(
+            (
+                f"{what}, {step}: {name}",
+                f"{statistics.median(run['factor'] for run in row['runs']):.2f}",
+                f"{statistics.median(rates[what, step, name]):.1f}",
+                f"{1e3 * statistics.median(run['cpu_s'] for run in row['runs']):.2f}",
+                "" if name == "auto" else ratio,
             )
-        found.expect(f"{what}, {step}: share of the fixed factor's rate", kept.median, 0.98)
-    return lines
+        )
+        if name == "fixed":
+            found.expect(f"{what}, {step}: share of the fixed factor's rate", ratio.median, 0.98)
+    found.show(("", "factor", "batches/s", "CPU ms", "auto / it"), lines)
 
 
 def main() -> None:
     """Compare three pipelines."""
-    made = parser(__doc__)
+    made = parser(__doc__, evaluate)
     made.set_defaults(rounds=9)
     arguments = made.parse_args()
     quick = arguments.quick
@@ -170,12 +182,8 @@ def main() -> None:
         "batches 64x224x224x3": lambda: batches(224, 64, 640 if quick else 6_400),
     }
     with report(__file__, arguments) as found:
-        lines = [
-            line
-            for what, build in pipelines.items()
-            for line in compare(found, what, build(), rounds)
-        ]
-        found.show(("", "factor", "batches/s", "CPU ms a batch", "auto / it"), lines)
+        for what, build in pipelines.items():
+            compare(found, what, build(), rounds)
 
 
 if __name__ == "__main__":

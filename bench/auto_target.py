@@ -1,6 +1,6 @@
 """Time to target, for real: does an echo that follows the stall train as fast as the best factor?
 
-The demo's network, images and recipe (see docs/demo.md), read from emulated storage: files behind a
+The task is `SMALL` of experiments/settings.py, read from emulated storage: files behind a
 sleep, whose length sets R, the time of a fresh batch over that of a training step, to 2, 4 and 6.
 Example echoing before augmentation; the same pool of eight batches in all arms. Arms: no echoing,
 fixed factors around R, and ``.echo("auto")`` with its default ``max_factor`` of 4; at R = 6 also
@@ -21,6 +21,7 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results (five seeds; speed-ups: median and range)::
 
+    [results/auto_target.json]
                                     R  fresh  steps  seconds  waited             speed-up  of R
     -------------------------------------------------------------------------------------------
     R = 2, no echoing            1.98  2,688     84     2.95     46%  1.00 (1.00 .. 1.00)   50%
@@ -44,6 +45,7 @@ Results (five seeds; speed-ups: median and range)::
     R = 2       e = 2   1.23 (1.12 .. 1.44)
     R = 4       e = 4   1.04 (0.91 .. 1.23)
     R = 6       e = 6   0.86 (0.80 .. 1.20)
+    [end]
 
 Caveats: storage, preparation and training share the cores. R is measured with reading alone and
 training alone. What auto does depends on time: a seed fixes weights, order and augmentation, but
@@ -66,13 +68,13 @@ from typing import Any
 from harness import Report, parser, report
 from peers.echoed import Reached, Uses, train
 
-from stoker.demo.calibrate import Calibration, calibrate, step_seconds
-from stoker.demo.digits import DigitSpec
-from stoker.demo.experiment import next_grid
-from stoker.demo.images import ImageSet, composed_digits
-from stoker.demo.settings import Settings
-from stoker.demo.storage import Source, storage_of
-from stoker.demo.task import Learner, augment, one_thread
+from experiments.calibration import calibrate, step_seconds
+from experiments.digits import DigitSpec
+from experiments.grids import next_point
+from experiments.images import ImageSet, composed_digits
+from experiments.settings import SMALL, Settings
+from experiments.storage import Source, storage_of
+from experiments.workloads import Learner, augment, one_thread
 
 PLAIN, AUTO = "no echoing", "auto"
 _PLAIN: dict[str, dict[str, Any]] = {PLAIN: {"factor": 1}}
@@ -126,8 +128,8 @@ def uses_of(source: Source, images: ImageSet, seed: int, settings: Settings, ech
 
 def compare(
     found: Report, ratio: float, images: ImageSet, settings: Settings, step_s: float
-) -> tuple[list[list[object]], list[object]]:
-    """Train all arms at one R; return the rows of the table, and the best factor against auto."""
+) -> None:
+    """Train all arms at one R."""
     arms = ARMS[ratio]
     runs: dict[str, list[Reached | None]] = {label: [] for label in arms}
     with storage_of(images, settings, remote=False) as storage:
@@ -141,21 +143,38 @@ def compare(
                     budget = budget_of(arms[label], ratio, settings)
                     runs[label].append(trained(uses, images, settings, seed, budget, limit_s))
                     limit_s = min(limit_s, seconds_of(runs[PLAIN][-1]))
-    rows = []
     for label, each in runs.items():
         raw = [asdict(run) if run is not None else None for run in each]
         found.add(r=ratio, arm=label, calibration=asdict(known), reached=raw)
-        rows.append([f"R = {ratio:g}, {label}", *_row(each, _speedups(runs[PLAIN], each), known)])
-    slowest = _speedups(runs[PLAIN], runs[AUTO])[0]
-    found.expect(f"R = {ratio:g}: speed-up under auto, the lowest", slowest, 1.0)
-    fixed = [label for label in arms if not label.startswith(AUTO)]
-    best = min(fixed, key=lambda label: statistics.median(map(seconds_of, runs[label])))
-    ratios = _speedups(runs[best], runs[AUTO])
-    return rows, [f"R = {ratio:g}", best, _spread(ratios)]
+
+
+def evaluate(found: Report) -> None:
+    """Hold each arm against no echoing, and the best fixed factor against auto."""
+    lines: list[list[object]] = []
+    bests: list[list[object]] = []
+    for ratio in dict.fromkeys(row["r"] for row in found.rows):
+        rows = {row["arm"]: row for row in found.rows if row["r"] == ratio}
+        runs = {arm: [_reached(run) for run in row["reached"]] for arm, row in rows.items()}
+        for arm, each in runs.items():
+            speedups = _speedups(runs[PLAIN], each)
+            measured = rows[arm]["calibration"]["ratio"]
+            lines.append([f"R = {ratio:g}, {arm}", *_line(each, speedups, measured)])
+        slowest = _speedups(runs[PLAIN], runs[AUTO])[0]
+        found.expect(f"R = {ratio:g}: speed-up under auto, the lowest", slowest, 1.0)
+        fixed = [arm for arm in runs if not arm.startswith(AUTO)]
+        best = min(fixed, key=lambda arm: statistics.median(map(seconds_of, runs[arm])))
+        bests.append([f"R = {ratio:g}", best, _spread(_speedups(runs[best], runs[AUTO]))])
+    found.show(["", "R", "fresh", "steps", "seconds", "waited", "speed-up", "of R"], lines)
+    found.show(["", "best fixed", "its seconds / auto's"], bests)
+
+
+def _reached(run: dict[str, Any] | None) -> Reached | None:
+    return None if run is None else Reached(**run)
 
 
 def budget_of(echo: dict[str, Any], ratio: float, settings: Settings) -> float:
     """Return how many fresh examples an arm has: fewer the more it uses each, but never too few."""
+    assert settings.budget_fresh is not None
     factor = ratio if echo["factor"] == "auto" else echo["factor"]
     share = 1.0 if factor == 1 else 1.5 / min(factor, ratio, 4)
     return share * settings.budget_fresh
@@ -172,7 +191,7 @@ def trained(
         learner,
         (images.test_images, images.test_labels),
         settings.target_accuracy,
-        lambda fresh: next_grid(fresh, settings),
+        lambda fresh: next_point(fresh, settings.grid),
         lambda fresh, seconds: fresh >= budget or seconds > limit_s,
     )
 
@@ -188,18 +207,18 @@ def _speedups(these: list[Reached | None], those: list[Reached | None]) -> list[
     return sorted(0.0 if b is None else seconds_of(a) / b.seconds for a, b in pairs)
 
 
-def _row(each: list[Reached | None], speedups: list[float], known: Calibration) -> list[object]:
+def _line(each: list[Reached | None], speedups: list[float], ratio: float) -> list[object]:
     there = [run for run in each if run is not None]
     if 2 * len(there) <= len(each):
-        return [f"{known.ratio:.2f}", *["missed"] * 6]
+        return [f"{ratio:.2f}", *["missed"] * 6]
     return [
-        f"{known.ratio:.2f}",
+        f"{ratio:.2f}",
         f"{statistics.median_high(run.fresh for run in there):,.0f}",
         f"{statistics.median_high(run.steps for run in there):,.0f}",
         f"{statistics.median(map(seconds_of, each)):.2f}",
         f"{statistics.median(run.waited_s / run.seconds for run in there):.0%}",
         _spread(speedups),
-        f"{statistics.median(speedups) / known.ratio:.0%}",
+        f"{statistics.median(speedups) / ratio:.0%}",
     ]
 
 
@@ -209,23 +228,18 @@ def _spread(values: list[float]) -> str:
 
 def run(arguments: Namespace, found: Report) -> None:
     """Compose the images and compare."""
-    settings = QUICK if arguments.quick else replace(Settings(), grid=GRID)
+    settings = QUICK if arguments.quick else replace(SMALL, grid=GRID)
     settings = replace(settings, seeds=1 if arguments.quick else arguments.rounds)
-    rows, bests = [], []
     with tempfile.TemporaryDirectory() as folder, one_thread():
         images = composed_digits(settings.digits, Path(folder), lambda done, total: None)
         step_s = step_seconds(images, settings)
         for ratio in [4.0] if arguments.quick else ARMS:
-            of_ratio, best = compare(found, ratio, images, settings, step_s)
-            rows += of_ratio
-            bests.append(best)
-    found.show(["", "R", "fresh", "steps", "seconds", "waited", "speed-up", "of R"], rows)
-    found.show(["", "best fixed", "its seconds / auto's"], bests)
+            compare(found, ratio, images, settings, step_s)
 
 
 def main() -> None:
     """Run the comparison and report."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, evaluate).parse_args()
     with report(__file__, arguments) as found:
         run(arguments, found)
 

@@ -17,6 +17,7 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, Linux 6.18, control grou
 
 Results (five rounds, 4,000 files, 410 MB)::
 
+    [results/cache_shared.json]
             hits  misses  read, of the files  memory of its own, MiB
     ----------------------------------------------------------------
     job 1      0   4,000               1.000                      41
@@ -25,6 +26,7 @@ Results (five rounds, 4,000 files, 410 MB)::
     job 4  4,000       0               0.000                      27
 
     the store takes 1.042 of the files, once
+    [end]
 
 Caveats: ``rchar`` counts what was asked of the kernel, from the page cache too.
 """
@@ -43,11 +45,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from harness import parser, report
+from harness import Report, parser, report
 from throttled import write_files
 
 import stoker
-from stoker.cache import store_dir
+from stoker.cache import inventory
 
 FILE_BYTES = 100 << 10
 JOBS = 4
@@ -56,7 +58,7 @@ JOBS = 4
 def job(folder: str, limit_bytes: int, seed: int) -> dict[str, Any]:
     """Run an epoch in this process."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
-    train = stoker.from_folder(folder, seed=seed).shuffle().cache(limit_bytes)
+    train: Any = stoker.from_folder(folder, seed=seed).shuffle().cache(limit_bytes)
     train = train.batch(64, collate=_size).workers(2)
     before = _read()
     total = sum(train)
@@ -88,8 +90,34 @@ def _read() -> int:
     return int(found["rchar"])
 
 
+def evaluate(made: Report) -> None:
+    """Show each job's median round, and hold the others and the store against the targets."""
+    rows = []
+    total = made.rows[0]["bytes"]
+    for seed in range(JOBS):
+        mine = [row for row in made.rows if row["job"] == seed]
+        middle = mine[len(mine) // 2]
+        rows.append(
+            (
+                f"job {seed + 1}",
+                f"{middle['hits']:,}",
+                f"{middle['misses']:,}",
+                f"{middle['read_bytes'] / total:.3f}",
+                f"{middle['own_bytes'] / 2**20:.0f}",
+            )
+        )
+    made.show(("", "hits", "misses", "read, of the files", "memory of its own, MiB"), rows)
+    others = [row for row in made.rows if row["job"]]
+    stores = max(row["store_bytes"] for row in made.rows) / total
+    worst = max(row["read_bytes"] for row in others) / total
+    made.say(f"the store takes {stores:.3f} of the files, once")
+    made.expect("misses of the others", max(row["misses"] for row in others), 0, at_least=False)
+    made.expect("bytes that the others read, of the files", worst, 0.01, at_least=False)
+    made.expect("the store, of the files", stores, 1.05, at_least=False)
+
+
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, evaluate)
     options.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.one:
@@ -101,37 +129,16 @@ def main() -> None:
     with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as home:
         content = np.random.default_rng(0).bytes(FILE_BYTES + files)
         write_files(Path(home), (content[i : i + FILE_BYTES] for i in range(files)))
-        rows = []
         for number in range(1 if arguments.quick else arguments.rounds):
             answers, store_bytes = _jobs(home, total)
             for seed, answer in enumerate(answers):
                 made.add(round=number, job=seed, store_bytes=store_bytes, **answer)
-        for seed in range(JOBS):
-            mine = [row for row in made.rows if row["job"] == seed]
-            middle = mine[len(mine) // 2]
-            rows.append(
-                (
-                    f"job {seed + 1}",
-                    f"{middle['hits']:,}",
-                    f"{middle['misses']:,}",
-                    f"{middle['read_bytes'] / total:.3f}",
-                    f"{middle['own_bytes'] / 2**20:.0f}",
-                )
-            )
-        made.show(("", "hits", "misses", "read, of the files", "memory of its own, MiB"), rows)
-        others = [row for row in made.rows if row["job"]]
-        stores = max(row["store_bytes"] for row in made.rows) / total
-        worst = max(row["read_bytes"] for row in others) / total
-        print(f"the store takes {stores:.3f} of the files, once\n")
-        made.expect("misses of the others", max(row["misses"] for row in others), 0, at_least=False)
-        made.expect("bytes that the others read, of the files", worst, 0.01, at_least=False)
-        made.expect("the store, of the files", stores, 1.05, at_least=False)
 
 
 def _jobs(home: str, total: int) -> tuple[list[dict[str, Any]], int]:
     running: list[subprocess.Popen[str]] = []
     try:
-        answers = []
+        answers: list[dict[str, Any]] = []
         for group in ([0], range(1, JOBS)):
             for seed in group:
                 command = [
@@ -151,9 +158,9 @@ def _jobs(home: str, total: int) -> tuple[list[dict[str, Any]], int]:
                 assert process.stdout is not None
                 answers.append(json.loads(process.stdout.readline()))
         blocks = 0
-        for folder in store_dir.all_stores():
-            told = store_dir.told_by(folder)
-            if told is not None and home in told[0].describes:
+        for folder in inventory.find_stores():
+            summary = inventory.read_summary(folder)
+            if summary is not None and home in summary.about.describes:
                 blocks += sum(os.stat(file).st_blocks * 512 for file in Path(folder).iterdir())
         return answers, blocks
     finally:

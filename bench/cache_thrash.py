@@ -17,7 +17,8 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, Linux 6.18, control grou
 
 Results (12,000 files, 1.23 GB, 100 MB/s; three rounds of two epochs behind the first)::
 
-                           of the files read  epoch, s  first, s        times as fast
+    [results/cache_thrash.json]
+                               of the files read  epoch, s  first, s        times as fast
     -------------------------------------------------------------------------------------
     x = 0.35: page cache  87.3% (85.0% .. 89.2%)     10.74     12.23
     x = 0.35: stoker      65.4% (65.4% .. 65.4%)      8.05     12.25   1.34 (1.3 .. 1.36)
@@ -25,6 +26,7 @@ Results (12,000 files, 1.23 GB, 100 MB/s; three rounds of two epochs behind the 
     x = 0.5: stoker       50.5% (50.5% .. 50.5%)      6.23     12.25  1.47 (1.36 .. 1.56)
     x = 0.65: page cache  56.1% (48.3% .. 61.9%)      6.90     12.23
     x = 0.65: stoker      35.7% (35.7% .. 35.7%)      4.41     12.25  1.56 (1.37 .. 1.72)
+    [end]
 
 Filling costs nothing here (first epochs), and every byte that is read has to be.
 
@@ -65,7 +67,7 @@ FASTER = {0.35: 1.25, 0.65: 1.4}
 def epochs(folder: str, limit_bytes: int, device_stat: str, count: int) -> list[dict[str, float]]:
     """Run epochs in this process."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
-    train = stoker.from_folder(folder, seed=0).shuffle()
+    train: Any = stoker.from_folder(folder, seed=0).shuffle()
     if limit_bytes:
         train = train.cache(limit_bytes)
     train = train.batch(64, collate=_size).workers(4)
@@ -113,7 +115,7 @@ def one(
 
 
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, evaluate)
     options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options.add_argument("--files", type=int, default=12000, help="how many (default %(default)s)")
     options.add_argument(
@@ -144,21 +146,20 @@ def main() -> None:
                         one(disk, share, cached, speed, total, 2 if quick else EPOCHS)
                     ):
                         made.add(round=number, share=share, cached=cached, epoch=epoch, **row)
-        told(made, total, shares)
         if arguments.plot:
-            plotted(made, total, arguments.plot)
+            plotted(made, arguments.plot)
 
 
-def told(made: Report, total: int, shares: Any) -> None:
-    """Print the table and hold it against the targets."""
+def evaluate(made: Report) -> None:
+    """Hold the cache against the page cache, and what it reads against the fewest possible."""
     rows = []
-    for share in shares:
+    for share in dict.fromkeys(row["share"] for row in made.rows):
         arms = {
             cached: [r for r in made.rows if r["share"] == share and r["cached"] is cached]
             for cached in (False, True)
         }
         later = {c: [r for r in rows_ if r["epoch"]] for c, rows_ in arms.items()}
-        reads = {c: [r["read_bytes"] / total for r in rows_] for c, rows_ in later.items()}
+        reads = {c: [r["read_bytes"] / r["bytes"] for r in rows_] for c, rows_ in later.items()}
         times = {c: [r["epoch_s"] for r in rows_] for c, rows_ in later.items()}
         faster = Ratio.of(times[False], times[True])
         for cached in (False, True):
@@ -180,7 +181,7 @@ def told(made: Report, total: int, shares: Any) -> None:
     made.show(("", "of the files read", "epoch, s", "first, s", "times as fast"), rows)
 
 
-def plotted(made: Report, total: int, path: Path) -> None:
+def plotted(made: Report, path: Path) -> None:
     """Draw the share of the files that each epoch read."""
     import matplotlib
 
@@ -193,7 +194,7 @@ def plotted(made: Report, total: int, path: Path) -> None:
     for cached, (name, colour) in arms.items():
         points = [
             [
-                r["read_bytes"] / total
+                r["read_bytes"] / r["bytes"]
                 for r in made.rows
                 if r["share"] == x and r["cached"] is cached and r["epoch"]
             ]

@@ -1,6 +1,6 @@
 """Everything together: four jobs, data twice as large as memory, a slow disk, and real training.
 
-The demo's network and digits (docs/demo.md), the digits enlarged to photographs of 512 x 512 with
+The network and digits of experiments/, the digits enlarged to photographs of 512 x 512 with
 noise, which are decoded and reduced again: 3 ms of CPU an example. The files end with zeros that
 make them 300 KB each, as raw data does that a decoder skips. Four jobs train at a time, with four
 learning rates, in the same order, on two cores. Arms, each with what the one before it has:
@@ -29,12 +29,14 @@ Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18, control groups v1; Pyth
 
 Results (five rounds; 1,920 photographs, 549 MiB; 30 MB/s; three epochs, 80 % right)::
 
-             epoch, s                faster  to target, s                 faster
-    ----------------------------------------------------------------------------
-    plain        16.4                                24.4
-    cache        14.5  1.09 (0.963 .. 1.22)          24.9  0.946 (0.941 .. 1.02)
-    sharing       9.5    1.53 (1.42 .. 1.8)          22.7    1.09 (1.06 .. 1.16)
-    echo          9.6  0.989 (0.984 .. 0.995)         7.6    3.01 (2.96 .. 3.49)
+    [results/combined.json]
+             epoch, s                  faster  to target, s                 faster
+    ------------------------------------------------------------------------------
+    plain        16.4                                  24.4
+    cache        14.5    1.09 (0.963 .. 1.22)          24.9  0.946 (0.941 .. 1.02)
+    sharing       9.5      1.53 (1.42 .. 1.8)          22.7    1.09 (1.06 .. 1.16)
+    echo          9.6  0.989 (0.984 .. 0.995)           7.6    3.01 (2.96 .. 3.49)
+    [end]
 
 Missed: with the cache alone jobs are not at the target sooner. The first epoch, in which all is
 read once, takes 18 to 19 s in every arm; the target comes in the second one, which two cores cannot
@@ -61,13 +63,13 @@ from typing import Any
 
 import numpy as np
 import throttled
-from harness import Ratio, parser, report
+from harness import Ratio, Report, parser, report
 from PIL import Image
 
 import stoker
-from stoker.demo.digits import DigitSpec
-from stoker.demo.images import composed_digits
-from stoker.demo.task import Learner, augment_one
+from experiments.digits import DigitSpec
+from experiments.images import composed_digits
+from experiments.workloads import Learner, augment_one
 
 ARMS = ("plain", "cache", "sharing", "echo")
 RATES = (0.001, 0.002, 0.003, 0.005)
@@ -176,7 +178,7 @@ def write(folder: Path, test: Path, count: int) -> int:
 
 
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, evaluate)
     options.add_argument("--job", nargs=5)
     options.add_argument("--jobs", nargs=4)
     options.add_argument("--examples", type=int, default=1920)
@@ -232,7 +234,6 @@ def main() -> None:
                 if not quick:
                     print(number, arm, made.rows[-1], file=sys.stderr)
         if not quick:
-            show(made, rounds)
             print(
                 f"{total / 2**20:,.0f} MiB of files, memory for half of them; "
                 f"at most {max(most) / 2**20:,.0f} MiB for the processes themselves"
@@ -240,8 +241,9 @@ def main() -> None:
     return None
 
 
-def show(made: Any, rounds: int) -> None:
-    """Print the table, and hold the targets against it."""
+def evaluate(made: Report) -> None:
+    """Hold each arm against the one before it."""
+    rounds = range(1 + max(row["round"] for row in made.rows))
 
     def of(arm: str, number: int, what: str) -> float:
         rows = [row for row in made.rows if row["arm"] == arm and row["round"] == number]
@@ -254,10 +256,10 @@ def show(made: Any, rounds: int) -> None:
     for before, arm in zip(("", *ARMS), ARMS, strict=False):
         cells = []
         for what in ("epoch_s", "target_s"):
-            each = [of(arm, number, what) for number in range(rounds)]
+            each = [of(arm, number, what) for number in rounds]
             cells.append(f"{statistics.median(each):.1f}")
             if before:
-                ratio = Ratio.of([of(before, n, what) for n in range(rounds)], each)
+                ratio = Ratio.of([of(before, n, what) for n in rounds], each)
                 cells.append(str(ratio))
                 if (arm, what) != ("echo", "epoch_s"):
                     made.expect(f"{arm} over {before}: {what}, times as fast", ratio.median, 1.0)

@@ -16,12 +16,14 @@ usual), NumPy 2.4.6, torch 2.13.0.
 
 Results::
 
+    [results/dataset.json]
     case                examples/s             stoker / it
     ------------------------------------------------------
     stoker                 142,706              1 (1 .. 1)
     stoker, workers(2)     144,420  0.984 (0.934 .. 0.999)
     torch, 0 workers        74,088     1.93 (1.84 .. 1.97)
     torch, 2 workers        60,639     2.32 (2.26 .. 2.39)
+    [end]
 
 Caveats: the dataset does next to nothing, so this is the cost of the loader alone.
 """
@@ -29,10 +31,11 @@ Caveats: the dataset does next to nothing, so this is the cost of the loader alo
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 from typing import Any
 
-from harness import Ratio, interleaved, parser, report
-from peers.serve import Epochs, arrays, check, timed
+from harness import Ratio, Report, interleaved, parser, report
+from peers.serve import Epochs, arrays, check, timed, whole_rates
 from torch.utils.data import DataLoader
 
 import stoker
@@ -53,8 +56,20 @@ class Rows:
         return self._images[index], self._labels[index]
 
 
+def evaluate(found: Report) -> None:
+    """Compare stoker with each case."""
+    rates = {row["case"]: whole_rates(row["samples"]) for row in found.rows}
+    lines = []
+    for name, each in rates.items():
+        ratio = Ratio.of(rates["stoker"], each)
+        lines.append((name, f"{median(each):,.0f}", ratio))
+        if name.startswith("torch"):
+            found.expect(f"whole epochs of {name}", ratio.median, 1.5)
+    found.show(("case", "examples/s", "stoker / it"), lines)
+
+
 def main() -> None:
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, evaluate).parse_args()
     rows, least_s, rounds = (2_000, 0.0, 1) if arguments.quick else (50_000, 0.5, arguments.rounds)
     data: Any = Rows(*arrays(rows))
     pipeline = stoker.from_dataset(data).shuffle().batch(BATCH)
@@ -71,16 +86,8 @@ def main() -> None:
         for epoch in epochs.values():
             check(epoch, rows)
         samples = interleaved({n: partial(timed, e, least_s) for n, e in epochs.items()}, rounds)
-        rates = {n: [s["examples"] / s["total_s"] for s in each] for n, each in samples.items()}
-        lines = []
         for name, each in samples.items():
-            rate = sorted(rates[name])[rounds // 2]
-            ratio = Ratio.of(rates["stoker"], rates[name])
-            lines.append((name, f"{rate:,.0f}", ratio))
             found.add(case=name, samples=each)
-            if name.startswith("torch"):
-                found.expect(f"whole epochs of {name}", ratio.median, 1.5)
-        found.show(("case", "examples/s", "stoker / it"), lines)
 
 
 if __name__ == "__main__":

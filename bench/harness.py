@@ -2,16 +2,27 @@
 
 Absolute times do not repeat between runs on shared machines, so every figure that counts is a
 ratio of two cases measured in turns within one run: the median of the ratios of each round.
+
+A script measures and adds rows; its ``evaluate`` makes tables and targets of the rows alone. So
+``python bench/NAME.py --table`` prints the tables of the rows in ``results/NAME.json``, and::
+
+    python bench/harness.py tables
+
+writes them into the scripts' docstrings, between the lines ``[results/NAME.json]`` and ``[end]``;
+``python bench/harness.py check`` names the scripts whose tables are others.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
+import re
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,22 +35,38 @@ Result = TypeVar("Result")
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
+sys.path.append(str(HERE.parent))  # for `experiments`
 ROUNDS = 5
 _QUIET_LOAD = 0.5
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
+def parser(doc: str | None, evaluate: Evaluate) -> argparse.ArgumentParser:
     """Return a parser with the options that all scripts have."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    made.set_defaults(evaluate=evaluate)
     made.add_argument(
         "--quick", action="store_true", help="a few seconds, to find errors: no figures, no file"
     )
     made.add_argument(
         "--rounds", type=int, default=ROUNDS, help="rounds of all cases (default %(default)s)"
     )
+    made.add_argument(
+        "--table",
+        action=_ShowTables,
+        const=evaluate,
+        nargs=0,
+        help="print the tables of the stored rows, and measure nothing",
+    )
     return made
+
+
+class _ShowTables(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        evaluate = self.const
+        print(stored_tables(Path(evaluate.__code__.co_filename), evaluate))
+        parser.exit()
 
 
 def interleaved(cases: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
@@ -101,23 +128,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         "  ".join(
             c.rjust(w) if i else c.ljust(w)
             for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
+        ).rstrip()
         for row in cells
     ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 @contextmanager
 def report(script: str, arguments: argparse.Namespace) -> Iterator[Report]:
-    """Collect what a script finds; at the end print the targets and write the file."""
+    """Collect the rows of a run; at the end print tables and targets, and write the file."""
     made = Report(quick=arguments.quick)
     load_before = os.getloadavg()[0]
     if load_before > _QUIET_LOAD and not arguments.quick:
         print(f"load average {load_before:.2f}: something else runs; repeat this later\n")
     yield made
+    made.rows = json.loads(json.dumps(made.rows))  # as they will be in the file
+    arguments.evaluate(made)
     if made.quick:
         print("a quick run: no figures")
         return
+    print(made.text, "\n")
     print(*made.targets, sep="\n")
     name = Path(script).stem
     RESULTS.mkdir(exist_ok=True)
@@ -135,25 +165,76 @@ def report(script: str, arguments: argparse.Namespace) -> Iterator[Report]:
 
 
 class Report:
-    """The rows and targets of one run."""
+    """The rows of one run, and what is made of them: tables and targets."""
 
-    def __init__(self, *, quick: bool) -> None:
+    def __init__(self, *, quick: bool = False, rows: Sequence[dict[str, Any]] = ()) -> None:
         self.quick = quick
-        self.rows: list[dict[str, Any]] = []
+        self.rows = list(rows)
         self.targets: list[Target] = []
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The tables, one below the other."""
+        return "\n\n".join(self._shown)
 
     def add(self, **row: Any) -> None:
         """Keep a raw row."""
         self.rows.append(row)
 
+    def having(self, *keys: str) -> list[dict[str, Any]]:
+        """Return the rows that have these keys."""
+        return [row for row in self.rows if row.keys() >= set(keys)]
+
     def show(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print a table, unless the run is too short for figures."""
-        if not self.quick:
-            print(table(head, rows), "\n")
+        """Add a table."""
+        self._shown.append(table(head, rows))
+
+    def say(self, sentence: str) -> None:
+        """Add a line of text."""
+        self._shown.append(sentence)
 
     def expect(self, what: str, value: float, limit: float, *, at_least: bool = True) -> None:
         """Hold a value against a target."""
         self.targets.append(Target(what, value, limit, at_least))
+
+
+Evaluate = Callable[[Report], None]
+"""Makes tables and targets of a report's rows, and of nothing else."""
+
+
+def measured_scripts() -> list[Path]:
+    """Return the scripts that have stored rows."""
+    return sorted(p for p in HERE.glob("*.py") if (RESULTS / f"{p.stem}.json").exists())
+
+
+def stored_tables(script: Path, evaluate: Evaluate) -> str:
+    """Return the tables of a script's stored rows."""
+    made = Report(rows=json.loads((RESULTS / f"{script.stem}.json").read_text())["rows"])
+    evaluate(made)
+    return made.text
+
+
+def with_tables(script: Path, tables: str) -> str:
+    """Return the script's source with these tables in its docstring."""
+    begin, end = f"    [results/{script.stem}.json]\n", "    [end]\n"
+    block = begin + textwrap.indent(tables, "    ") + "\n" + end
+    marked = re.compile(f"^{re.escape(begin)}.*?^{re.escape(end)}", re.DOTALL | re.MULTILINE)
+    source, found = marked.subn(lambda _: block, script.read_text(), count=1)
+    if not found:
+        raise ValueError(f"{script.name}: its docstring has no place for tables")
+    return source
+
+
+def outdated() -> dict[Path, str]:
+    """Return the scripts whose tables are not those of their rows, with what they should be."""
+    found = {}
+    for script in measured_scripts():
+        evaluate = importlib.import_module(script.stem).evaluate
+        source = with_tables(script, stored_tables(script, evaluate))
+        if source != script.read_text():
+            found[script] = source
+    return found
 
 
 def machine() -> dict[str, Any]:
@@ -198,3 +279,23 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
+
+
+def main() -> None:
+    """Write the tables into the docstrings, or check them."""
+    options = argparse.ArgumentParser(description="The tables in the scripts' docstrings.")
+    options.add_argument("what", choices=("tables", "check"))
+    what = options.parse_args().what
+    wrong = outdated()
+    for script, source in wrong.items():
+        if what == "tables":
+            script.write_text(source)
+            print(f"{script.name}: tables written")
+        else:
+            print(f"{script.name}: the tables are not those of results/{script.stem}.json")
+    if what == "check" and wrong:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,7 @@ Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, PyTorch 
 
 Results (five rounds; 2,048 photographs)::
 
+    [results/share.json]
     examples/s a job; CPU, ms  1 job  2 jobs  4 jobs  8 jobs  1 job  2 jobs  4 jobs  8 jobs
     ---------------------------------------------------------------------------------------
     DataLoader each            1,038     495     238     109   1.90    2.05    2.09    2.44
@@ -40,24 +41,45 @@ Results (five rounds; 2,048 photographs)::
     stoker.share, processes      978     973     956     953   2.02    1.03    0.52    0.26
     TensorSocket                 695     529     254      78   2.82    1.81    1.91    3.59
 
-    rates                 1 job                2 jobs               4 jobs               8 jobs
-    -------------------------------------------------------------------------------------------
-    stoker.share over
-    DataLoader     0.92 (0.53 .. 0.97)  1.86 (1.83 .. 1.91)  3.86 (3.24 .. 3.91)  8.1 (7.9 .. 8.4)
-    stoker         1.00 (0.57 .. 1.03)  1.77 (1.71 .. 1.82)  3.62 (3.21 .. 3.82)  8.1 (7.8 .. 8.3)
-    DALI           0.70 (0.41 .. 0.71)  1.37 (1.35 .. 1.40)  2.71 (2.60 .. 2.82)  5.4 (5.3 .. 5.6)
-    TensorSocket   1.37 (0.79 .. 1.47)  1.77 (1.62 .. 1.79)  3.53 (3.02 .. 3.79)   12 ( 11 ..  12)
+    rate over that of                  stoker.share  stoker.share, processes
+    ------------------------------------------------------------------------
+    DataLoader each, 1 job   0.923 (0.528 .. 0.969)   0.932 (0.921 .. 0.998)
+    DataLoader each, 2 jobs     1.86 (1.83 .. 1.91)      1.93 (1.87 .. 2.02)
+    DataLoader each, 4 jobs     3.86 (3.24 .. 3.91)      3.92 (3.72 .. 4.18)
+    DataLoader each, 8 jobs     8.12 (7.87 .. 8.43)       8.61 (8.1 .. 8.82)
+    stoker each, 1 job        0.997 (0.571 .. 1.03)     1.03 (0.997 .. 1.06)
+    stoker each, 2 jobs         1.77 (1.71 .. 1.82)      1.83 (1.82 .. 1.87)
+    stoker each, 4 jobs         3.62 (3.21 .. 3.82)      3.79 (3.46 .. 4.12)
+    stoker each, 8 jobs          8.14 (7.81 .. 8.3)       8.5 (8.04 .. 9.01)
+    DALI each, 1 job         0.699 (0.414 .. 0.711)   0.723 (0.684 .. 0.749)
+    DALI each, 2 jobs            1.37 (1.35 .. 1.4)      1.43 (1.38 .. 1.45)
+    DALI each, 4 jobs            2.71 (2.6 .. 2.82)      2.85 (2.64 .. 3.13)
+    DALI each, 8 jobs           5.44 (5.26 .. 5.65)       5.6 (5.53 .. 6.01)
+    TensorSocket, 1 job        1.37 (0.789 .. 1.47)      1.41 (1.38 .. 1.47)
+    TensorSocket, 2 jobs        1.77 (1.62 .. 1.79)       1.84 (1.63 .. 1.9)
+    TensorSocket, 4 jobs        3.53 (3.02 .. 3.79)      3.68 (3.63 .. 3.87)
+    TensorSocket, 8 jobs        11.8 (11.2 .. 12.4)      12.2 (11.8 .. 12.7)
 
-    stoker.share, processes over
-    DataLoader     0.93 (0.92 .. 1.00)  1.93 (1.87 .. 2.02)  3.92 (3.72 .. 4.18)  8.6 (8.1 .. 8.8)
-    stoker         1.03 (1.00 .. 1.06)  1.83 (1.82 .. 1.87)  3.79 (3.46 .. 4.12)  8.5 (8.0 .. 9.0)
-    DALI           0.72 (0.68 .. 0.75)  1.43 (1.38 .. 1.45)  2.85 (2.64 .. 3.13)  5.6 (5.5 .. 6.0)
-    TensorSocket   1.41 (1.38 .. 1.47)  1.84 (1.63 .. 1.90)  3.68 (3.63 .. 3.87)   12 ( 12 ..  13)
+    TensorSocket: 15 runs hung, and were ended after 45 s
 
-    hand-over of 38 MB to four jobs, us: median 161 with steps of 5 ms, 710 with steps of 200 ms
-    8 jobs, 3 epochs of 2,048 examples: each took 6,144; 6,144 were prepared, none twice
-    resident: 285 MiB for a feeder and eight jobs; 109 for one job with a pipeline of its own, 74
-    for the staging area, 171 for eight bare processes, 354 together
+    hand-over of 38 MB to four jobs, us  median  nine of ten  longest
+    -----------------------------------------------------------------
+    steps of 5 ms                           161          265      463
+    steps of 200 ms                         710         1701     3301
+
+    examples, of 3 epochs
+    ------------------------------------------------
+    each job took                     6,144 .. 6,144
+    prepared                                   6,144
+    prepared again in the same epoch               0
+
+    resident memory, MiB
+    -----------------------------------
+    one job, a pipeline of its own  109
+    the staging area                 74
+    8 bare processes                171
+    a feeder and 8 jobs             285
+    [end]
 
 Sharing beside not sharing: met, but for 1.77 of 1.8 at two jobs if the feed's workers are threads.
 Two processes use two cores to 99 %; one process with two threads uses 92 %, since a thread waits
@@ -93,7 +115,7 @@ from typing import Any
 
 import psutil
 from gil import jpegs
-from harness import Ratio, parser, report
+from harness import Ratio, Report, parser, report
 from peers import environment
 
 from stoker.feed.staging import BATCHES
@@ -175,7 +197,7 @@ def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
             first = psutil.Process(root.pid)
             found += [first, *first.children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
-        if any("stoker.feed.autostarted" in part for part in process.info["cmdline"] or ()):
+        if any("stoker.feed.autostart" in part for part in process.info["cmdline"] or ()):
             found.append(process)
     return found
 
@@ -204,7 +226,12 @@ def run(arm: str, folder: str, jobs: int, window_s: float) -> dict[str, Any]:
     processes: list[subprocess.Popen[str]] = []
     producers: list[subprocess.Popen[str]] = []
     kind = "process" if arm == "processes" else "thread"
-    watchdog = threading.Timer(LIMIT_S, lambda: [p.kill() for p in (*processes, *producers)])
+
+    def kill() -> None:
+        for process in (*processes, *producers):
+            process.kill()
+
+    watchdog = threading.Timer(LIMIT_S, kill)
     watchdog.start()
     try:
         if arm == "tensorsocket":
@@ -327,7 +354,7 @@ def hand_over(batches: int, steps_s: float) -> list[float]:
 
 
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, evaluate)
     options.add_argument("--jpegs", type=Path, help="a folder or tar of photographs")
     options.add_argument("--install", action="store_true", help="make the peers' environments")
     arguments = options.parse_args()
@@ -339,7 +366,6 @@ def main() -> None:
     window_s = 0.5 if arguments.quick else WINDOW_S
     with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as folder:
         write(Path(folder), arguments)
-        found: Found = {}
         for number in range(1 if arguments.quick else arguments.rounds):
             for k in ks:
                 for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
@@ -347,16 +373,27 @@ def main() -> None:
                     made.add(round=number, arm=arm, jobs=k, **row)
                     if not arguments.quick:
                         print(f"{number} {arm} {k}: {row.get('rate', 0):,.0f}/s", file=sys.stderr)
-                    found.setdefault((arm, k), []).append(row)
         batches = 8 if arguments.quick else 25
         us = {steps_s: hand_over(batches, steps_s) for steps_s in (0.005, 0.2)}
         made.add(hand_over_us={str(steps_s): each for steps_s, each in us.items()})
         made.add(bare_bytes=bare_bytes(folder, max(ks)))
         counts = prepared(folder, max(ks), EPOCHS)
         made.add(**counts)
-        show(made, found, arms, ks, us)
-        show_counts(made, counts, count_of(arguments), max(ks))
-        show_memory(made, found, max(ks))
+        wanted = EPOCHS * count_of(arguments)
+        made.expect("examples that each job took", counts["least_taken"], wanted)
+        ahead = BATCHES * BATCH  # of an epoch that nobody asked for
+        made.expect("prepared", counts["prepared"], wanted + ahead, at_least=False)
+
+
+def evaluate(made: Report) -> None:
+    """Hold jobs that share against jobs that do not, and the rest against its targets."""
+    found: Found = {}
+    for row in made.having("arm"):
+        found.setdefault((row["arm"], row["jobs"]), []).append(row)
+    show_rates(made, found)
+    show_hand_over(made)
+    show_counts(made)
+    show_memory(made, found)
 
 
 def there(arm: str) -> bool:
@@ -376,8 +413,10 @@ def write(folder: Path, arguments: argparse.Namespace) -> None:
         file.write_bytes(images[number % len(images)])
 
 
-def show(made: Any, found: Found, arms: list[str], ks: tuple[int, ...], us: Any) -> None:
-    """Print the tables, and hold the targets against them."""
+def show_rates(made: Report, found: Found) -> None:
+    """Show what a job gets, in every arm and beside every other one."""
+    arms = list(dict.fromkeys(arm for arm, _ in found))
+    ks = sorted({k for _, k in found})
 
     def of(arm: str, k: int, what: str) -> list[float]:
         return [row[what] for row in found[arm, k] if what in row]
@@ -404,13 +443,14 @@ def show(made: Any, found: Found, arms: list[str], ks: tuple[int, ...], us: Any)
     made.show(("examples/s a job; CPU, ms", *heads, *heads), rows)
     if "shared" not in arms:
         return
+    shared = ("shared", "processes")
     ratios = []
-    for ours in ("shared", "processes"):
-        for arm in arms:
-            if arm in ("shared", "processes"):
+    for arm in arms:
+        for k in ks:
+            if arm in shared:
                 continue
             cells = []
-            for k in ks:
+            for ours in shared:
                 ratio, cpu_ratio = (over(ours, arm, k, what) for what in ("rate", "cpu_ms"))
                 cells.append(str(ratio or "-"))
                 if ratio is None or cpu_ratio is None:
@@ -421,49 +461,55 @@ def show(made: Any, found: Found, arms: list[str], ks: tuple[int, ...], us: Any)
                     made.expect(f"{what}: CPU an example", cpu_ratio.median, 1.0, at_least=False)
                 elif k > 1 or arm == "stoker":
                     made.expect(what, ratio.median, 0.9 * k if k > 1 else 0.95)
-            ratios.append((f"{NAMES[ours]} over {NAMES[arm]}", *cells))
-    made.show(("rates", *heads), ratios)
+            ratios.append((f"{NAMES[arm]}, {k} job{'s' * (k > 1)}", *cells))
+    made.show(("rate over that of", *(NAMES[ours] for ours in shared)), ratios)
     for arm in arms:
         hangs = sum(row["hung"] for k in ks for row in found[arm, k])
         if hangs:
-            print(f"{NAMES[arm]}: {hangs} runs hung, until they were ended after {LIMIT_S:.0f} s")
+            made.say(f"{NAMES[arm]}: {hangs} runs hung, and were ended after {LIMIT_S:.0f} s")
+
+
+def show_hand_over(made: Report) -> None:
+    """Show how long a batch that is ready takes."""
+    us = made.having("hand_over_us")[0]["hand_over_us"]
     made.show(
         ("hand-over of 38 MB to four jobs, us", "median", "nine of ten", "longest"),
         [
-            (f"steps of {1e3 * steps_s:.0f} ms", *(f"{value:.0f}" for value in quantiles(each)))
+            (
+                f"steps of {1e3 * float(steps_s):.0f} ms",
+                *(f"{value:.0f}" for value in quantiles(each)),
+            )
             for steps_s, each in us.items()
         ],
     )
-    made.expect("hand-over, us", statistics.median(us[0.005]), 200, at_least=False)
+    made.expect("hand-over, us", statistics.median(us["0.005"]), 200, at_least=False)
 
 
-def show_counts(made: Any, counts: dict[str, int], count: int, jobs: int) -> None:
+def show_counts(made: Report) -> None:
     """Say what was prepared, beside what was taken."""
-    wanted = EPOCHS * count
+    (counts,) = made.having("least_taken")
     made.show(
-        (f"{jobs} jobs, {EPOCHS} epochs of {count:,} examples", ""),
+        (f"examples, of {EPOCHS} epochs", ""),
         [
             ("each job took", f"{counts['least_taken']:,} .. {counts['most_taken']:,}"),
             ("prepared", f"{counts['prepared']:,}"),
             ("prepared again in the same epoch", f"{counts['twice']:,}"),
         ],
     )
-    made.expect("examples that each job took", counts["least_taken"], wanted)
     made.expect("prepared twice", counts["twice"], 0, at_least=False)
-    ahead = BATCHES * BATCH  # of an epoch that nobody asked for
-    made.expect("prepared", counts["prepared"], wanted + ahead, at_least=False)
 
 
-def show_memory(made: Any, found: Found, jobs: int) -> None:
+def show_memory(made: Report, found: Found) -> None:
     """Hold the memory of a feeder and its jobs against what it may be."""
     if ("stoker", 1) not in found:
         return
+    jobs = max(k for _, k in found)
     own, shared = (
         statistics.median(row["pss_bytes"] for row in found[case])
         for case in (("stoker", 1), ("shared", jobs))
     )
     staging = BATCHES * BATCH * CROP * CROP * 3
-    bare = made.rows[-2]["bare_bytes"]
+    bare = made.having("bare_bytes")[0]["bare_bytes"]
     rows = [
         ("one job, a pipeline of its own", own),
         ("the staging area", staging),

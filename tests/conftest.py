@@ -10,6 +10,7 @@ import fcntl
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import warnings
@@ -20,7 +21,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-LEFTOVER_GRACE_S = 5.0
+LEFTOVER_GRACE_S = 30.0
+
+# A shell that is not interactive starts background jobs with SIGINT ignored, and programs that a
+# test starts would inherit that. With a handler here they begin with the default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _in_ci = bool(os.environ.get("CI"))
 for _profile, _max_examples in (("short", 20), ("full", 500)):

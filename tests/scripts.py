@@ -16,13 +16,15 @@ from typing import Any
 
 import psutil
 
-TIMEOUT_S = 60
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 240
+"""After which a program hangs; a busy machine takes its time."""
 REAL_WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
 """How many real ranks there are: starting four takes its time."""
 
 PRELUDE = """
 import faulthandler, gc, json, multiprocessing, os, signal, sys, threading, time, warnings
-faulthandler.dump_traceback_later(50, exit=True)
+faulthandler.dump_traceback_later(200, exit=True)
 import numpy as np
 import stoker
 
@@ -69,6 +71,7 @@ class Script:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # for `experiments`
             start_new_session=True,
         )
         self.pid = self.process.pid
@@ -135,7 +138,7 @@ class Watch:
     def __init__(self, pids: list[int]) -> None:
         self._handles = {pid: os.pidfd_open(pid) for pid in pids}
 
-    def gone(self, timeout_s: float = 20.0) -> bool:
+    def gone(self, timeout_s: float = TIMEOUT_S) -> bool:
         """Wait until all of them have ended."""
         poll = select.poll()
         waiting = set(self._handles.values())

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,14 @@ SIEVES = ("first", "middle", "last")
 def few(short: int) -> settings:
     """Limit the examples of a costly property; ten times as many in the full profile."""
     return settings(max_examples=10 * short if FULL else short)
+
+
+def shortened(cases: Iterable[Any], short: int) -> list[Any]:
+    """Return the cases of a costly test; those behind the first few are marked ``full``."""
+    return [
+        case if number < short else pytest.param(case, marks=pytest.mark.full)
+        for number, case in enumerate(cases)
+    ]
 
 
 factors = st.one_of(
@@ -161,7 +170,7 @@ class ManyExamples(Examples):
 class TupleExamples(Examples):
     """The same as tuples."""
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
+    def __getitem__(self, index: int) -> Any:
         example = super().__getitem__(index)
         return example["id"], example["x"]
 

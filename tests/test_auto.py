@@ -43,7 +43,7 @@ from strategies import (
     through_json,
 )
 
-PATIENCE_S = 30.0  # for what is sure to come; nothing waits so long unless it is broken
+PATIENCE_S = 200.0  # for what is sure to come; nothing waits so long unless it is broken
 KINDS = [(2, "thread"), (2, "process")]
 
 Echo = Callable[[stoker.Pipeline], stoker.Pipeline]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import gc
 import json
 import mmap
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -128,7 +131,7 @@ class Chain:
     bytes_each: int = 1000
     bad: tuple[int, ...] = ()
     failing_map: str = ""
-    echo: Fraction | None = None
+    echo: Any = None
     random: bool = False
     admit: str = "first"
     seed: int = 0
@@ -343,7 +346,7 @@ def test_behind_a_device_it_is_refused() -> None:
 
 def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> None:
     folder = stoker.from_folder(pets(tmp_path / "train"))
-    kept = {"path": tmp_path / "store", "keep": True}
+    kept: dict[str, Any] = {"path": tmp_path / "store", "keep": True}
     with pytest.raises(ValueError, match="give version="):
         folder.map(len, on="image").cache(LIMIT, **kept)
     with pytest.raises(ValueError, match="give version="):
@@ -559,13 +562,13 @@ def test_what_may_number_files_anew_is_told_by_the_system() -> None:
         ((8, 17), True),
         ((0, 53), True),
     ):
-        assert fingerprint.numbers_anew(os.makedev(*device), mounts) is expected
-    assert fingerprint.numbers_anew(os.makedev(0, 99), mounts) is False  # a part of a file system
-    assert fingerprint.numbers_anew(os.makedev(8, 2), "") is False
+        assert fingerprint.can_renumber(os.makedev(*device), mounts) is expected
+    assert fingerprint.can_renumber(os.makedev(0, 99), mounts) is False  # a part of a file system
+    assert fingerprint.can_renumber(os.makedev(8, 2), "") is False
 
 
 def told(**info: Any) -> int:
-    (_, (version,)) = storage._told([{"size": 1, **info}])
+    (_, (version,)) = storage._read_infos([{"size": 1, **info}])
     return version
 
 
@@ -687,7 +690,7 @@ def test_two_chains_in_one_store_are_not_confused(tmp_path: Path) -> None:
 
 def test_files_and_folders_of_one_path_are_not_confused(tmp_path: Path) -> None:
     folder = pets(tmp_path / "train")
-    sources = [
+    sources: list[Callable[[], stoker.Pipeline]] = [
         lambda: stoker.from_folder(folder),
         lambda: stoker.from_files(str(folder / "*" / "*.jpg")),
     ]
@@ -1217,7 +1220,7 @@ def test_what_is_worth_most_for_its_bytes_is_kept(
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     pytest.importorskip("aiohttp")
-    from stoker.demo.server import serving
+    from experiments.server import serving
 
     with serving(pets(tmp_path / "served")) as running:
         yield running
@@ -1350,3 +1353,82 @@ def test_a_damaged_cache_is_made_anew_with_the_limit_of_now(tmp_path: Path, limi
         assert run() == 0
     gc.collect()
     assert run() == 50
+
+
+LAZY = """
+import sys
+import stoker
+
+def loaded():
+    return sorted({"lmdb", "msgspec", "xxhash", "psutil"} & set(sys.modules))
+
+assert loaded() == []
+chain = stoker.from_dataset(list(range(20)), seed=0).shuffle()
+chain.batch(4)
+assert loaded() == []
+cached = chain.cache("2MiB")
+assert "lmdb" not in loaded()
+list(cached)
+assert "lmdb" in loaded()
+"""
+
+
+def test_lmdb_is_imported_when_a_cache_is_opened() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LAZY], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("how", ["pipeline", "dataset"])
+def test_without_lmdb_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    store = tmp_path / "store"
+    pipeline = stoker.from_dataset(Rows(5)).cache("2MiB", path=store, version="1").workers(0)
+    uses: dict[str, Callable[[], Any]] = {
+        "pipeline": lambda: list(pipeline),
+        "dataset": lambda: stoker.cached(Rows(5), "2MiB", path=store, version="1"),
+    }
+    with pytest.raises(ImportError, match=r"a cache needs lmdb .*pip install lmdb"):
+        uses[how]()
+    assert os.listdir(tmp_path) == []
+
+
+FILLING = """
+import sys, warnings
+import numpy as np
+import stoker
+from stoker.cache import handles
+
+handles._SHOW_EVERY_S = 0
+dataset = stoker.cached([np.zeros(5000, np.int64)] * 60, {limit!r})
+for index in range(60):
+    dataset[index]
+    dataset._cache.flush()
+print("behind it", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("limit", ["1MiB", "8MiB"])
+def test_progress_in_a_terminal_is_whole_lines(limit: str) -> None:
+    """What comes next is not appended to it, whether the store was filled or not."""
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "-W", "error", "-c", FILLING.format(limit=limit)]
+    running = subprocess.Popen(program, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # nobody has the other end any more
+        while read := os.read(ours, 1 << 16):
+            written += read
+    os.close(ours)
+    assert running.wait(60) == 0
+    *lines, last = written.decode().split("\r\n")[:-1]
+    assert last == "behind it"
+    assert len(lines) > 3
+    for line in lines:
+        assert re.fullmatch(r"cache: \d.* of \d\.0 MiB, \d+ items(, full)?", line), line
+    assert [line.endswith("full") for line in lines] == [False] * (len(lines) - 1) + [
+        limit == "1MiB"
+    ]

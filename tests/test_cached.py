@@ -22,18 +22,20 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Script, run, script
-from strategies import frozen
+from strategies import frozen, shortened
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
-    DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
-    Subset,
     WeightedRandomSampler,
     get_worker_info,
 )
+
+# What stoker.cached returns is no Dataset of torch's to a type checker.
+DataLoader: Any = torch.utils.data.DataLoader
+DistributedSampler: Any = torch.utils.data.DistributedSampler
+Subset: Any = torch.utils.data.Subset
 
 LENGTH, BATCH = 48, 5
 
@@ -88,7 +90,7 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
 
 def settled(dataset: stoker.CachedDataset, items: int) -> None:
     """Wait until so many items are in the store: they are written by the by."""
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 200
     while dataset.cache_stats().items < items:
         assert time.monotonic() < give_up_at, f"{dataset.cache_stats()}"
         time.sleep(0.002)
@@ -96,7 +98,7 @@ def settled(dataset: stoker.CachedDataset, items: int) -> None:
 
 def written(dataset: stoker.CachedDataset) -> int:
     """Wait until all that was offered is written or refused; return how many items there are."""
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 200
     while (stats := dataset.cache_stats()).admitted != stats.items:
         assert time.monotonic() < give_up_at, f"{stats}"
         time.sleep(0.002)
@@ -138,7 +140,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", shortened(LOADERS, 4))
 def test_batches_and_draws_are_those_without_a_cache(kind: str) -> None:
     torch.manual_seed(7)
     how = LOADERS[kind]
@@ -253,7 +255,7 @@ def test_attributes_are_the_dataset_s() -> None:
     assert dataset.doubled_length() == 2 * LENGTH
     dataset.offset = 10
     assert inner.offset == 10
-    inner.colour = "red"
+    setattr(inner, "colour", "red")  # noqa: B010 - to a type checker it has none
     assert dataset.colour == "red"
     del dataset.colour
     assert not hasattr(inner, "colour")
@@ -267,7 +269,8 @@ def test_attributes_are_the_dataset_s() -> None:
 def shifted(_: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.offset = 1000
+    dataset: Any = info.dataset
+    dataset.offset = 1000
 
 
 @pytest.mark.parametrize("kind", ["fork", "fork, persistent", "forkserver, persistent"])
@@ -463,6 +466,34 @@ def test_what_a_signal_handler_raises_while_an_item_is_read_again_passes() -> No
         assert dataset.cache_stats().items == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+class Logged(Numbers):
+    """Items of unlike worth, one in four too large; a file has a line for each reading."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self.log = log
+
+    def __getitem__(self, index: int) -> Any:
+        with self.log.open("a") as file:
+            file.write(f"{index}\n")
+        return np.full(50_000 if index % 4 == 0 else 100, index)
+
+
+def test_workers_of_later_epochs_do_not_check_again(tmp_path: Path) -> None:
+    """Not even where much is never admitted, so that every worker has something to offer."""
+    dataset = stoker.cached(Logged(tmp_path / "log"), "1MiB", admit="worth")
+    forked = {"num_workers": 2, "multiprocessing_context": "fork"}
+    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=len, **forked)
+    extra = []
+    for _ in range(3):
+        collections.deque(loader, maxlen=0)
+        read = len((tmp_path / "log").read_text().splitlines())
+        extra.append(read - dataset.cache_stats().misses)
+    assert extra[0] in (8, 16)  # two workers may begin at the same time
+    assert extra == [extra[0]] * 3
+    assert dataset.cache_stats().hits < 2 * LENGTH  # and there was something to offer
 
 
 class Stamped(Numbers):

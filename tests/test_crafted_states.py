@@ -83,7 +83,7 @@ def bomb() -> str:
     return packing.packed_bytes(np.zeros(1 << 26, np.uint8))
 
 
-ODD = [
+ODD: list[Any] = [
     *(None, True, "", "x", "::", " ", -1, 2.5, float("nan"), [], {}, [[]], {"x": 1}, {"0": 1}),
     *(2**31, 2**53 + 1, 2**63, 2**64, 10**400, -(2**63), [0] * 3, [None], ["  "]),
 ]

@@ -23,7 +23,7 @@ from stoker.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_LIMIT_S = 120
+RUN_LIMIT_S = 240
 
 _BLOCK = re.compile(
     r"^<!--[ ]setup:\n (?P<setup>.*?) ^-->$"
@@ -72,7 +72,7 @@ def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-W", "error", script],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
         capture_output=True,
         encoding="utf-8",
         timeout=RUN_LIMIT_S,

@@ -62,7 +62,7 @@ def test_import_loads_numpy_alone() -> None:
         [sys.executable, "-c", THIRD_PARTY_AFTER_IMPORT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert result.returncode == 0, result.stderr

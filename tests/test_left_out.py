@@ -43,7 +43,7 @@ from strategies import (
 from test_state import tails_agree
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
-SIFTED = {"max_filters": 3, "min_filters": 1}
+SIFTED: dict[str, Any] = {"max_filters": 3, "min_filters": 1}
 
 PLACES = {
     "one filter": Spec(53, 8, filters=(("first", 3, 1),)),
@@ -599,7 +599,8 @@ def test_a_spent_budget_is_raised_once_with_its_list(echoed: bool, workers: int,
     for i in bad[:4]:
         assert f"example {i}: from_dataset(Faulty): OSError: {i} cannot be read" in str(error)
     assert isinstance(error, stoker.StokerError)
-    assert error.__cause__.index == 31
+    cause: Any = error.__cause__
+    assert cause.index == 31
 
 
 def test_spent_budgets_pickle() -> None:
@@ -850,9 +851,9 @@ def test_skips_of_files_name_them(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, logger="stoker"):
         assert sum(len(batch.image) for batch in pipeline) == 5
     (skip,) = pipeline.stats().skips
-    path = str(tmp_path / "class" / "4.png")
-    assert (skip.index, skip.path) == (4, path)
-    told = f"skipped: example 4 ({path}): map(decode, on='image'): ValueError: not an image"
+    rotten = str(tmp_path / "class" / "4.png")
+    assert (skip.index, skip.path) == (4, rotten)
+    told = f"skipped: example 4 ({rotten}): map(decode, on='image'): ValueError: not an image"
     assert told in caplog.text
     two = stoker.from_folder(tmp_path, seed=0, on_error=1).map(decode, on="image")
     (tmp_path / "class" / "5.png").write_bytes(b"broken")

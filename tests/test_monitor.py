@@ -178,7 +178,7 @@ def test_a_program_that_ends_is_told_what_its_loaders_cost(
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-W", "error", str(tmp_path / "train.py"), call]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == (3 if "fails" in call else 0)
     words = [line.removeprefix("stoker.monitor: ") for line in done.stderr.splitlines()]
     assert len([line for line in words if line.startswith("epoch ")]) == passes

@@ -274,7 +274,7 @@ def halfway() -> tuple[Spec, dict[str, Any]]:
         return spec, through_json(pipeline.state_dict())
 
 
-OTHERS = {
+OTHERS: dict[str, dict[str, Any]] = {
     "seed": {"seed": 6},
     "length": {"examples": 31},
     "batch size": {"batch": 5},

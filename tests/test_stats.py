@@ -67,7 +67,8 @@ def test_counts_on_the_way_are_those_of_the_batches_so_far(spec: Spec, workers: 
 @given(specs())
 def test_counts_do_not_depend_on_workers(spec: Spec) -> None:
     def counts(workers: int) -> list[tuple[int, ...]]:
-        pipeline, found = built(spec, workers), []
+        pipeline = built(spec, workers)
+        found: list[tuple[int, ...]] = []
         with small_pools_allowed():
             for _ in pipeline:
                 s = pipeline.stats()
@@ -107,7 +108,8 @@ def test_repeats_in_batches_are_counted(spec: Spec) -> None:
 
 def test_copy_distance_is_the_mean_of_steps_between_uses() -> None:
     spec = Spec(60, 1, shuffle=False, echoes=(("before", Fraction(3), 10),))
-    pipeline, last, distances = built(spec, 0), {}, []
+    pipeline, distances = built(spec, 0), []
+    last: dict[Any, int] = {}
     for step, batch in enumerate(pipeline):
         (i,) = ids(batch)
         if i in last:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,7 @@ with warnings.catch_warnings():
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=WORLD - 1, world_size=WORLD, store=FakeStore())
-
 data = TensorDataset(torch.arange(16))
-distributed = DistributedSampler(data)
 
 
 class Stream(IterableDataset):
@@ -38,54 +34,83 @@ class OwnBatches(BatchSampler):  # as accelerate's: it divides by itself
     num_processes, process_index = 2, 1
 
 
-LOADERS = {
-    "plain": DataLoader(data, 4),
-    "shuffled": DataLoader(data, 4, shuffle=True),
-    "batches": DataLoader(data, batch_sampler=BatchSampler(range(16), 4, False)),
-    "stream": DataLoader(Stream(), 4),
-    "list": [torch.arange(4)] * 4,
-    "distributed": DataLoader(data, 4, sampler=distributed),
-    "distributed batches": DataLoader(data, batch_sampler=BatchSampler(distributed, 4, False)),
-    "own batches": DataLoader(data, batch_sampler=OwnBatches(range(16), 4, False)),
-}
+def loaders():
+    distributed = DistributedSampler(data)
+    return {
+        "plain": DataLoader(data, 4),
+        "shuffled": DataLoader(data, 4, shuffle=True),
+        "batches": DataLoader(data, batch_sampler=BatchSampler(range(16), 4, False)),
+        "stream": DataLoader(Stream(), 4),
+        "list": [torch.arange(4)] * 4,
+        "distributed": DataLoader(data, 4, sampler=distributed),
+        "distributed batches": DataLoader(data, batch_sampler=BatchSampler(distributed, 4, False)),
+        "own batches": DataLoader(data, batch_sampler=OwnBatches(range(16), 4, False)),
+    }
+
+
 WRAPS = {
     "echo": lambda loader: stoker.echo(loader, 2),
     "monitor": stoker.monitor,
     "both": lambda loader: stoker.monitor(stoker.echo(loader, 2)),
 }
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    for name in NAMES:
-        train = WRAPS[WRAP](LOADERS[name])
-        list(train)
-        list(train)
-say(json.dumps([[str(w.message), os.path.basename(w.filename)] for w in caught]))
+
+
+def warned(world, wrap, names):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.init_process_group("fake", rank=world - 1, world_size=world, store=FakeStore())
+    made = loaders()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in names:
+            train = WRAPS[wrap](made[name])
+            list(train)
+            list(train)
+    say(json.dumps([[str(w.message), os.path.basename(w.filename)] for w in caught]))
+
+
+for case in CASES:
+    if not (pid := os.fork()):  # each in a process of its own, that need not import torch
+        warned(*case)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 """
 
+SEVERAL = ["distributed", "distributed batches", "own batches", "plain", "batches", "shuffled"]
+CASES = {
+    **{wrap: (2, wrap, SEVERAL) for wrap in ("echo", "monitor", "both")},
+    **{name: (2, "echo", [name]) for name in ("batches", "stream", "list")},
+    "one rank": (1, "echo", ["plain", "list"]),
+}
 
-def warned(folder: Path, wrap: str, names: list[str], world: int = 2) -> Any:
-    with script(folder, f"WORLD, WRAP, NAMES = {world}, {wrap!r}, {names!r}\n{GROUP}") as running:
-        told = json.loads(running.line())
-        assert running.finish()[0] == 0
-    return told
+
+@pytest.fixture(scope="module")
+def warned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What was warned of in each case: messages, and the files that they point to."""
+    program = f"CASES = {list(CASES.values())!r}\n{GROUP}"
+    with script(tmp_path_factory.mktemp("ranks"), program) as running:
+        code, out, errors = running.finish()
+    assert code == 0, errors
+    return dict(zip(CASES, map(json.loads, out.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("wrap", ["echo", "monitor", "both"])
-def test_ranks_that_each_take_everything_are_warned_of_once(tmp_path: Path, wrap: str) -> None:
-    names = ["distributed", "distributed batches", "own batches", "plain", "batches", "shuffled"]
-    ((message, filename),) = warned(tmp_path, wrap, names)
+def test_ranks_that_each_take_everything_are_warned_of_once(
+    warned: dict[str, Any], wrap: str
+) -> None:
+    ((message, filename),) = warned[wrap]
     assert message.startswith("each of 2 ranks iterates over all batches of the DataLoader")
     assert "DistributedSampler" in message
     assert filename == "script.py"
 
 
 @pytest.mark.parametrize("name", ["batches", "stream", "list"])
-def test_whatever_the_loader_is(tmp_path: Path, name: str) -> None:
-    assert len(warned(tmp_path, "echo", [name])) == 1
+def test_whatever_the_loader_is(warned: dict[str, Any], name: str) -> None:
+    assert len(warned[name]) == 1
 
 
-def test_one_rank_has_everything_by_right(tmp_path: Path) -> None:
-    assert warned(tmp_path, "echo", ["plain", "list"], world=1) == []
+def test_one_rank_has_everything_by_right(warned: dict[str, Any]) -> None:
+    assert warned["one rank"] == []
 
 
 def test_without_a_group_nothing_of_a_loader_is_looked_at() -> None:

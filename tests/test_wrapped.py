@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def numbers(batches: Any) -> list[list[int]]:
 
 PIPELINES: dict[str, Any] = {
     "inline": lambda: built(Spec(20, 4), 0),
-    "threads": lambda: built(Spec(20, 4, echoes=(("before", 2, None),)), 2),
+    "threads": lambda: built(Spec(20, 4, echoes=(("before", Fraction(2), None),)), 2),
     "processes": lambda: built(Spec(20, 4), 1, "process"),
     "loader": lambda: stoker.echo(loader(), 2, seed=0),
     "auto": lambda: stoker.from_arrays(np.arange(20), seed=0).shuffle().echo().batch(4),
@@ -82,7 +83,7 @@ def test_an_iterator_that_handed_out_nothing_leaves_no_trace(kind: str, trial: s
 
 
 def test_after_a_state_was_loaded_a_trial_does_not_lose_it() -> None:
-    spec = Spec(40, 4, echoes=(("before", 2, None),))
+    spec = Spec(40, 4, echoes=(("before", Fraction(2), None),))
     whole = stream(built(spec, 0))
     pipeline = built(spec, 0)
     iterator = iter(pipeline)
@@ -253,7 +254,7 @@ def test_a_loader_whose_state_is_an_attribute_error_has_none() -> None:
     st.integers(1, 4),
     st.sampled_from([0, 2]),
 )
-@example(Spec(300, 2, echoes=(("before", 2, None), ("batch", 2, None))), 63, 0)
+@example(Spec(300, 2, echoes=(("before", Fraction(2), None), ("batch", Fraction(2), None))), 63, 0)
 def test_the_state_behind_what_was_acknowledged_is_the_one_that_was_there(
     spec: Spec, ahead: int, workers: int
 ) -> None:

@@ -26,7 +26,9 @@ class Photographs(Dataset):
         side = int(min(image.size) * random.uniform(0.6, 1.0))
         left = random.randint(0, image.width - side)
         top = random.randint(0, image.height - side)
-        image = image.resize((SIZE, SIZE), Image.BILINEAR, (left, top, left + side, top + side))
+        image = image.resize(
+            (SIZE, SIZE), Image.Resampling.BILINEAR, (left, top, left + side, top + side)
+        )
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return pixels.view(SIZE, SIZE, 3).permute(2, 0, 1).float() / 255, index % 10
 

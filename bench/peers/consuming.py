@@ -21,7 +21,7 @@ def consume(batches: Callable[[], Iterator[Any]], warm: int) -> None:
     print("ready", flush=True)
     seconds = float(sys.stdin.readline())
     began = time.perf_counter()
-    came = []
+    came: list[Any] = []
     while len(came) < 2 or came[-1] < seconds:  # a rate takes two
         next(endless)
         came.append(time.perf_counter() - began)

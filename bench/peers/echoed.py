@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.demo.task import Learner, augment
+from experiments.workloads import Learner, augment
 
 Uses = Iterator[tuple[Any, Any, int]]
 """Images, labels, and the fresh examples that were handed out so far."""
@@ -191,7 +191,7 @@ def alone(steps: int, step_s: float) -> Rate:
 
 
 class Task:
-    """The demo's task, its images behind a loader.
+    """The network of experiments/, its images behind a loader.
 
     Args:
         folder: where ``images.npy``, ``labels.npy``, ``test_images.npy``, ``test_labels.npy`` are.

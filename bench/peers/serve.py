@@ -62,6 +62,16 @@ def timed(epoch: Epochs, least_s: float = 0.0) -> dict[str, float]:
     }
 
 
+def whole_rates(samples: list[dict[str, float]]) -> list[float]:
+    """Return examples/s of what ``timed`` found, everything included."""
+    return [each["examples"] / each["total_s"] for each in samples]
+
+
+def steady_rates(samples: list[dict[str, float]]) -> list[float]:
+    """Return examples/s of what ``timed`` found, behind the first batches."""
+    return [each["steady_examples"] / each["steady_s"] for each in samples]
+
+
 def check(epoch: Epochs, rows: int) -> None:
     """See that every row comes once in an epoch, and that two epochs differ.
 
@@ -71,7 +81,7 @@ def check(epoch: Epochs, rows: int) -> None:
     for order in orders:
         if not np.array_equal(np.sort(order), np.arange(rows)):
             raise AssertionError(f"an epoch of {len(order)} rows is not each of {rows} rows once")
-    if np.array_equal(*orders):
+    if np.array_equal(orders[0], orders[1]):
         raise AssertionError("two epochs came in one order: nothing is shuffled")
 
 

@@ -4,7 +4,7 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
-from stoker.analysis.pipelines import analyze
+from stoker.analysis import analyze
 from stoker.cache.cached_dataset import CachedDataset, cached
 from stoker.constructors import (
     echo,
@@ -27,12 +27,11 @@ from stoker.errors import (
     StokerError,
     WorkerDied,
 )
-from stoker.feeds import from_feed, share
+from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
-
-__version__ = "0.1.0"
+from stoker.version import __version__
 
 __all__ = [
     "__version__",

@@ -36,42 +36,14 @@ def _options(
     pass
 
 
-@app.command()
-def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for demo.json, demo.png and the demo's image files.")
-    ] = Path("stoker-demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
-    full: Annotated[
-        bool, typer.Option("--full", help="Also echo after augmentation, more factors, and R = 1.")
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your own images, one sub-folder a class, instead of the digits."),
-    ] = None,
-    remote: Annotated[
-        bool,
-        typer.Option("--remote", help="Read from a local HTTP server instead of emulated storage."),
-    ] = False,
-) -> None:
-    """Train one small network with and without echoing, on storage that is too slow for it.
-
-    Shows what echoing buys: fresh examples, steps and seconds to a target accuracy. Takes
-    under three minutes on two cores. Ctrl-C ends it cleanly; image files are kept for the
-    next run.
-
-    Example: stoker demo --out /tmp/demo --seeds 5
-    """
-    from stoker.demo import run_demo
-
-    try:
-        run_demo(out=out, seeds=seeds, full=full, data=data, remote=remote)
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(130) from None
-    except (ImportError, OSError, ValueError, stoker.StokerError) as error:
-        typer.echo(f"stoker demo: {error}", err=True)
-        raise typer.Exit(1) from None
+@app.command(
+    hidden=True,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def demo() -> None:
+    """Say where the demo is: in the repository, not in the package."""
+    typer.echo("stoker demo: the demo is in stoker's repository: run scripts/demo there", err=True)
+    raise typer.Exit(2)
 
 
 @app.command(
@@ -120,24 +92,25 @@ def analyze(
     """
     from rich.console import Console
 
-    from stoker.analysis import launching, phases, terminal
-    from stoker.analysis.crash import headline
-    from stoker.analysis.findings import report_of
+    from stoker.analysis import terminal
+    from stoker.analysis.diagnosis import make_report
     from stoker.analysis.page import write_page
-    from stoker.analysis.probe_record import AnalysisError
     from stoker.analysis.report import write_report
+    from stoker.analysis.script_process import make_command, summarize_crash
+    from stoker.analysis.scripts import trace_script
+    from stoker.analysis.trace import AnalysisError
 
     errors = Console(stderr=True, highlight=False)
     try:
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
-        command = launching.command_line(script)
-        errors.print(terminal.what_it_will_do(command, budget * 60), markup=False)
+        command = make_command(script)
+        errors.print(terminal.describe_plan(command, budget * 60), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            record = phases.analyzed(command, budget_s=budget * 60, loader=loader, say=say)
-        report = report_of(record)
+            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+        report = make_report(trace)
         if json is not None:
             write_report(report, json)
         if html is not None:
@@ -148,9 +121,9 @@ def analyze(
     except (OSError, ValueError, AnalysisError) as error:
         typer.echo(f"stoker analyze: {error}", err=True)
         raise typer.Exit(1) from None
-    terminal.show(report, Console(highlight=False))
+    terminal.show_report(report, Console(highlight=False))
     if report.crash is not None:
-        errors.print(f"stoker analyze: {headline(report.crash)}", markup=False)
+        errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
         raise typer.Exit(1)
 
 
@@ -193,9 +166,10 @@ def what_if(
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
-    from stoker.analysis import answers, questions
+    from stoker.analysis import terminal
     from stoker.analysis.model import Change
-    from stoker.analysis.report import measured, read_report
+    from stoker.analysis.report import read_report, to_measured
+    from stoker.analysis.what_if import answer, write_answer
     from stoker.machine import parse_bytes
 
     try:
@@ -204,21 +178,21 @@ def what_if(
             cores=cores,
             cache_bytes=None if cache is None else parse_bytes(cache),
             storage_mbps=storage_mbps,
-            accelerator=1.0 if accelerator is None else _times(accelerator),
+            accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
             jobs=jobs,
             echo=echo,
             echo_at=echo_at,
         )
-        answer = questions.ask(measured(found), change)
+        answered = answer(to_measured(found), change)
         if json is not None:
-            questions.write_answer(answer, json)
-        answers.show(found, answer)
+            write_answer(answered, json)
+        terminal.show_answer(found, answered)
     except (OSError, ValueError) as error:
         typer.echo(f"stoker what-if: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-def _times(text: str) -> float:
+def _parse_multiple(text: str) -> float:
     """Read a multiple such as ``2x`` or ``2``. Raises ValueError."""
     try:
         return float(text.strip().removesuffix("x"))
@@ -263,7 +237,7 @@ def feed(
 
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
-    from stoker.feed.serving import serve
+    from stoker.feed.foreground import serve
 
     try:
         limit = int(staging) if staging is not None and staging.isdigit() else staging
@@ -286,9 +260,9 @@ def cache_list() -> None:
 
     Example: stoker cache list
     """
-    from stoker.cache.inventory import table
+    from stoker.cache.inventory import print_table
 
-    table()
+    print_table()
 
 
 @caches.command("info")
@@ -301,9 +275,9 @@ def cache_info(
 
     Example: stoker cache info /scratch/cache
     """
-    from stoker.cache.inventory import info
+    from stoker.cache.inventory import print_info
 
-    _ending(lambda: info(which))
+    _ending(lambda: print_info(which))
 
 
 @caches.command("remove")
@@ -316,9 +290,14 @@ def cache_remove(
 
     Example: stoker cache remove /scratch/cache
     """
-    from stoker.cache.inventory import removed
+    from stoker.cache.inventory import remove, resolve_name
 
-    _ending(lambda: typer.echo(f"removed {removed(which)}"))
+    def remove_it() -> None:
+        folder = resolve_name(which)
+        remove(folder)
+        typer.echo(f"removed {folder}")
+
+    _ending(remove_it)
 
 
 def _ending(command: Callable[[], None]) -> None:

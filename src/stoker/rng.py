@@ -7,7 +7,8 @@ Streams are those of NumPy's Philox generator and may differ between NumPy versi
 
 from __future__ import annotations
 
-import secrets
+import functools
+import os
 import threading
 from typing import Any
 
@@ -23,7 +24,7 @@ SHUFFLE, ECHO, LEGACY, MAP = 0, 1 << 20, 2 << 20, 3 << 20
 
 def draw_seed() -> int:
     """Draw a seed for a pipeline that was given none."""
-    return secrets.randbits(32)
+    return int.from_bytes(os.urandom(4), "big")
 
 
 def key(seed: int, epoch: int, purpose: int, rank: int = 0) -> NDArray[np.uint64]:
@@ -92,9 +93,14 @@ class Fractions:
         return self._drawn[place]
 
 
+@functools.cache
+def _shared() -> Rekeyed:
+    return Rekeyed()  # made when it is wanted: NumPy loads its random numbers with it
+
+
 def integer_at(key: NDArray[np.uint64], ordinal: int, word: int = 0) -> int:
     """Return a 63-bit integer for an address: a seed for generators that are not NumPy's."""
-    return int(_shared.at(key, ordinal, word).integers(1 << 63))
+    return int(_shared().at(key, ordinal, word).integers(1 << 63))
 
 
 def mixed(key: int, ordinal: int) -> int:
@@ -103,6 +109,3 @@ def mixed(key: int, ordinal: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return (x ^ (x >> 31)) >> 1
-
-
-_shared = Rekeyed()

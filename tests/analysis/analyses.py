@@ -94,7 +94,7 @@ def environment() -> dict[str, str]:
 
 def command_of(*arguments: str | os.PathLike[str]) -> list[str]:
     call = "from stoker.cli import main; main()"
-    return [sys.executable, "-c", call, "analyze", *map(os.fspath, arguments)]
+    return [sys.executable, "-c", call, "analyze", *(os.fspath(argument) for argument in arguments)]
 
 
 def analyze(
@@ -107,7 +107,7 @@ def analyze(
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         cwd=folder,
         env=environment(),
         stdin=stdin or subprocess.DEVNULL,

@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: apt-get install chromium"
 )
-TIMEOUT_S = 100
+TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)

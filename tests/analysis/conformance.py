@@ -104,7 +104,8 @@ class Slow(Mapped):
 def add_a_hundred(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.extra = 100 + worker
+    dataset: Any = info.dataset
+    dataset.extra = 100 + worker
 
 
 def digest(*values: Any) -> str:
@@ -113,7 +114,9 @@ def digest(*values: Any) -> str:
 
 def states() -> str:
     return digest(
-        torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
     )
 
 

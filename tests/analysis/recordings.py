@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
-from stoker.analysis.probe_record import Drain, ProbeRecord, RankRecord
-from stoker.analysis.reading import Reads
+from stoker.analysis.storage import Reads
+from stoker.analysis.trace import Drain, RankTrace, Trace
 
 BATCH_SIZE = 10
 BATCHES = 200
@@ -60,7 +60,7 @@ def parts(draw: st.DrawFn) -> Parts:
     )
 
 
-def recorded(job: Parts) -> ProbeRecord:
+def recorded(job: Parts) -> Trace:
     """Return the record of an analysis of such a job."""
     about = {
         "slot": 0,
@@ -69,14 +69,14 @@ def recorded(job: Parts) -> ProbeRecord:
         "batch_size": BATCH_SIZE,
         "workers": job.workers,
     }
-    rank = RankRecord(1, 0, {"loaders": [about]}, slot=0, read_before_look=False)
+    rank = RankTrace(1, 0, {"loaders": [about]}, slot=0, read_before_look=False)
     rank.described = {"examples": EXAMPLES, "prefetch": 2, "ordered": True, "cuda": False}
     rank.rows = _rows(BATCH_SIZE / job.rate, job.wait, 0.0, TRAINS)
     rank.replayed = _rows(BATCH_SIZE / job.G, 0.0, job.step_cpu_s, TRAINS | REPLAYED)
     for count, rate in job.P.items():
         rank.drains[f"warm-{count}"] = [_drain(count, rate, job.prep_cpu_s)]
         rank.trained[count] = [[BATCH_SIZE / job.trained[count]] * (BATCHES - 1)]
-    record = ProbeRecord(["train.py"], [rank], starts=1)
+    record = Trace(["train.py"], [rank], starts=1)
     if job.S is not None:
         cold = min(job.S, job.P[job.workers])
         rank.drains["cold"] = [_drain(job.workers, cold, job.prep_cpu_s)]
@@ -110,4 +110,4 @@ def _drain(workers: int, rate: float, cpu_s: float) -> Drain:
         for n in range(BATCHES)
     ]
     arrivals = [(n + 1) * every_ns for n in range(BATCHES)]
-    return Drain(workers, arrivals, 0, 0.0, "time", None, work)
+    return Drain(workers, arrivals, 0, 0.0, work)

@@ -16,9 +16,9 @@ from stoker.analysis.report import (
     Report,
     Split,
     Wait,
-    measured,
+    to_measured,
 )
-from stoker.analysis.verdict import verdict
+from stoker.analysis.verdict import write_verdict
 
 IMAGES = 1_281_167
 IMAGE_BYTES = 114_000.0
@@ -98,7 +98,7 @@ def job(
         step_cpu_s=step_cpu_s,
         after_s=after_s or {},
     )
-    now = predict(measured(report))
+    now = predict(to_measured(report))
     split = Split(now.compute, now.prep_stall, now.fetch_stall)
     rates = msgspec.structs.replace(
         report.rates,
@@ -138,7 +138,7 @@ def job(
             for rank in range(ranks if ranks > 1 else 0)
         ],
     )
-    return msgspec.structs.replace(found, verdict=verdict(found))
+    return msgspec.structs.replace(found, verdict=write_verdict(found))
 
 
 FETCH = job(G=3_000, P={1: 260, 2: 515, 4: 1_020, 8: 1_900}, workers=8, miss_s=0.002)

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from analysis.recordings import Parts, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
-from stoker.analysis.advice import actions
-from stoker.analysis.answers import show
-from stoker.analysis.findings import report_of
+from stoker.analysis.advice import advise
+from stoker.analysis.diagnosis import make_report
 from stoker.analysis.model import Change, predict
 from stoker.analysis.porting import Port
-from stoker.analysis.questions import ask
-from stoker.analysis.report import Action, Report, Split, measured, write_report
-from stoker.analysis.verdict import verdict
+from stoker.analysis.report import Action, Report, Split, to_measured, write_report
+from stoker.analysis.terminal import show_answer
+from stoker.analysis.verdict import write_verdict
+from stoker.analysis.what_if import answer
 from stoker.cli import app
 
 CODES = {
@@ -37,13 +37,13 @@ def named(report: Report) -> list[str]:
     """Return the kinds of actions, in their order."""
     return [
         next(kind for kind, code in CODES.items() if code in action.code)
-        for action in actions(report)
+        for action in advise(report)
     ]
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_action_helps_and_the_best_comes_first(name: str) -> None:
-    found = actions(REPORTS[name])
+    found = advise(REPORTS[name])
     for action in found:
         assert action.gain.value >= 1.02
         assert action.gain.low <= action.gain.value <= action.gain.high
@@ -73,8 +73,8 @@ def test_without_storage_nothing_is_said_about_it() -> None:
 
 
 def test_a_gain_is_what_the_model_says() -> None:
-    (action,) = actions(COMPUTE)
-    found = measured(COMPUTE)
+    (action,) = advise(COMPUTE)
+    found = to_measured(COMPUTE)
     doubled = predict(dataclasses.replace(found, ingestion=2 * found.ingestion))
     assert action.gain.value == pytest.approx(doubled.rate / predict(found).rate)
 
@@ -82,7 +82,7 @@ def test_a_gain_is_what_the_model_says() -> None:
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_verdict_is_a_sentence_about_what_limits(name: str) -> None:
     report = REPORTS[name]
-    text = verdict(replace(report, actions=actions(report)))
+    text = write_verdict(replace(report, actions=advise(report)))
     assert text[0].isupper()
     assert "\n" not in text
     if report.as_it_is is None:
@@ -100,7 +100,7 @@ def test_training_on_the_host_needs_no_faster_accelerator() -> None:
 
 def test_echoing_is_advised_up_to_four() -> None:
     starved = job(G=9_000, P={1: 100, 4: 400}, workers=4, S=9_000, cores=4)
-    (echo,) = (action for action in actions(starved) if "echoing" in action.title)
+    (echo,) = (action for action in advise(starved) if "echoing" in action.title)
     assert "stoker.echo(loader, 4)" in echo.code
     assert echo.gain.value == pytest.approx(4.0)
 
@@ -113,12 +113,12 @@ def waiting(cpu_s: float, P: dict[int, float] | None = None) -> Report:
 
 
 def test_more_workers_than_cores_are_advised_where_preparing_waits() -> None:
-    (more,) = (action for action in actions(waiting(0.001)) if "num_workers=" in action.code)
+    (more,) = (action for action in advise(waiting(0.001)) if "num_workers=" in action.code)
     assert more.code == "DataLoader(..., num_workers=10)"
     assert more.gain.value == pytest.approx(5.0)
     assert "drawn on, in proportion" in more.why
     assert "2 processors have time" in more.why
-    seen = actions(waiting(0.001, {1: 100, 2: 200, 10: 600}))
+    seen = advise(waiting(0.001, {1: 100, 2: 200, 10: 600}))
     (more,) = (action for action in seen if "num_workers=" in action.code)
     assert more.gain.value == pytest.approx(3.0)
     assert "was measured" in more.why
@@ -146,25 +146,25 @@ PORT = Port(
 def test_porting_is_named_where_it_wins() -> None:
     after_s = {"batch": 0.0, "after-augmentation": 0.0001}
     small = replace(PREP, examples=20_000, after_s=after_s, port=PORT)
-    (port,) = (action for action in actions(small) if "port" in action.title)
-    assert actions(small)[0] == port
+    (port,) = (action for action in advise(small) if "port" in action.title)
+    assert advise(small)[0] == port
     assert "decoded examples take 18.6 GiB, and it keeps them" in port.title
     assert '.cache("19.6 GiB")' in port.code
-    assert verdict(replace(small, actions=actions(small))).count("First: port the loader") == 1
+    assert write_verdict(replace(small, actions=advise(small))).count("First: port the loader") == 1
     half = replace(small, examples=64_000)
-    (part,) = (action for action in actions(half) if "port" in action.title)
+    (part,) = (action for action in advise(half) if "port" in action.title)
     assert "of which fit" in part.title
     assert 1.02 < part.gain.value < port.gain.value
     random = replace(small, port=replace(PORT, varies=True))
-    assert not [action for action in actions(random) if "port" in action.title]
+    assert not [action for action in advise(random) if "port" in action.title]
     fed = replace(COMPUTE, examples=20_000, after_s=after_s, port=PORT)
-    assert not [action for action in actions(fed) if "port" in action.title]
+    assert not [action for action in advise(fed) if "port" in action.title]
 
 
 def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:
     def cached(port: Port | None) -> Action:
         report = replace(FETCH, examples=20_000, port=port)
-        (found,) = (a for a in actions(report) if "never evicts" in a.title)
+        (found,) = (a for a in advise(report) if "never evicts" in a.title)
         return found
 
     for port in (None, replace(PORT, varies=True)):
@@ -177,9 +177,9 @@ def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:
 
 def test_less_is_kept_of_decoded_examples_than_of_files() -> None:
     large = replace(FETCH, examples=64_000, port=PORT)  # a MB each, in half of 64 GiB
-    (found,) = (a for a in actions(large) if "stoker.cached(" in a.code)
+    (found,) = (a for a in advise(large) if "stoker.cached(" in a.code)
     assert "(51% of the dataset)" in found.title
-    files = [a for a in actions(replace(large, port=None)) if "never evicts" in a.title]
+    files = [a for a in advise(replace(large, port=None)) if "never evicts" in a.title]
     assert "(100% of the dataset)" in files[0].title
     assert found.gain.value < files[0].gain.value
 
@@ -187,21 +187,21 @@ def test_less_is_kept_of_decoded_examples_than_of_files() -> None:
 def test_a_little_to_gain_is_not_nothing() -> None:
     little = job(G=600, P={1: 145, 4: 577}, workers=4, S=9_000)
     assert little.bound == "compute"
-    said = verdict(replace(little, actions=actions(little)))
+    said = write_verdict(replace(little, actions=advise(little)))
     assert said.endswith("At most 4% is to gain in the data path")
     fed = replace(COMPUTE, split=Split(1.0, 0.0, 0.0))
-    assert verdict(fed).endswith("There is nothing to gain in the data path")
+    assert write_verdict(fed).endswith("There is nothing to gain in the data path")
 
 
 def test_storage_for_small_examples_can_be_asked_about(tmp_path: Path) -> None:
     small = replace(FETCH, example_bytes=100.0)
-    (action,) = (a for a in actions(small) if "--storage-mbps" in a.code)
+    (action,) = (a for a in advise(small) if "--storage-mbps" in a.code)
     assert "0.18" in action.code
     assert "gives the job 0.09 MB/s" in action.why
     write_report(small, tmp_path / "REPORT.json")
     words = action.code.replace("REPORT.json", str(tmp_path / "REPORT.json")).split()
     assert CliRunner().invoke(app, words[1:]).exit_code == 0
-    (action,) = (a for a in actions(FETCH) if "--storage-mbps" in a.code)
+    (action,) = (a for a in advise(FETCH) if "--storage-mbps" in a.code)
     assert action.code.endswith("--storage-mbps 205")
 
 
@@ -221,12 +221,12 @@ def test_data_from_a_network_gets_advice_too() -> None:
     )
     record = recorded(parts)
     record.ranks[0].opened = [{"kind": "socket", "name": "192.0.2.1"}]
-    report = report_of(record)
+    report = make_report(record)
     assert report.rates.P is None
-    assert report.bound == "fetch" == predict(measured(report)).bound
+    assert report.bound == "fetch" == predict(to_measured(report)).bound
     assert report.split.fetch_stall == pytest.approx(0.8, abs=0.01)
     assert report.split.prep_stall == 0.0
     assert "num_workers=" in report.actions[0].code
     said = io.StringIO()
-    show(report, ask(measured(report), Change()), Console(file=said))
+    show_answer(report, answer(to_measured(report), Change()), Console(file=said))
     assert "P holds fetching over the network" in said.getvalue()

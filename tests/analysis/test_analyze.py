@@ -20,6 +20,7 @@ from analysis.analyses import (
     write_files,
     write_script,
 )
+from strategies import shortened
 
 MAIN = 'if __name__ == "__main__":\n    '
 
@@ -76,7 +77,7 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
     assert "no file" in found.report["reasons"]["S"]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", shortened(["spawn", "forkserver"], 1))
 def test_workers_of_every_kind_are_seen(tmp_path: Path, method: str) -> None:
     write_files(tmp_path, 200)
     write_script(
@@ -144,7 +145,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", shortened(SHAPES, 2))
 def test_loaders_of_every_shape_are_analyzed(tmp_path: Path, shape: str) -> None:
     write_script(tmp_path, SHAPES[shape])
     found = analyze(tmp_path, "train.py")
@@ -255,7 +256,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", shortened(FAILURES, 2))
 def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failure: str) -> None:
     body, said = FAILURES[failure]
     write_script(tmp_path, body)
@@ -379,7 +380,7 @@ def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         cwd=tmp_path,
         env=environment() | {"PYTHONPATH": str(hidden)},
     )
@@ -416,14 +417,14 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
         start_new_session=True,
     )
     script: list[psutil.Process] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while len(script) < 3 and time.monotonic() < deadline:  # the script and two workers
         script = psutil.Process(analysis.pid).children(recursive=True)
         time.sleep(0.05)
     assert len(script) >= 3
     os.kill(analysis.pid, number)
-    out, _ = analysis.communicate(timeout=30)
-    _, alive = psutil.wait_procs(script, timeout=20)
+    out, _ = analysis.communicate(timeout=200)
+    _, alive = psutil.wait_procs(script, timeout=200)
     assert alive == []
     if number == signal.SIGINT:
         assert analysis.returncode == 130
@@ -436,7 +437,7 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
             command_of("--budget", "0.2", "train.py"),
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=240,
             cwd=tmp_path,
             env=environment() | {"TMPDIR": str(tmp_path)},
         )
@@ -462,7 +463,7 @@ def test_wrong_calls_get_an_answer(tmp_path: Path, arguments: list[str], said: s
         check=False,
         cwd=tmp_path,
         env=environment(),
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode in (1, 2)
     assert said in done.stderr

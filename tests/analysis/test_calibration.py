@@ -8,20 +8,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from browser import needs_chromium, opened
 from hypothesis import given
-from recordings import Parts, parts, recorded
-from reports import FETCH, REPORTS
-from test_page import data_of
 from typer.testing import CliRunner
 
-from stoker.analysis.calibration import calibrated
-from stoker.analysis.findings import report_of
+from analysis.browser import needs_chromium, opened
+from analysis.recordings import Parts, parts, recorded
+from analysis.reports import FETCH, REPORTS
+from analysis.test_page import data_of
+from stoker.analysis.calibration import calibrate
+from stoker.analysis.diagnosis import make_report
 from stoker.analysis.model import Change, predict
 from stoker.analysis.page import write_page
-from stoker.analysis.questions import ask
-from stoker.analysis.report import Rate, Report, measured, read_report, write_report
-from stoker.analysis.verdict import doubts, verdict
+from stoker.analysis.report import Rate, Report, read_report, to_measured, write_report
+from stoker.analysis.verdict import find_doubts, write_verdict
+from stoker.analysis.what_if import answer
 from stoker.cli import app
 
 FED = Parts(
@@ -53,9 +53,9 @@ LIMITS = {
 
 @given(parts())
 def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Parts) -> None:
-    report = report_of(recorded(job))
+    report = make_report(recorded(job))
     assert report.as_it_is is not None
-    outcome = ask(measured(report), Change()).outcomes[0].prediction
+    outcome = answer(to_measured(report), Change()).outcomes[0].prediction
     assert outcome.rate == pytest.approx(report.as_it_is.rate.value, rel=1e-6)
     assert outcome.bound == report.bound
     assert LIMITS[report.bound] in report.verdict
@@ -67,25 +67,25 @@ def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Part
 
 @given(parts())
 def test_calibrating_twice_changes_nothing(job: Parts) -> None:
-    report = report_of(recorded(job))
+    report = make_report(recorded(job))
     assert report.as_it_is is not None
-    once = measured(report)
-    twice = calibrated(once, report.as_it_is.rate.value, report.split.compute)
+    once = to_measured(report)
+    twice = calibrate(once, report.as_it_is.rate.value, report.split.compute)
     for change in (Change(), Change(cores=9), Change(accelerator=3.0), Change(echo=2.0)):
         assert predict(twice, change).rate == pytest.approx(predict(once, change).rate, rel=1e-4)
 
 
 def test_what_agrees_is_left_alone() -> None:
-    report = report_of(recorded(FED))
+    report = make_report(recorded(FED))
     apart = report.predicted
     assert apart == pytest.approx(186.0, rel=0.03)
     assert report.doubts == []
-    assert measured(report).prep == tuple(sorted((p.workers, p.rate.value) for p in report.prep))
+    assert to_measured(report).prep == tuple(sorted((p.workers, p.rate.value) for p in report.prep))
 
 
 @needs_chromium
 def test_verdict_what_if_and_page_say_the_same(tmp_path: Path) -> None:
-    reports = {name: report_of(recorded(job)) for name, job in JOBS.items()} | REPORTS
+    reports = {name: make_report(recorded(job)) for name, job in JOBS.items()} | REPORTS
     for name, report in reports.items():
         write_report(report, tmp_path / f"{name}.json")
         write_page(report, tmp_path / f"{name}.html")
@@ -115,7 +115,7 @@ def test_verdict_what_if_and_page_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["slow", "quick"])
 def test_what_contradicts_itself_is_said_first_and_softly(name: str, tmp_path: Path) -> None:
-    report = report_of(recorded(JOBS[name]))
+    report = make_report(recorded(JOBS[name]))
     assert report.bound == "prep"
     assert report.predicted is not None
     numbers = f"predicted {report.predicted:,.0f} examples/s, measured {JOBS[name].rate:,.0f}"
@@ -132,11 +132,13 @@ def test_an_interval_that_reaches_0_is_said_first() -> None:
     report: Report = msgspec.structs.replace(
         FETCH, rates=msgspec.structs.replace(FETCH.rates, S=Rate(900.0, 0.0, 1_800.0))
     )
-    report = msgspec.structs.replace(report, doubts=doubts(report))
+    report = msgspec.structs.replace(report, doubts=find_doubts(report))
     assert report.doubts == ["the interval of S reaches 0"]
-    assert verdict(report).startswith("Uncertain: the interval of S reaches 0. The job seems to be")
-    assert doubts(FETCH) == []
+    assert write_verdict(report).startswith(
+        "Uncertain: the interval of S reaches 0. The job seems to be"
+    )
+    assert find_doubts(FETCH) == []
     off = msgspec.structs.replace(FETCH, predicted=1.2 * (FETCH.predicted or 0.0))
-    both = msgspec.structs.replace(report, doubts=doubts(off) + report.doubts)
-    assert verdict(both).startswith("Uncertain: predicted")
-    assert ". The interval of S reaches 0. The job seems" in verdict(both)
+    both = msgspec.structs.replace(report, doubts=find_doubts(off) + report.doubts)
+    assert write_verdict(both).startswith("Uncertain: predicted")
+    assert ". The interval of S reaches 0. The job seems" in write_verdict(both)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.analyses import Outcome, analyze, write_script
+from strategies import shortened
 
 FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
 
@@ -90,7 +91,7 @@ def test_a_crash_is_told(how: str, phase: str, tmp_path: Path) -> None:
     told(found, HOW[how][0], WHEN[phase], HOW[how][1])
 
 
-@pytest.mark.parametrize("how", HOW if FULL else ["raise", "kill"])
+@pytest.mark.parametrize("how", shortened(HOW, 1))
 def test_a_crash_before_the_first_batch_is_told(how: str, tmp_path: Path) -> None:
     write_script(tmp_path, CRASHING + f"crash({how!r})\n")
     found = analyze(tmp_path, "train.py")
@@ -145,7 +146,7 @@ LEAVING = {
 }
 
 
-@pytest.mark.parametrize("how", LEAVING)
+@pytest.mark.parametrize("how", shortened(LEAVING, 1))
 def test_a_process_that_leaves_without_pythons_end_is_no_crash(how: str, tmp_path: Path) -> None:
     write_script(tmp_path, LEAVING[how])
     found = analyze(tmp_path, in_shell(tmp_path, f"{sys.executable} train.py"))
@@ -173,7 +174,7 @@ def test_a_rank_that_was_started_again_and_did_well_is_no_crash(tmp_path: Path) 
     assert found.code == 0
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(3)"])
+@pytest.mark.parametrize("end", shortened(["os.kill(os.getpid(), 9)", "os._exit(3)"], 1))
 def test_a_trainer_that_is_gone_behind_a_shell_is_told(end: str, tmp_path: Path) -> None:
     write_script(
         tmp_path,
@@ -211,7 +212,10 @@ if __name__ == "__main__":
     ("before", "how"),
     [(before, how) for before in ("before", "behind") for how in HOW]
     if FULL
-    else [("behind", "raise"), ("before", "exit")],
+    else [
+        ("behind", "raise"),
+        pytest.param("before", "exit", marks=pytest.mark.full),
+    ],
 )
 def test_of_several_ranks_the_one_that_crashed_is_shown(
     before: str, how: str, tmp_path: Path

@@ -11,22 +11,25 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
 
-from stoker.analysis.model import (
-    PLACES,
-    Change,
-    Measured,
-    cores_needed,
+from analysis.reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
+from stoker.analysis.formulas import (
     fetch_rate,
     loader_rate,
     page_cache_misses,
-    predict,
-    predict_with_page_cache,
     prep_rate,
     smallest_cache,
 )
-from stoker.analysis.report import measured
+from stoker.analysis.model import (
+    MOST_CORES,
+    PLACES,
+    Change,
+    Measured,
+    find_cores_needed,
+    predict,
+    predict_with_page_cache,
+)
+from stoker.analysis.report import to_measured
 
 rates = st.floats(1, 1e6)
 fractions = st.floats(0, 1)
@@ -188,16 +191,12 @@ def test_cores_needed_are_enough_and_the_fewest(
     curve: tuple[tuple[int, float], ...], wanted: float
 ) -> None:
     last, rate = curve[-1]
-    assume(wanted / rate * last < 10_000)
-    needed = cores_needed(curve, wanted)
-    assert prep_rate(curve, needed) >= wanted * (1 - CLOSE)
+    assume(wanted / rate * last < MOST_CORES)
+    job = Measured(ingestion=wanted, prep=curve, workers=1, cores=1, batch_size=1)
+    needed = find_cores_needed(job, Change(), predict(job))
+    assert needed is not None
+    assert prep_rate(curve, needed) >= wanted * (1 - 2 * CLOSE)
     assert all(prep_rate(curve, fewer) < wanted for fewer in range(1, needed))
-
-
-@pytest.mark.parametrize("wanted", [0.0, -1.0, math.inf, math.nan])
-def test_cores_for_no_rate_are_refused(wanted: float) -> None:
-    with pytest.raises(ValueError, match="a rate is positive and finite"):
-        cores_needed([(1, 10.0)], wanted)
 
 
 # Predictions
@@ -316,7 +315,7 @@ def test_echoing_is_what_the_design_says(
 
 
 def test_reports_are_limited_by_what_they_say() -> None:
-    found = {name: predict(measured(report)).bound for name, report in REPORTS.items()}
+    found = {name: predict(to_measured(report)).bound for name, report in REPORTS.items()}
     assert found == {
         "fetch": "fetch",
         "prep": "prep",
@@ -350,7 +349,7 @@ def test_a_few_misses_do_not_make_slow_preparation_a_matter_of_storage() -> None
 
 
 def test_the_hosts_processors_may_be_the_limit() -> None:
-    job = replace(measured(COMPUTE), step_cpu_s=0.01, prep_cpu=((8, 0.01),), cores=4)
+    job = replace(to_measured(COMPUTE), step_cpu_s=0.01, prep_cpu=((8, 0.01),), cores=4)
     assert predict(job).bound == "processors"
     assert predict(job).rate == pytest.approx(200)
 
@@ -377,20 +376,20 @@ def test_the_hosts_processors_may_be_the_limit() -> None:
 def test_numbers_and_places_that_mean_nothing_are_refused(change: Change, message: str) -> None:
     for ask in (predict, predict_with_page_cache):
         with pytest.raises(ValueError, match=message):
-            ask(measured(FETCH), change)
+            ask(to_measured(FETCH), change)
 
 
 @pytest.mark.parametrize("change", [Change(cache_bytes=1), Change(storage_mbps=1.0)])
 def test_storage_that_was_not_told_apart_is_not_asked_about(change: Change) -> None:
     with pytest.raises(ValueError, match="the report's notes say why"):
-        predict(measured(UNKNOWN), change)
-    assert predict(measured(UNKNOWN)).fetch == math.inf
+        predict(to_measured(UNKNOWN), change)
+    assert predict(to_measured(UNKNOWN)).fetch == math.inf
 
 
 def test_sizes_that_are_not_known_are_not_asked_about() -> None:
-    job = replace(measured(PREP), example_bytes=None)
+    job = replace(to_measured(PREP), example_bytes=None)
     with pytest.raises(ValueError, match="how many bytes an example takes"):
         predict(job, Change(storage_mbps=100))
-    for unsized in (job, replace(measured(PREP), examples=None)):
+    for unsized in (job, replace(to_measured(PREP), examples=None)):
         with pytest.raises(ValueError, match="how many bytes the dataset takes"):
             predict(unsized, Change(cache_bytes=100))

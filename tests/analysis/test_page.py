@@ -12,21 +12,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser import needs_chromium, opened
-from reports import FETCH, PREP, REPORTS, about
 
-from stoker.analysis import questions
+from analysis.browser import needs_chromium, opened
+from analysis.reports import FETCH, PREP, REPORTS, about
+from stoker.analysis.formulas import page_cache_misses
 from stoker.analysis.model import (
     Change,
     Measured,
     check_change,
-    page_cache_misses,
+    find_cache_needed,
+    find_cores_needed,
     predict,
     predict_with_page_cache,
 )
 from stoker.analysis.page import write_page
-from stoker.analysis.report import Action, Loader, Rate, Rates, Report, measured
-from stoker.analysis.verdict import doubts, verdict
+from stoker.analysis.report import Action, Loader, Rate, Rates, Report, to_measured
+from stoker.analysis.verdict import find_doubts, write_verdict
+from strategies import shortened
 
 LIMIT_BYTES = 1_000_000
 CLOSE = 1e-9
@@ -96,7 +98,7 @@ def test_every_report_is_shown(page: Path, tmp_path: Path) -> None:
     shown = opened(page, f"const reports = [{datas}];" + SHOW_EACH, width=500)
     assert shown.console == []
     for (name, report), found in zip(REPORTS.items(), shown.found, strict=True):
-        now = predict(measured(report))
+        now = predict(to_measured(report))
         assert report.verdict.startswith(found["verdict"])
         assert found["rate"] == pytest.approx(now.rate, rel=CLOSE)
         shares = (report.split.compute, report.split.prep_stall, report.split.fetch_stall)
@@ -155,7 +157,7 @@ def test_sliders_change_the_prediction(tmp_path: Path) -> None:
     write_page(PREP, path)
     shown = opened(path, SLIDE)
     assert shown.console == []
-    job = measured(PREP)
+    job = to_measured(PREP)
     assert job.storage
     assert job.example_bytes
     size = job.example_bytes * (job.examples or 0)
@@ -217,8 +219,8 @@ return jobs.map(([job, changes]) => changes.map(([change, needs]) => {
     const measured = fromJson(job);
     const found = predict(measured, change);
     return [found, predictWithPageCache(measured, change).rate,
-        needs ? cacheNeeded(measured, change, found) : null,
-        needs ? coresNeeded(measured, change, found) : null];
+        needs ? findCacheNeeded(measured, change, found) : null,
+        needs ? findCoresNeeded(measured, change, found) : null];
 }));
 """
 
@@ -234,7 +236,7 @@ def agrees(found: Any, expected: Any) -> bool:
 
 @needs_chromium
 def test_the_page_predicts_what_python_predicts(page: Path) -> None:
-    jobs = [measured(report) for report in REPORTS.values()]
+    jobs = [to_measured(report) for report in REPORTS.values()]
     jobs += [
         replace(jobs[1], trains_on_cpu=True, step_cpu_s=0.004, miss_s=0.01),
         replace(jobs[1], efficiency=((2, 0.95), (8, 0.7))),
@@ -263,8 +265,8 @@ def test_the_page_predicts_what_python_predicts(page: Path) -> None:
             assert not wrong, change
             assert agrees(page_cache, predict_with_page_cache(job, change).rate)
             if needs:
-                assert cores == questions.cores_needed_by(job, change, expected)
-                needed = questions.cache_needed(job, change, expected)
+                assert cores == find_cores_needed(job, change, expected)
+                needed = find_cache_needed(job, change, expected)
                 assert agrees(cache, needed) or cache == pytest.approx(needed, abs=1e-9)
 
 
@@ -398,12 +400,12 @@ return found;
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", shortened([500, 1280], 1))
 def test_values_are_shown_under_the_pointer(page: Path, width: int) -> None:
     shown = opened(page, POINT_AT, width=width)
     assert shown.console == []
     found = shown.found
-    job = measured(FETCH)
+    job = to_measured(FETCH)
     assert found["rates"]["text"].split("\n")[0] == "S, storage gives"
     assert "900 examples/s" in found["rates"]["text"]
     assert "95 %: 810 to 990" in found["rates"]["text"]
@@ -438,8 +440,9 @@ return verdicts.map((verdict) => {
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", shortened([500, 1280], 1))
 def test_the_headline_has_two_lines_at_most(page: Path, width: int) -> None:
+    assert FETCH.as_it_is is not None
     speed = msgspec.structs.replace(FETCH.as_it_is, rate=about(98_765.0))
     verdicts = [report.verdict for report in REPORTS.values()]
     for more in (
@@ -450,8 +453,8 @@ def test_the_headline_has_two_lines_at_most(page: Path, width: int) -> None:
         {"rates": Rates(*(Rate(9.0, 0.0, 18.0) for _ in "GPSCF"))},
     ):
         found: Report = msgspec.structs.replace(FETCH, **more)
-        found = msgspec.structs.replace(found, doubts=doubts(found))
-        verdicts.append(verdict(found))
+        found = msgspec.structs.replace(found, doubts=find_doubts(found))
+        verdicts.append(write_verdict(found))
     script = f"const verdicts = {json.dumps(verdicts)};" + HEADLINES
     shown = opened(page, script, width=width)
     assert shown.console == []

@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.analysis.model import Change, predict
-from stoker.analysis.report import measured, read_report, write_report
+from stoker.analysis.report import read_report, to_measured, write_report
 
 
 def slow(data: bytes) -> Any:
@@ -67,7 +67,7 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
     # What is paid for every use is what stands behind the place.
     assert report.after_s["batch"] == 0.0
     assert report.after_s["before-augmentation"] > 0.001 + report.after_s["after-augmentation"]
-    job = measured(report)
+    job = to_measured(report)
     echoed = predict(job, Change(echo=3, echo_at="before-augmentation"))
     assert predict(job).rate < echoed.rate < 3 * predict(job).rate
     titles = [action.title for action in report.actions]
@@ -112,12 +112,14 @@ def test_an_error_of_the_step_is_the_users(files: list[str]) -> None:
         stoker.analyze(stoker.from_files(files).batch(4), broken, budget_s=1)
 
 
+def slowly(values: Any) -> Any:
+    time.sleep(0.01)
+    return values
+
+
 def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
     train = (
-        stoker.from_arrays(np.zeros((240, 16), np.float32), seed=0)
-        .map(lambda values: (time.sleep(0.01), values)[1])
-        .batch(8)
-        .workers(1)
+        stoker.from_arrays(np.zeros((240, 16), np.float32), seed=0).map(slowly).batch(8).workers(1)
     )
     report = stoker.analyze(train, step, budget_s=4)
     assert max(point.workers for point in report.prep) > report.cores

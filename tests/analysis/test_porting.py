@@ -19,13 +19,15 @@ import numpy as np
 import pytest
 
 from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
-from stoker.analysis.porting import code, port
+from stoker.analysis.porting import find_port, write_port
 from stoker.analysis.probe import epochs, takeover
-from stoker.analysis.probe.example import described
-from stoker.cache.codec import encoded
+from stoker.analysis.probe.example import describe_example
+from stoker.cache.codec import encode
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
+Tensor: Any = torch.Tensor
+Dataset: Any = torch.utils.data.Dataset
 
 
 def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
@@ -108,13 +110,13 @@ def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -
         "collates": False,
         "cuda": False,
     } | more
-    found = port({"place": (str(script), number), "batch_size": 8}, described)
+    found = find_port({"place": (str(script), number), "batch_size": 8}, described)
     assert found is not None
     assert (found.name, found.dataset) == (name, dataset)
     names: dict[str, Any] = {"joined": joined}
     exec(PRELUDE.replace("__file__", repr(str(script))), names)
     names["dataset"] = names["Sleepy"](0.0, 20)
-    exec(code(found, 0, "1 MiB"), names)
+    exec(write_port(found, 0, "1 MiB"), names)
     loader = torch.utils.data.DataLoader(
         names["dataset"],
         8,
@@ -146,9 +148,9 @@ def test_what_a_pipeline_does_not_do_is_not_ported(more: dict[str, Any]) -> None
         "collates": False,
         "cuda": True,
     }
-    assert port({"batch_size": 8}, described) is not None
-    assert port({"batch_size": 8}, described | more) is None
-    assert port({"batch_size": None}, described) is None
+    assert find_port({"batch_size": 8}, described) is not None
+    assert find_port({"batch_size": 8}, described | more) is None
+    assert find_port({"batch_size": None}, described) is None
 
 
 def test_shuffled_parts_of_ranks_are_ported() -> None:
@@ -161,9 +163,9 @@ def test_shuffled_parts_of_ranks_are_ported() -> None:
         "collates": False,
         "cuda": True,
     }
-    found = port({"batch_size": 8}, described)
+    found = find_port({"batch_size": 8}, described)
     assert found is not None
-    lines = [line.strip() for line in code(found, 4, "1 GiB").splitlines()]
+    lines = [line.strip() for line in write_port(found, 4, "1 GiB").splitlines()]
     assert lines[3:8] == [
         "stoker.from_dataset(dataset)",
         ".shuffle()",
@@ -195,11 +197,11 @@ class Drawn:
     ],
 )
 def test_examples_that_are_drawn_at_random_are_told(draw: Callable[[], Any], varies: bool) -> None:
-    assert described(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
-    assert described({}) == {}
+    assert describe_example(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
+    assert describe_example({}) == {}
 
 
-class Subclass(torch.Tensor):
+class Subclass(Tensor):
     pass
 
 
@@ -209,7 +211,7 @@ class Record:
 
 
 Pair = namedtuple("Pair", "x y")
-Local = namedtuple("NotFound", "x")
+Local: Any = namedtuple("NotFound", "x")  # type: ignore[name-match]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +228,8 @@ Local = namedtuple("NotFound", "x")
 )
 def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
     with pytest.raises(TypeError):
-        encoded(example())
-    assert described([example()]) == {}
+        encode(example())
+    assert describe_example([example()]) == {}
 
 
 @pytest.mark.parametrize(
@@ -241,8 +243,8 @@ def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
     ],
 )
 def test_what_a_cache_holds_is_equal_to_itself(example: Any) -> None:
-    encoded(example)
-    found = described([example])
+    encode(example)
+    found = describe_example([example])
     assert found["example_bytes"] > 0
     assert not found["varies"]
 
@@ -252,7 +254,7 @@ def test_a_label_that_is_drawn_makes_another_example() -> None:
         def __getitem__(self, index: int) -> Any:
             return np.ones(4), random.randrange(1000)
 
-    assert described(Labelled())["varies"]
+    assert describe_example(Labelled())["varies"]
 
 
 @pytest.mark.parametrize(
@@ -270,12 +272,12 @@ def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
     data = torch.utils.data.TensorDataset(torch.ones(20, 4))
     sampler = torch.utils.data.RandomSampler(data, **options)
     loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
-    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
-    found = drains.describe(None) | drains.look()
-    assert (port({"batch_size": 4}, found) is not None) == ported
+    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0))
+    found = drains.describe(None) | drains.look_at_example()
+    assert (find_port({"batch_size": 4}, found) is not None) == ported
 
 
-class InWorkers(torch.utils.data.Dataset[Any]):
+class InWorkers(Dataset):
     """Can be read in a worker alone, as a handle that forks share may be."""
 
     def __len__(self) -> int:
@@ -289,12 +291,14 @@ class InWorkers(torch.utils.data.Dataset[Any]):
 def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
-        drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+        drains = takeover.LoaderDrains(
+            epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
+        )
         expected = {"example_bytes": 16, "varies": False} if workers else {}
-        assert drains.look() == expected
+        assert drains.look_at_example() == expected
 
 
-class SlowToStart(torch.utils.data.Dataset[Any]):
+class SlowToStart(Dataset):
     """Takes longer to its first example than a drain may take."""
 
     def __init__(self) -> None:
@@ -312,10 +316,10 @@ class SlowToStart(torch.utils.data.Dataset[Any]):
 
 def test_a_slow_start_takes_nothing_from_a_drain() -> None:
     loader = torch.utils.data.DataLoader(SlowToStart(), 4)
-    drains = takeover._Drains(epochs.parts_of(loader), SimpleNamespace(torch=torch, pid=0))
+    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0))
     drains._indices = [[0], [1]]
     command = {
-        "fresh": False, "once": False, "hears": False, "tag": "drain", "workers": 0,
-        "seconds": 0.1, "longest": 0.2, "least": 12, "most": 1000,
+        "fresh": False, "once": False, "tag": "drain", "workers": 0,
+        "seconds": 0.1, "longest": 0.2, "least": 12,
     }  # fmt: skip
     assert len(drains.drain(command)["arrivals_ns"]) >= 2

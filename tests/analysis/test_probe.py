@@ -89,7 +89,7 @@ os.mkdir(os.environ["STOKER_PROBE"])
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
         env=os.environ
         | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(folder)},
     )  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.analyses import Outcome, analyze, write_script
+from strategies import shortened
 
 # Checks what every loop over a loader is handed, and how often.
 COUNTED = """
@@ -189,7 +190,7 @@ def unharmed(found: Outcome) -> None:
     assert found.rates["P"] is not None, found.report["reasons"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", shortened(SCRIPTS, 3))
 def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) -> None:
     write_script(tmp_path, COUNTED + textwrap.dedent(SCRIPTS[script]))
     found = analyze(tmp_path, "train.py", minutes=0.2)

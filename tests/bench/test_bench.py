@@ -11,8 +11,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SHARED = ("harness.py", "throttled.py")
+TIMEOUT_S = 500  # some ten seconds do where nothing else runs
 SCRIPTS = sorted(path for path in BENCH.glob("*.py") if path.name not in SHARED)
 
 
@@ -29,7 +32,7 @@ def test_a_quick_run_finds_no_errors_and_leaves_no_file(script: Path) -> None:
         [sys.executable, "-W", "error", script, "--quick"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
 
     assert done.returncode == 0, done.stderr

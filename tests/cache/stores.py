@@ -15,7 +15,8 @@ from typing import Any
 
 from stoker.cache import store_dir
 from stoker.cache.counters import ITEMS
-from stoker.cache.store import DATA, MISSING, Added, Busy, Store, StoredItem
+from stoker.cache.layout import StoredItem
+from stoker.cache.store import DATA, Added, Busy, Missing, Store
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRELUDE = f"""
@@ -45,7 +46,9 @@ def item(n: int, size: int | None = None) -> StoredItem:
 
 def joined(folder: str, limit: int = LIMIT, **options: Any) -> store_dir.StoreDir:
     arguments = {"temporary": False, "on_damage": "refuse", "describes": "a test", **options}
-    return store_dir.joined(folder, limit_bytes=limit, **arguments)
+    made = store_dir.join(folder, limit_bytes=limit, **arguments)
+    assert made is not None
+    return made
 
 
 @contextlib.contextmanager
@@ -69,7 +72,9 @@ def unharmed(what: str) -> None:
 def found(store: Store, numbers: Sequence[int], damaged: Any = unharmed) -> dict[int, bytes]:
     """Return what is there of some items."""
     got = store.get_many([key(n) for n in numbers], bytes, damaged)
-    return {n: value for n, value in zip(numbers, got, strict=True) if value is not MISSING}
+    return {
+        n: value for n, value in zip(numbers, got, strict=True) if not isinstance(value, Missing)
+    }
 
 
 def wrong(items: dict[int, bytes]) -> list[int]:
@@ -80,7 +85,7 @@ def wrong(items: dict[int, bytes]) -> list[int]:
 def patiently(store: Store, items: Iterable[StoredItem]) -> Added:
     """Add items, however long others write."""
     items = list(items)
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 200
     while True:
         try:
             return store.add(items)

@@ -165,3 +165,21 @@ def test_the_head_is_the_same_for_all(tmp_path: Path, path: str) -> None:
         assert play(tmp_path, path, body) == [2**40]
         assert counters.head[ITEMS] == 2**40 + 1
         assert counters.of(None) == CacheCounts()
+
+
+def test_a_check_is_noted_for_all_processes_of_a_user(tmp_path: Path, path: str) -> None:
+    with opened(path) as counters:
+        counters.add(ONE, hits=1)
+        assert not counters.is_checked(ONE)
+        body = f"""
+def work():
+    counters = Counters(path)
+    assert not counters.is_checked({ONE})
+    counters.note_check({ONE})
+
+say(json.dumps(ended([forked(work)])))
+"""
+        assert play(tmp_path, path, body) == [[0]]
+        assert counters.is_checked(ONE)
+        assert not counters.is_checked(OTHER)
+        assert counters.of(ONE) == CacheCounts(hits=1)

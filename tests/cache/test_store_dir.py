@@ -20,8 +20,8 @@ from stores import PRELUDE, content, found, item, joined, opened
 
 import stoker
 from scripts import script
-from stoker.cache import store_dir
-from stoker.cache.directory import CacheFolder
+from stoker.cache import inventory, location
+from stoker.cache.folder import CacheFolder
 from stoker.cache.handles import HANDLES
 
 pytestmark = pytest.mark.alone
@@ -58,7 +58,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -145,7 +145,7 @@ def test_a_store_that_cannot_be_opened_is_refused_at_once(whose: str) -> None:
             from stoker.errors import CacheError
             {textwrap.indent(UNPRIVILEGED, " " * 12).lstrip()}
             try:
-                store_dir.joined({path!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
+                store_dir.join({path!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
                     on_damage="rebuild")
             except CacheError as error:
                 print(error)
@@ -198,7 +198,7 @@ def test_what_others_may_write_to_is_no_store(folder: str) -> None:
     os.chmod(folder, 0o777)
     with pytest.raises(stoker.CacheError, match=f"others may write to it.*chmod go-w {folder}"):
         joined(folder)
-    assert not store_dir.is_store(folder)
+    assert not inventory.is_store(folder)
     os.chmod(folder, 0o755)
     joined(folder).leave()
 
@@ -210,7 +210,7 @@ def test_where_modes_are_not_kept_no_store_is_made(tmp_path: Path) -> None:
         made = os.mkdir
         os.mkdir = lambda path, *a, **k: (made(path, *a, **k), os.chmod(path, 0o777))
         from stoker.cache import store_dir
-        store_dir.joined({str(tmp_path / "on" / "cache")!r}, limit_bytes=1 << 20,
+        store_dir.join({str(tmp_path / "on" / "cache")!r}, limit_bytes=1 << 20,
             describes="a test", temporary=False, on_damage="rebuild")
     """
     done = python(code)
@@ -220,16 +220,16 @@ def test_where_modes_are_not_kept_no_store_is_made(tmp_path: Path) -> None:
 
 
 def test_a_folder_beside_the_one_in_memory_is_not_taken_for_it() -> None:
-    memory = store_dir.memory_folder()
-    assert store_dir.in_memory(os.path.join(memory, "cache"))
-    assert not store_dir.in_memory(f"{memory}-mine/cache")
+    memory = location.memory_folder()
+    assert location.is_in_memory(os.path.join(memory, "cache"))
+    assert not location.is_in_memory(f"{memory}-mine/cache")
     with tempfile.TemporaryDirectory(prefix=f"{memory}-") as parent:
         path = os.path.join(parent, "cache")
         joined(path).leave()
-        assert path in store_dir.all_stores()
+        assert path in inventory.find_stores()
 
 
-def test_a_place_whose_store_cannot_be_opened_is_left(
+def test_a_folder_whose_store_cannot_be_opened_is_left(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -241,7 +241,7 @@ def test_a_place_whose_store_cannot_be_opened_is_left(
         with pytest.raises(MemoryError):
             HANDLES.get(folder, lambda: joined(folder))
     assert len(os.listdir("/proc/self/fd")) == before
-    store_dir.remove(folder)
+    inventory.remove(folder)
     assert not os.path.exists(folder)
 
 
@@ -283,9 +283,9 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(
     with opened(folder) as store:
         store.add([item(1)])
     harm(os.path.join(folder, name))
-    assert store_dir.told_by(folder) is None or name not in ("about.json", "counters")
-    assert not store_dir.in_use(folder)
-    store_dir.sweep(folder)
+    assert inventory.read_summary(folder) is None or name not in ("about.json", "counters")
+    assert not inventory.is_in_use(folder)
+    inventory.sweep(folder)
     with pytest.raises(stoker.CacheError, match=r"is damaged|cannot be locked"):
         joined(folder, on_damage="refuse")
     if name == "users":
@@ -326,12 +326,12 @@ def test_a_folder_that_only_looks_like_a_store_is_not_removed(folder: str, about
         Path(folder, "users").write_text("alice\nbob\n")
     Path(folder, "thesis.txt").write_text("all of it")
     before = tree(folder)
-    store_dir.sweep(folder)
+    inventory.sweep(folder)
     for on_damage in ("refuse", "rebuild"):
         with pytest.raises(stoker.CacheError, match="holds other things than a cache"):
             joined(folder, on_damage=on_damage)
     with pytest.raises(stoker.CacheError, match=r"holds other things|is no cache"):
-        store_dir.remove(folder)
+        inventory.remove(folder)
     assert tree(folder) == before
 
 
@@ -341,12 +341,12 @@ def test_a_file_of_one_s_own_named_users_is_no_store(folder: str) -> None:
     for on_damage in ("refuse", "rebuild"):
         with pytest.raises(stoker.CacheError, match="holds other things than a cache"):
             joined(folder, on_damage=on_damage)
-    assert not store_dir.is_store(folder)
+    assert not inventory.is_store(folder)
     with pytest.raises(stoker.CacheError, match="is no cache"):
-        store_dir.remove(folder)
+        inventory.remove(folder)
     left_over = os.path.join(os.path.dirname(folder), ".gone-0123456789abcdef")
     os.rename(folder, left_over)
-    store_dir.sweep(folder)
+    inventory.sweep(folder)
     assert Path(left_over, "users").read_text() == "alice\nbob\n"
 
 
@@ -401,7 +401,7 @@ def test_who_is_swept_before_it_has_its_lock_makes_another(folder: str, moment: 
             beside = [os.path.basename(str(args[0]))]
         if beside and not seen:
             seen.append(beside[0])
-            store_dir.sweep(folder)
+            inventory.sweep(folder)
         return made if moment == "mkdir" else real(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -430,7 +430,7 @@ def test_what_is_being_made_is_not_swept(tmp_path: Path, folder: str) -> None:
     with script(tmp_path, PRELUDE + textwrap.dedent(body)) as running:
         assert running.line() == "making"
         for _ in range(3):
-            assert store_dir.sweep(folder) == []
+            assert inventory.sweep(folder) == []
         (tmp_path / "go").touch()
         assert running.finish() == (0, "", "")
     with opened(folder) as store:

@@ -74,7 +74,8 @@ class Rank:
         self.ranks = Together()
         self.upstream = Upstream(total, item_ns)
         self.pool = AdaptivePool(4, 16 * GROUP, GROUP)
-        self.planned = AgreedPolicy(self.ranks, 4, GROUP, total, UNIT, Planning(), leaky=False)  # type: ignore[arg-type]
+        self.planning = Planning()
+        self.planned = AgreedPolicy(self.ranks, 4, GROUP, total, UNIT, self.planning, leaky=False)  # type: ignore[arg-type]
         self.fresh: list[int] = []
         self.waits: list[int] = []
 
@@ -110,7 +111,8 @@ def simulated(
         for rank, each in zip(ranks, item_ns, strict=True):
             rank.upstream.item_ns = each(step)
             rank.upstream.waited_ns = 0
-            code = rank.planned.code(rank.pool, rank.upstream)  # type: ignore[arg-type]
+            with rank.planning.lock:
+                code = rank.planned.code(rank.pool, rank.upstream)  # type: ignore[arg-type]
             assert code is not None
             got = rank.upstream.take(rank.pool.fresh_of(code))
             rank.pool.draw(code, got)
@@ -199,7 +201,7 @@ def test_who_plans_ahead_stops_where_nobody_agreed() -> None:
             pool.draw(code, upstream.take(pool.fresh_of(code)))
             upstream.pass_time(1)
 
-    with pytest.raises(WouldBlock):
+    with planning.lock, pytest.raises(WouldBlock):
         plan_ahead()
     assert pool.step > 8  # beyond the next boundary: who agrees there is not waited for
 
@@ -217,7 +219,8 @@ def test_batches_larger_than_a_byte_can_count_leave_nothing_over(
     total: int, factors: list[int]
 ) -> None:
     group, ranks, step = 301, Together(), 0
-    planned = AgreedPolicy(ranks, 4, group, total, UNIT, Planning(), leaky=False)  # type: ignore[arg-type]
+    planning = Planning()
+    planned = AgreedPolicy(ranks, 4, group, total, UNIT, planning, leaky=False)  # type: ignore[arg-type]
     pool, upstream = AdaptivePool(4, 16 * group, group), Upstream(total, 0.0)
     upstream.made = total
     while True:
@@ -227,7 +230,8 @@ def test_batches_larger_than_a_byte_can_count_leave_nothing_over(
             planned.agree(step, pool.admitted)
         if planned.over(step):
             break
-        code = planned.code(pool, upstream)  # type: ignore[arg-type]
+        with planning.lock:
+            code = planned.code(pool, upstream)  # type: ignore[arg-type]
         if code is None:  # nothing is left to be used again: so it is on all ranks
             break
         pool.draw(code, upstream.take(pool.fresh_of(code)))

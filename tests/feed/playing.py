@@ -20,8 +20,9 @@ import served
 import stoker
 from stoker.feed import autostart, messages
 from stoker.feed.server import FeedServer
+from stoker.feed.target import FeedSettings
 
-WITHIN_S = 60.0
+WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")
 
 
@@ -163,12 +164,12 @@ def joining(name: str) -> Callable[[], stoker.Pipeline]:
 @contextlib.contextmanager
 def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> Iterator[Any]:
     """Have a process of its own serve a pipeline; it is killed at the end."""
-    defaults = {"staging": None, "jobs": 1, "patience_s": 20.0, "founded": False}
+    how = FeedSettings(name, "", **{"patience_s": 20.0, **settings})
 
     def feed() -> None:
-        listener = autostart.listening(name)
+        listener = autostart.listen(name)
         assert listener is not None
-        feeder = FeedServer(listener, make(), name=name, target="", **{**defaults, **settings})
+        feeder = FeedServer(listener, make(), how)
         try:
             feeder.serve()
         except BaseException:
@@ -187,7 +188,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
 
 def feeder_of(name: str) -> int | None:
     """Return the process id of a feed's feeder, None if there is none."""
-    connection = autostart.connected(name)
+    connection = autostart.connect(name)
     if connection is None:
         return None
     with connection:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import served
@@ -56,7 +57,7 @@ def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_
     name = fresh_name()
     with tempfile.TemporaryDirectory() as home:
         logs = [Path(home) / f"{number}" for number in range(len(cast))]
-        make: Callable[[], object] = getattr(served, kind)
+        make: Callable[[], Any] = getattr(served, kind)
         with feeding(make, name, patience_s=patience_s):
             jobs = [start(joining(name), play, log) for play, log in zip(cast, logs, strict=True)]
             wait_for_the_end(jobs, continue_after_s=0.2)

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_learning_rates_share_one_preparation() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "learning_rates.py"), "--jobs", "2"],
-        capture_output=True, text=True, check=False, timeout=200,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if line)

@@ -285,7 +285,11 @@ stoker.share(make, name="{name}")
 
 
 def test_too_small_and_too_large_staging_areas(name: str) -> None:
-    wrong = (2, "at least 4"), ("100TB", "does not fit"), ("1 kg", "not a size")
+    wrong: list[tuple[Any, str]] = [
+        (2, "at least 4"),
+        ("100TB", "does not fit"),
+        ("1 kg", "not a size"),
+    ]
     for number, (staging, says) in enumerate(wrong):
         with pytest.raises(stoker.FeedError, match=says):
             stoker.share(target("batches"), name=f"{name}-{number}", staging=staging)
@@ -370,7 +374,7 @@ def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) ->
 
 
 def connect(name: str) -> socket.socket:
-    connection = autostart.connected_within(name, 10)
+    connection = autostart.connect_within(name, 10)
     assert connection is not None
     connection.settimeout(10)
     return connection
@@ -439,7 +443,7 @@ import os, socket
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.settimeout(10)
-connection.connect({autostart.address(name)!r})
+connection.connect({autostart.address_of(name)!r})
 print(len(connection.recv(1000)))
 """
         done = subprocess.run(
@@ -523,6 +527,11 @@ def test_waiting_uses_no_processor(name: str) -> None:
     assert max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
 
 
+def _kill(jobs: list[subprocess.Popen[str]]) -> None:
+    for job in jobs:
+        job.kill()
+
+
 @pytest.mark.parametrize("access", ["share", "from_feed"])
 def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
     call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
@@ -533,14 +542,14 @@ def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> Non
         code = f"import stoker; print(len(list({call})))"
         command, pipe = [sys.executable, "-c", code], subprocess.PIPE
         jobs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)]
-        stack.callback(lambda: [job.kill() for job in jobs])
+        stack.callback(_kill, jobs)
         assert jobs[0].stderr is not None
         said = jobs[0].stderr.readline()
         assert said.startswith(f"stoker: the feed {name!r} waits for 2 jobs")
         assert "jobs=" in said
         jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         for job in jobs:
-            out, errors = job.communicate(timeout=60)
+            out, errors = job.communicate(timeout=240)
             assert (job.returncode, out, errors) == (0, "19\n", "")
 
 
@@ -573,7 +582,7 @@ def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
         assert "there already" in second.stderr
     finally:
         command.send_signal(signal.SIGINT)
-        out, err = command.communicate(timeout=60)
+        out, err = command.communicate(timeout=240)
     assert command.returncode == 130, err
     assert "staging area: 8 batches" in out
     assert err.strip() == "stopped"

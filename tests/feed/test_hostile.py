@@ -40,7 +40,7 @@ from stoker.feed.messages import (
     Welcome,
 )  # fmt: skip
 from stoker.ipc import payload
-from stoker.ipc.blocks import Blocks
+from stoker.ipc.shared_memory import Blocks
 from strategies import FULL
 
 _names = itertools.count()
@@ -55,7 +55,7 @@ def name() -> Iterator[str]:
 
 HELLO = Hello(messages.VERSION, "a job", "", 11, ["a", "b"], [1, 2])
 WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
-ITEM = ItemMessage(1, 0, 5, 1, 9, [3], b"outline", (0, 1, 2), [(0, 64)])
+ITEM = ItemMessage(1, 0, 5, 1, 9, [3], b"header", [(0, 64, 8)])
 FROM_JOB = [HELLO, Ask(1, None, 0), Ask(2, 3, 4), Done([1, 2, 300], 10**9), Leave()]
 FROM_FEEDER = [
     WELCOME, Refused("no"), Peers([1, 70_000]), Begin(1, 0, 5), ITEM, End(1, 0, 6), Failed(1, "é"),
@@ -151,7 +151,7 @@ def outline_of(kind: str) -> list[str]:
 
 def attack(name: str, draw: random.Random) -> None:
     """Connect, greet perhaps, and say what makes no sense."""
-    connection = autostart.connected(name)
+    connection = autostart.connect(name)
     assert connection is not None
     with connection:
         connection.settimeout(10)
@@ -217,7 +217,7 @@ HARMFUL = {
 @pytest.mark.parametrize("what", HARMFUL)
 def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
     with feeding(served.batches, name) as feeder:
-        connection = autostart.connected_within(name, 10)
+        connection = autostart.connect_within(name, 10)
         assert connection is not None
         with connection:
             connection.settimeout(10)
@@ -233,15 +233,13 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
+    from stoker.feed.foreground import View
     from stoker.feed.server import FeedServer
-    from stoker.feed.view import View
+    from stoker.feed.target import FeedSettings
 
-    listener = autostart.listening(name)
+    listener = autostart.listen(name)
     assert listener is not None
-    feeder = FeedServer(
-        listener, served.batches(), name=name, target="", staging=None, jobs=1, patience_s=20.0,
-        founded=False,
-    )  # fmt: skip
+    feeder = FeedServer(listener, served.batches(), FeedSettings(name, ""))
     shown: list[str] = []
 
     def show() -> None:
@@ -251,7 +249,7 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
         if "train" in shown[-1] or len(shown) > 100:
             raise KeyboardInterrupt
 
-    connection = autostart.connected(name)
+    connection = autostart.connect(name)
     assert connection is not None
     with connection:
         messages.send(connection, Hello(messages.VERSION, "train [/b] [red]\x1b[2J"))
@@ -285,14 +283,12 @@ def test_a_target_and_arguments_of_any_name(
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
     from stoker.feed.server import FeedServer
+    from stoker.feed.target import FeedSettings
 
-    listener = autostart.listening(name)
+    listener = autostart.listen(name)
     assert listener is not None
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
-        FeedServer(
-            listener, stoker.from_dataset(range(9), seed=2**64), name=name, target="",
-            staging=None, jobs=1, patience_s=20.0, founded=False,
-        )  # fmt: skip
+        FeedServer(listener, stoker.from_dataset(range(9), seed=2**64), FeedSettings(name, ""))
 
 
 # -- a job, and a feeder that is none
@@ -305,13 +301,13 @@ class Impostor:
     """Answers as a feeder would, up to where ``says`` takes over."""
 
     def __init__(self, name: str, says: Says, welcome: Any = None) -> None:
-        listener = autostart.listening(name)
+        listener = autostart.listen(name)
         assert listener is not None
         self._listener = listener
         self._says = says
         self._welcome = WELCOME if welcome is None else welcome
         self._blocks = Blocks()
-        self.parcel: Any = None
+        self.payload: Any = None
         self._thread = threading.Thread(target=self._serve)
 
     def __enter__(self) -> Impostor:
@@ -322,7 +318,7 @@ class Impostor:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
-        self.parcel = None
+        self.payload = None
         self._blocks.clear()
 
     def _serve(self) -> None:
@@ -351,27 +347,27 @@ class Impostor:
     def send(self, message: Any, descriptors: list[int] | None = None) -> None:
         if isinstance(message, Message):
             message = messages._encode(message)
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array(descriptors or [], "i"))]
+        rights: Any = np.array(descriptors or [], "i")
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
         self._connection.sendmsg([message], passed if descriptors else [])
 
     def item(self, number: int = 0, **changed: Any) -> None:
         """Send an output in shared memory."""
         with_descriptors = changed.pop("descriptors", None)
-        self.parcel = payload.packed(np.full(10_000, float(number)), self._blocks)
-        self.parcel.mark(number + 1)
+        self.payload = payload.pack(np.full(10_000, float(number)), self._blocks)
+        self.payload.mark(number + 1)
         fields = {
             "turn": self._turn,
             "epoch": 0,
             "number": number,
             "count": 1,
             "lease": number,
-            "marks": [block.generation for block in self.parcel.blocks],
-            "outline": self.parcel.outline,
-            "outline_at": self.parcel.outline_at,
-            "places": self.parcel.places,
+            "generations": [block.generation for block in self.payload.blocks],
+            "header": self.payload.header,
+            "places": self.payload.places,
             **changed,
         }
-        held = [block.descriptor for block in self.parcel.blocks]
+        held = [block.descriptor for block in self.payload.blocks]
         self.send(ItemMessage(**fields), held if with_descriptors is None else with_descriptors)
 
 
@@ -431,15 +427,16 @@ NONSENSE: dict[str, Says] = {
     "another number": item(number=1),
     "another epoch": item(epoch=1),
     "several at once": item(count=2),
-    "no outline": item(outline=b""),
-    "half an outline": item(outline=b"\x80\x05\x95\xff\xff"),
-    "no pickle": item(outline=b"\xff" * 100),
-    "another pickle": item(outline=b"N."),
-    "an outline that is nowhere": item(outline_at=(7, 0, 10)),
-    "an outline behind the end": item(outline_at=(0, 1 << 40, 10)),
+    "no header": item(header=b""),
+    "half a header": item(header=b"\x80\x05\x95\xff\xff"),
+    "no pickle": item(header=b"\xff" * 100),
+    "another pickle": item(header=b"N."),
+    "a header that is nowhere": item(header=b"", places=[(7, 0, 10)]),
+    "a header behind the end": item(header=b"", places=[(0, 1 << 40, 10)]),
     "an array that is nowhere": item(places=[]),
-    "an array in another block": item(places=[(3, 0)]),
-    "an array behind the end": item(places=[(0, 1 << 40)]),
+    "an array in another block": item(places=[(3, 0, 80_000)]),
+    "an array behind the end": item(places=[(0, 1 << 40, 80_000)]),
+    "an array that is too short": item(places=[(0, 0, 79_999)]),
 }
 RIGHT = {"another pickle"}  # it gives None, which a feed may hand out
 

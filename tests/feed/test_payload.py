@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as hnp
 
 from stoker import pytree
 from stoker.buffers import Recycler
-from stoker.ipc import payload
-from stoker.ipc.blocks import Blocks
+from stoker.ipc import payload, shared_memory
+from stoker.ipc.shared_memory import Blocks, Stale, map_block
 
 Pair = namedtuple("Pair", "image label")
 
@@ -30,14 +30,16 @@ class Record:
 
 
 def sent(value: Any, blocks: Blocks, generation: int = 1) -> tuple[Any, Any, list[Any]]:
-    """Return what a job sees of a value, the parcel, and its mappings."""
-    parcel = payload.packed(value, blocks)
-    parcel.mark(generation)
-    memories = [
-        payload.mapped(os.dup(block.descriptor), block.generation) for block in parcel.blocks
-    ]
-    seen = payload.opened(parcel.outline, parcel.outline_at, parcel.places, memories)
-    return seen, parcel, memories
+    """Return what a job sees of a value, the payload, and its mappings."""
+    packed = payload.pack(value, blocks)
+    packed.mark(generation)
+    seen, mappings = received(packed)
+    return seen, packed, mappings
+
+
+def received(packed: payload.Payload) -> tuple[Any, list[Any]]:
+    mappings = [map_block(os.dup(block.descriptor), block.generation) for block in packed.blocks]
+    return payload.unpack(packed.header, packed.places, mappings), mappings
 
 
 def same(a: Any, b: Any) -> bool:
@@ -89,12 +91,12 @@ values = st.recursive(
 @given(values)
 def test_values_come_out_as_they_went_in(value: Any) -> None:
     blocks = Blocks()
-    seen, parcel, _ = sent(value, blocks)
+    seen, packed, _ = sent(value, blocks)
     assert same(value, seen)
     for leaf in pytree.leaves(seen):
         if isinstance(leaf, np.ndarray):
             assert not leaf.flags.writeable
-    parcel.retire()
+    packed.retire()
     blocks.clear()
 
 
@@ -111,8 +113,8 @@ def test_arrays_in_the_feeders_memory_are_not_copied() -> None:
     recycler = Recycler(allocate=blocks.allocate)
     batch = recycler.array((64, 1000), np.float32)
     batch[:] = 1
-    seen, parcel, _ = sent((batch, batch[10:20, ::2]), blocks)
-    assert [block.size for block in parcel.blocks] == [batch.nbytes]
+    seen, packed, _ = sent((batch, batch[10:20, ::2]), blocks)
+    assert [block.size for block in packed.blocks] == [batch.nbytes]
     batch[:] = 2  # as the feeder must not
     assert (seen[0] == 2).all()
     assert (seen[1] == 2).all()
@@ -121,9 +123,8 @@ def test_arrays_in_the_feeders_memory_are_not_copied() -> None:
 def test_what_one_job_writes_no_other_sees() -> None:
     blocks = Blocks()
     value = torch.arange(50_000.0)
-    one, parcel, _ = sent(value, blocks)
-    memories = [payload.mapped(os.dup(b.descriptor), b.generation) for b in parcel.blocks]
-    other = payload.opened(parcel.outline, parcel.outline_at, parcel.places, memories)
+    one, packed, _ = sent(value, blocks)
+    other, _ = received(packed)
     one.mul_(0)
     assert torch.equal(other, value)
     array, _, _ = sent(np.arange(50_000), blocks)
@@ -133,8 +134,8 @@ def test_what_one_job_writes_no_other_sees() -> None:
 
 def test_no_job_can_write_or_resize_a_block() -> None:
     blocks = Blocks()
-    parcel = payload.packed(np.arange(50_000), blocks)
-    descriptor = parcel.blocks[0].descriptor
+    packed = payload.pack(np.arange(50_000), blocks)
+    descriptor = packed.blocks[0].descriptor
     for forbidden in (
         lambda: os.ftruncate(descriptor, 0),
         lambda: os.ftruncate(descriptor, 1 << 30),
@@ -146,15 +147,15 @@ def test_no_job_can_write_or_resize_a_block() -> None:
 
 def test_who_comes_too_late_is_told() -> None:
     blocks = Blocks()
-    parcel = payload.packed(np.arange(50_000), blocks)
-    parcel.mark(1)
-    descriptor = os.dup(parcel.blocks[0].descriptor)
-    in_time = payload.mapped(os.dup(descriptor), 1)
-    parcel.retire()
-    with pytest.raises(payload.Stale):
-        payload.mapped(descriptor, 1)
-    with pytest.raises(payload.Stale):
-        payload.check(in_time, 1)
+    packed = payload.pack(np.arange(50_000), blocks)
+    packed.mark(1)
+    descriptor = os.dup(packed.blocks[0].descriptor)
+    in_time = map_block(os.dup(descriptor), 1)
+    packed.retire()
+    with pytest.raises(Stale):
+        map_block(descriptor, 1)
+    with pytest.raises(Stale):
+        shared_memory.check_generation(in_time, 1)
 
 
 def test_what_is_kept_outlasts_its_block() -> None:
@@ -162,8 +163,8 @@ def test_what_is_kept_outlasts_its_block() -> None:
     recycler = Recycler(allocate=blocks.allocate)
     batch = recycler.array((100_000,), np.float32)
     batch[:] = 7
-    seen, _, memories = sent(batch, blocks)
-    payload.keep(memories[0])
+    seen, _, mappings = sent(batch, blocks)
+    shared_memory.detach(mappings[0])
     batch[:] = 8
     assert (seen == 7).all()
 
@@ -171,7 +172,7 @@ def test_what_is_kept_outlasts_its_block() -> None:
 def test_two_batches_in_one_block_have_one_generation_while_either_is_lent() -> None:
     blocks = Blocks()
     whole = Recycler(allocate=blocks.allocate).array((2, 40_000), np.float32)
-    first, second = (payload.packed(row, blocks) for row in whole)
+    first, second = (payload.pack(row, blocks) for row in whole)
     first.mark(1)
     second.mark(2)
     block = first.blocks[0]
@@ -185,9 +186,9 @@ def test_blocks_go_with_their_last_user() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     blocks = Blocks()
-    value, parcel, memories = sent([np.zeros(100_000) for _ in range(5)], blocks)
+    value, packed, mappings = sent([np.zeros(100_000) for _ in range(5)], blocks)
     assert blocks.held_bytes() > 0
-    del value, parcel, memories
+    del value, packed, mappings
     blocks.clear()
     gc.collect()
     assert blocks.held_bytes() == 0
@@ -196,4 +197,4 @@ def test_blocks_go_with_their_last_user() -> None:
 
 def test_what_cannot_be_handed_over_says_why() -> None:
     with pytest.raises(TypeError, match="cannot hand this over"):
-        payload.packed((lambda: 0,), Blocks())
+        payload.pack((lambda: 0,), Blocks())

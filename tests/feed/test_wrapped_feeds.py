@@ -91,6 +91,6 @@ def test_a_feed_is_no_other_under_a_wrapper(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.sources.remote import retry
-from stoker.sources.remote.retry import StatusError, persistently
+from stoker.sources.remote import failures
+from stoker.sources.remote.failures import StatusError, retry
 
 
 class Clock:
@@ -18,8 +18,8 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.slept_s: list[float] = []
-        patch.setattr(retry.time, "monotonic", lambda: self.now_s)
-        patch.setattr(retry.asyncio, "sleep", self.sleep)
+        patch.setattr(failures.time, "monotonic", lambda: self.now_s)
+        patch.setattr(failures.asyncio, "sleep", self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
@@ -34,7 +34,7 @@ def tried(failures: list[Any], retry_s: float = 60.0) -> str:
             raise failures.pop(0)
         return "read"
 
-    return asyncio.run(persistently(attempt, "http://x/y", retry_s))
+    return asyncio.run(retry(attempt, "http://x/y", retry_s))
 
 
 def test_a_server_that_says_how_long_is_left_alone_so_long(monkeypatch: pytest.MonkeyPatch) -> None:

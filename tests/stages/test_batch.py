@@ -32,7 +32,7 @@ Untyped = namedtuple("Untyped", ["a", "b"])
 class Plain:
     x: Any
     y: Any
-    kept: int = field(default=7)
+    kept: Any = field(default=7)
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,9 @@ def test_draws_depend_on_seed_epoch_example_use_and_place(seed: int, epoch: int)
         pipeline = chain.workers(0)
         pipeline.set_epoch(epoch)
         found: dict[int, list[int]] = {}
-        for i, one, other in pipeline:
-            found.setdefault(int(i), []).extend((one, other))
+        example: Any
+        for example in pipeline:
+            found.setdefault(int(example[0]), []).extend(example[1:])
         return found
 
     drawn = run(seed, epoch)
@@ -220,7 +221,7 @@ def test_none_inside_of_what_a_function_returns_is_a_value() -> None:
 
 
 def test_a_function_that_returns_nothing_counts_against_a_skip_budget() -> None:
-    chain = stoker.from_dataset(list(range(6)), seed=0, on_error=2)
+    chain: stoker.Pipeline = stoker.from_dataset(list(range(6)), seed=0, on_error=2)
     chain = chain.map(lambda x: None if x in (1, 4) else x)
     assert list(chain) == [0, 2, 3, 5]
     assert ["returned None" in skip.cause for skip in chain.stats().skips] == [True, True]
@@ -268,7 +269,7 @@ def test_a_random_map_that_draws_from_elsewhere_is_warned_of_once(
         0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
     )
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         for pipeline in (chain, chain, chain.workers(0)):  # the last has the same stage
             for _ in pipeline:
                 pass
@@ -302,7 +303,11 @@ def test_no_other_random_map_is_warned_of_and_no_global_generator_is_touched(
     )
 
     def states() -> Any:
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return (
+            random.getstate(),
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),
+            torch.get_rng_state().tolist(),
+        )
 
     before = states()
     with warnings.catch_warnings():

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from stoker.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from stoker.printing import printing_above
 
 _REFRESHES_PER_SECOND = 4
 
@@ -47,37 +42,3 @@ def live(pipeline: Pipeline) -> Iterator[None]:
     )
     with drawing, printing_above(console):
         yield
-
-
-@contextlib.contextmanager
-def printing_above(console: Console) -> Iterator[None]:
-    """Have lines that this process prints come above a live picture in the same terminal.
-
-    To who asks, stdout and stderr are no terminals meanwhile: nobody else draws there.
-    """
-    from rich.file_proxy import FileProxy
-
-    here = os.getpid()
-
-    class Above(FileProxy):
-        def isatty(self) -> bool:
-            return False
-
-        def write(self, text: str) -> int:
-            if os.getpid() != here:  # a worker process: the picture, and its lock, are not its own
-                return self.rich_proxied_file.write(text)
-            return super().write(text)
-
-    def above(stream: Any) -> Any:
-        terminal = stream is not None and stream.isatty() and not console.is_jupyter
-        return Above(console, stream) if terminal else stream
-
-    before = sys.stdout, sys.stderr
-    try:
-        sys.stdout, sys.stderr = map(above, before)
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, Above):
-                stream.flush()  # a line that was not ended
-        sys.stdout, sys.stderr = before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 import weakref
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from stoker.fork_safety import OwningProcess
 from stoker.pipeline import Pipeline
 from stoker.sources.unsharded import warn_unsharded_loader
 
@@ -157,13 +157,13 @@ class _Account:
             gone, so that a loader for each epoch is told of once.
         owner: the loader.
         epochs: the passes that tell something.
-        pid: the process that tells them: no child of it that was forked.
+        process: the one that tells them: no child of it that was forked.
     """
 
     place: tuple[str, int]
     owner: weakref.ref[Monitored[Any]]
     epochs: list[EpochWait] = field(default_factory=list)
-    pid: int = field(default_factory=os.getpid)
+    process: OwningProcess = field(default_factory=OwningProcess)
 
 
 _accounts: list[_Account] = []
@@ -185,7 +185,7 @@ def _open_account(monitored: Monitored[Any]) -> None:
 
 def _tell() -> None:
     for account in _accounts:
-        if account.epochs and account.pid == os.getpid():
+        if account.epochs and account.process.is_current:
             print(_report(account.epochs), file=sys.stderr)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
-from stoker.analysis import porting
-from stoker.analysis.gains import changed, gain, kept, of_workers, prepared
-from stoker.analysis.model import Change, Measured, most_workers, predict, smallest_cache
-from stoker.analysis.porting import Port
-from stoker.analysis.report import Action, Report, measured, measured_apart
+from stoker.analysis.formulas import most_workers, smallest_cache
+from stoker.analysis.model import Change, Measured, cache_rate, predict, storage_rate
+from stoker.analysis.porting import Port, write_port
+from stoker.analysis.report import Action, Rate, Report, to_measured, to_measured_apart
 from stoker.machine import format_bytes
 
 _WORTH = 1.02  # an action that brings less is not named
@@ -20,32 +22,35 @@ _COPIES = 2  # of an example from a cache into a batch, each taken to cost what 
 _KEPT_BYTES = 512  # beside its arrays, of an example in a cache
 _OVERHEAD_S = 1e-4  # a pipeline's, for an example
 
+Trial = Callable[[Measured], float]
+"""Examples/s of a job after something was tried."""
 
-def actions(report: Report) -> list[Action]:
+
+def advise(report: Report) -> list[Action]:
     """Return what would help, most first; behind that echoing, for a repeat is not a fresh
     example, and last what takes several jobs.
 
     Raises ValueError for a report without G or P.
     """
     found = [
-        *_workers(report),
-        *_cache(report),
-        *_storage(report),
-        *_stages(report),
-        *_porting(report),
-        *_accelerator(report),
+        *_advise_workers(report),
+        *_advise_cache(report),
+        *_advise_storage(report),
+        *_advise_stages(report),
+        *_advise_porting(report),
+        *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    found += _echo(report) + _sharing(report)
+    found += _advise_echo(report) + _advise_sharing(report)
     return [action for action in found if action.gain.value >= _WORTH]
 
 
-def _workers(report: Report) -> list[Action]:
+def _advise_workers(report: Report) -> list[Action]:
     """The number of workers that does best; more than processors, where they mostly wait."""
-    job = measured(report)
+    job = to_measured(report)
     best, rate = job.workers, predict(job).rate
-    for count in _worker_counts(measured_apart(report)):
-        found = of_workers(count)(job)
+    for count in _list_worker_counts(to_measured_apart(report)):
+        found = _try_workers(count)(job)
         if found > rate * _WORTH:
             best, rate = count, found
     if best == job.workers:
@@ -64,13 +69,13 @@ def _workers(report: Report) -> list[Action]:
         Action(
             f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
             f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
-            gain(report, of_workers(best)),
+            _predict_gain(report, _try_workers(best)),
             why,
         )
     ]
 
 
-def _worker_counts(job: Measured) -> list[int]:
+def _list_worker_counts(job: Measured) -> list[int]:
     """Return what comes into question: more than processors where that was measured, or else
     where preparing was seen to wait, and to be faster with more workers."""
     upto = list(range(1, job.cores + 1))
@@ -82,11 +87,11 @@ def _worker_counts(job: Measured) -> list[int]:
     return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
 
 
-def _cache(report: Report) -> list[Action]:
+def _advise_cache(report: Report) -> list[Action]:
     """A cache that never evicts, as large as it must be or as memory allows."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return []
-    job = measured(report)
+    job = to_measured(report)
     whole = report.examples * report.example_bytes
     assert job.storage is not None
     assert job.cache is not None
@@ -97,7 +102,7 @@ def _cache(report: Report) -> list[Action]:
     size = int(min(wanted, room))
     port, kept_size = report.port, size
     if not report.stages and port is not None and not port.varies:  # it keeps what is decoded
-        kept_whole = _kept_whole(report, port)
+        kept_whole = _estimate_kept_bytes(report, port)
         kept_size = int(min(size / whole * kept_whole, room))
         size = int(kept_size / kept_whole * whole)
     if size / whole <= (report.cached_fraction or 0.0):
@@ -120,39 +125,39 @@ def _cache(report: Report) -> list[Action]:
         Action(
             title,
             code,
-            gain(report, changed(Change(cache_bytes=size))),
+            _predict_gain(report, _try_change(Change(cache_bytes=size))),
             f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
             f"were in the page cache{fits}",
         )
     ]
 
 
-def _kept_whole(report: Report, port: Port) -> float:
+def _estimate_kept_bytes(report: Report, port: Port) -> float:
     """Return the bytes that all examples take in a cache, as the dataset gives them."""
     return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
-def _storage(report: Report) -> list[Action]:
+def _advise_storage(report: Report) -> list[Action]:
     """Faster storage."""
     if report.rates.S is None or not report.example_bytes:
         return []
-    now = (measured(report).storage or 0.0) * report.example_bytes / 1e6
+    now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
     return [
         Action(
             "move the data to storage twice as fast",
-            f"stoker what-if REPORT.json --storage-mbps {_figure(2 * now):g}",
-            gain(report, changed(Change(storage_mbps=2 * now))),
-            f"storage gives the job {_figure(now):,g} MB/s",
+            f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
+            _predict_gain(report, _try_change(Change(storage_mbps=2 * now))),
+            f"storage gives the job {_round_to_3_digits(now):,g} MB/s",
         )
     ]
 
 
-def _figure(value: float) -> float:
+def _round_to_3_digits(value: float) -> float:
     """Keep three digits."""
     return float(f"{value:.3g}")
 
 
-def _stages(report: Report) -> list[Action]:
+def _advise_stages(report: Report) -> list[Action]:
     """What only a pipeline tells: a cache behind the costly part, and a faster stage."""
     costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
     behind_source = list(costs)[1:]
@@ -166,7 +171,7 @@ def _stages(report: Report) -> list[Action]:
             Action(
                 "cache what is the same in every epoch, decoded",
                 ".cache(...) behind the last .map in front of the first .random_map",
-                gain(report, prepared(total_s / behind_s)),
+                _predict_gain(report, _try_faster_prep(total_s / behind_s)),
                 "from the second epoch on, if all of it fits; decoded examples are larger than "
                 "files",
             )
@@ -176,7 +181,7 @@ def _stages(report: Report) -> list[Action]:
         Action(
             f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
             slowest,
-            gain(report, prepared(total_s / (total_s - costs[slowest] / 2))),
+            _predict_gain(report, _try_faster_prep(total_s / (total_s - costs[slowest] / 2))),
             f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
             f"{1 / costs[slowest]:,.0f} examples/s",
         )
@@ -184,13 +189,13 @@ def _stages(report: Report) -> list[Action]:
     return found
 
 
-def _porting(report: Report) -> list[Action]:
+def _advise_porting(report: Report) -> list[Action]:
     """The script's loader as a pipeline that keeps what its dataset gives, decoded."""
     port, collate_s = report.port, report.after_s.get("after-augmentation", 0.0)
     if port is None or port.varies or not report.examples:
         return []
     whole = report.examples * port.example_bytes
-    kept_whole = _kept_whole(report, port)
+    kept_whole = _estimate_kept_bytes(report, port)
     size = int(min(kept_whole, _MEMORY * report.memory_bytes))
     held = size / kept_whole
     text = format_bytes(math.ceil(size / 2**20) * 2**20)
@@ -199,8 +204,8 @@ def _porting(report: Report) -> list[Action]:
         Action(
             f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
             + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
-            porting.code(port, report.loader.workers, text),
-            gain(report, kept(held, kept_s)),
+            write_port(port, report.loader.workers, text),
+            _predict_gain(report, _try_keeping(held, kept_s)),
             f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
             "so much. An example was the same each time that it was read: none of it is drawn at "
             "random",
@@ -208,7 +213,7 @@ def _porting(report: Report) -> list[Action]:
     ]
 
 
-def _accelerator(report: Report) -> list[Action]:
+def _advise_accelerator(report: Report) -> list[Action]:
     """A faster accelerator: only where there is one, and it is what limits."""
     if report.bound != "compute" or report.trains_on_cpu:
         return []
@@ -216,13 +221,13 @@ def _accelerator(report: Report) -> list[Action]:
         Action(
             "the data path keeps up: an accelerator twice as fast",
             "stoker what-if REPORT.json --accelerator 2x",
-            gain(report, changed(Change(accelerator=2.0))),
+            _predict_gain(report, _try_change(Change(accelerator=2.0))),
             "the step's time is taken to halve, which must be measured for a new accelerator",
         )
     ]
 
 
-def _sharing(report: Report) -> list[Action]:
+def _advise_sharing(report: Report) -> list[Action]:
     """One preparation for several jobs, where one alone waits for its data."""
     if report.bound == "compute":
         return []
@@ -231,16 +236,16 @@ def _sharing(report: Report) -> list[Action]:
         Action(
             "prepare it once for all of them",
             "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
-            gain(report, changed(shared), changed(apart)),
+            _predict_gain(report, _try_change(shared), _try_change(apart)),
             f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
             "if you run several jobs on this data",
         )
     ]
 
 
-def _echo(report: Report) -> list[Action]:
+def _advise_echo(report: Report) -> list[Action]:
     """Echoing, by the factor that fills the accelerator."""
-    job = measured(report)
+    job = to_measured(report)
     before = predict(job)
     place = "before-augmentation" if "before-augmentation" in report.after_s else "batch"
     factor, best = 1, before.rate
@@ -258,7 +263,97 @@ def _echo(report: Report) -> list[Action]:
         Action(
             f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
             code,
-            gain(report, changed(Change(echo=factor, echo_at=place))),
+            _predict_gain(report, _try_change(Change(echo=factor, echo_at=place))),
             "in steps; a repeat may be worth less than a fresh example, so compare time to target",
         )
     ]
+
+
+def _predict_rate(case: Measured) -> float:
+    return predict(case).rate
+
+
+def _predict_gain(report: Report, after: Trial, before: Trial = _predict_rate) -> Rate:
+    """Return the predicted speed after something over the speed before, with its interval.
+
+    The interval spans the corners of the intervals of G, P, S and C.
+    """
+    cases = [to_measured(report), *_list_corners(report)]
+    value, *others = (after(case) / before(case) for case in cases)
+    return Rate(value, min(value, *others), max(value, *others))
+
+
+def _try_change(change: Change) -> Trial:
+    """Change something that can be asked about."""
+    return lambda case: predict(case, change).rate
+
+
+def _list_corners(report: Report) -> list[Measured]:
+    """Return the job with each of its rates at either end of its interval."""
+    rates, middle = report.rates, to_measured(report)
+    own = next((p.rate for p in report.prep if p.workers == middle.workers), None)
+    ends = [_find_ends(rate) for rate in (rates.G, rates.P or own, rates.S, rates.C)]
+    cases = []
+    for g, p, s, c in itertools.product(*ends):
+        cases.append(
+            replace(
+                middle,
+                ingestion=middle.ingestion * g,
+                prep=tuple((count, rate * p) for count, rate in middle.prep),
+                storage=middle.storage * s if middle.storage else None,
+                cache=middle.cache * c if middle.cache else None,
+            )
+        )
+    return cases
+
+
+def _find_ends(rate: Rate | None) -> tuple[float, float]:
+    """Return the ends of an interval over its middle."""
+    if rate is None:
+        return 1.0, 1.0
+    return max(rate.low / rate.value, 0.01), rate.high / rate.value
+
+
+def _try_workers(count: int) -> Trial:
+    """Have that many workers, on the processors that there are."""
+
+    def predict_trial(case: Measured) -> float:
+        readers = Change(cores=count)
+        storage, cache = storage_rate(case, readers), cache_rate(case, readers)
+        return predict(replace(case, workers=count, storage=storage, cache=cache)).rate
+
+    return predict_trial
+
+
+def _try_faster_prep(faster: float) -> Trial:
+    """Prepare that many times as fast."""
+
+    def predict_trial(case: Measured) -> float:
+        prep = tuple((count, rate * faster) for count, rate in case.prep)
+        cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
+        return predict(replace(case, prep=prep, prep_cpu=cpu)).rate
+
+    return predict_trial
+
+
+def _try_keeping(held: float, kept_s: float) -> Trial:
+    """Take that share of the examples out of memory, decoded, for so many worker seconds each."""
+
+    def predict_trial(case: Measured) -> float:
+        def mixed(takes_s: float) -> float:
+            return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
+
+        left = max(1.0 - held, 1e-9)
+        job = replace(
+            case,
+            prep=tuple(
+                (count, max(1, count) / mixed(max(1, count) / rate)) for count, rate in case.prep
+            ),
+            prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
+            storage=case.storage / left if case.storage else None,
+            cache=case.cache / left if case.cache else None,
+            miss_s=case.miss_s * (1.0 - held),
+        )
+        return predict(job).rate
+
+    return predict_trial

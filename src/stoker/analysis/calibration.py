@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker.analysis.model import INFINITE, Measured, between, predict
+from stoker.analysis.formulas import INFINITE, interpolate
+from stoker.analysis.model import Measured, predict
 
 TOLERANCE = 0.1
 """So far may prediction and measurement lie apart before a report says so first."""
@@ -19,7 +20,7 @@ _ALL = 0.99  # of the time in compute: what else takes time was too short to be 
 Scale = Callable[[Measured, float], Measured]
 
 
-def calibrated(apart: Measured, rate: float, compute: float) -> Measured:
+def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
     """Return rates with which the model runs the job as it is at ``rate`` examples/s.
 
     ``compute`` is the share of the time that the job computed, above 0 and at most 1.
@@ -30,51 +31,51 @@ def calibrated(apart: Measured, rate: float, compute: float) -> Measured:
     to the tolerance, how well both overlap.
     """
     if apart.workers == 0:
-        return _alone(apart, rate, compute)
+        return _calibrate_alone(apart, rate, compute)
     job = replace(apart, ingestion=rate / compute)
-    reached = between(job.efficiency, job.workers) if job.efficiency else 1.0
+    reached = interpolate(job.efficiency, job.workers) if job.efficiency else 1.0
     if reached < compute:
-        job, reached = _reaching(job, compute / reached), compute
+        job, reached = _scale_efficiency(job, compute / reached), compute
     now = predict(job)
-    prep = predict(_storage_no_limit(job)).loader
+    prep = predict(_without_storage_limit(job)).loader
     parts: list[tuple[float, Scale]] = [
-        (now.fetch, _fetching),
-        (reached * prep, _preparing),
-        (reached * now.processors, _processors),
+        (now.fetch, _scale_fetch),
+        (reached * prep, _scale_prep),
+        (reached * now.processors, _scale_processors),
     ]
     short = [(given, scale) for given, scale in parts if given < rate]
     given, scale = min(parts, key=lambda part: part[0])
     training = reached * job.ingestion
     if not short and rate < training:
         if training <= given and training <= (1 + TOLERANCE) * rate:
-            return _reaching(job, compute / reached)
+            return _scale_efficiency(job, compute / reached)
         short = [(given, scale)]
     for given, scale in short:
         job = scale(job, rate / given)
     return job
 
 
-def _alone(apart: Measured, rate: float, compute: float) -> Measured:
+def _calibrate_alone(apart: Measured, rate: float, compute: float) -> Measured:
     """The same where training prepares by itself: what one takes, the other has not."""
     overlaps = tuple((count, 1.0 if count == 0 else share) for count, share in apart.efficiency)
     job = replace(apart, efficiency=overlaps)
     if compute < _ALL:
         job = replace(job, ingestion=rate / compute)
         faster = rate / (1.0 - compute) / predict(job).loader
-        job = _preparing(_fetching(job, faster), faster)
-        return _processors(job, max(1.0, rate / predict(job).processors))
+        job = _scale_prep(_scale_fetch(job, faster), faster)
+        return _scale_processors(job, max(1.0, rate / predict(job).processors))
     faster = rate / predict(job).rate
     job = replace(job, ingestion=faster * job.ingestion)
-    return _processors(_preparing(_fetching(job, faster), faster), faster)
+    return _scale_processors(_scale_prep(_scale_fetch(job, faster), faster), faster)
 
 
-def _storage_no_limit(job: Measured) -> Measured:
+def _without_storage_limit(job: Measured) -> Measured:
     if job.storage is None or job.cache is None:
         return job
     return replace(job, storage=INFINITE, cache=INFINITE)
 
 
-def _fetching(job: Measured, faster: float) -> Measured:
+def _scale_fetch(job: Measured, faster: float) -> Measured:
     if job.storage is None or job.cache is None:
         return job
     most = None if job.storage_most is None else faster * job.storage_most
@@ -82,7 +83,7 @@ def _fetching(job: Measured, faster: float) -> Measured:
     return replace(job, storage=storage, cache=cache, storage_most=most)
 
 
-def _preparing(job: Measured, faster: float) -> Measured:
+def _scale_prep(job: Measured, faster: float) -> Measured:
     return replace(
         job,
         prep=tuple((count, faster * rate) for count, rate in job.prep),
@@ -91,7 +92,7 @@ def _preparing(job: Measured, faster: float) -> Measured:
     )
 
 
-def _processors(job: Measured, faster: float) -> Measured:
+def _scale_processors(job: Measured, faster: float) -> Measured:
     return replace(
         job,
         step_cpu_s=job.step_cpu_s / faster,
@@ -99,6 +100,6 @@ def _processors(job: Measured, faster: float) -> Measured:
     )
 
 
-def _reaching(job: Measured, share: float) -> Measured:
+def _scale_efficiency(job: Measured, share: float) -> Measured:
     known = job.efficiency or ((job.workers, 1.0),)
     return replace(job, efficiency=tuple((count, min(1.0, share * one)) for count, one in known))

@@ -1,12 +1,7 @@
 """How fast training runs, by arithmetic on measured rates.
 
-Every formula of the analyzer stands here and nowhere else in Python; the report page carries the
-same ones in JavaScript (``page_model.js``), and a test holds the two together.
-
-Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
-memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
-et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5). Three
-things are added to the paper's ``min(F, P, G)``, for all are seen in real jobs, and measured:
+Three things are added to the ``min(F, P, G)`` of the paper that ``formulas.py`` names, for all are
+seen in real jobs, and measured:
 
 - a worker reads an example and then decodes it: it waits for its misses (``miss_s``), however much
   storage as a whole could deliver;
@@ -15,21 +10,31 @@ things are added to the paper's ``min(F, P, G)``, for all are seen in real jobs,
 - even with all data in memory, training reaches a little less than ``min(G, P, H)``: batches come
   in bursts and in order, and take time to receive. How much less, by number of workers, is
   ``efficiency``.
+
+The report page uses the same functions, translated by ``javascript.py``.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-INFINITE = math.inf
-MOST_WAITING = 8
-"""Workers on a core, where they mostly wait; more are neither tried nor advised."""
+from stoker.analysis.formulas import (
+    INFINITE,
+    fetch_rate,
+    interpolate,
+    inverse,
+    loader_rate,
+    page_cache_misses,
+    prep_rate,
+    smallest_cache,
+)
+
 PLACES = ("batch", "after-augmentation", "before-augmentation")
 FED = 0.05
-"""Stalls below this share of the time are not worth anybody's."""
+"""Stalls below this share of the time are not worth acting on."""
+MOST_CORES = 1024
+"""More cores than that are not looked for."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,9 @@ class Change:
     """Where the echo stands: one of PLACES."""
 
 
+NOTHING = Change()
+
+
 @dataclass(frozen=True)
 class Prediction:
     """How fast one job runs. Rates in examples/s."""
@@ -129,98 +137,6 @@ class Prediction:
     """Share lost to prep, as it would be with everything in memory."""
     fetch_stall: float
     """Share lost to fetch, on top."""
-
-
-def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
-    """Return F(x) = 1 / (x/C + (1-x)/S) (VLDB 2021, equations 1 and 2)."""
-    return _inverse(cached_fraction / cache + (1.0 - cached_fraction) / storage)
-
-
-def loader_rate(fetch: float, prep: float, waiting_s: float = 0.0) -> float:
-    """Return what fetch and prep give together: ``1 / max(1/F, 1/P + w)``.
-
-    ``w`` is the time that workers wait for misses, an example: ``(1-x) * miss_s / W``. It is
-    ``min(F, P)`` where w = 0.
-    """
-    return _inverse(max(_inverse(fetch), _inverse(prep) + waiting_s))
-
-
-def smallest_cache(
-    storage: float, cache: float, prep: float, ingestion: float, miss_s: float = 0.0
-) -> float:
-    """Return x*, the smallest cached fraction with which training no longer waits for storage.
-
-    That is, where loader and training give together what they give at x = 1. ``miss_s`` is what
-    a miss adds to preparing, over all workers. Where that is 0, x* is ``(1/S - 1/m) / (1/S -
-    1/C)`` with ``m = min(P, G)``, within 0 and 1.
-    """
-    target = min(ingestion, loader_rate(cache, prep)) * (1.0 - 1e-9)
-
-    def enough(cached_fraction: float) -> bool:
-        fetch = fetch_rate(cached_fraction, storage, cache)
-        return loader_rate(fetch, prep, (1.0 - cached_fraction) * miss_s) >= target
-
-    if enough(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def page_cache_misses(cached_fraction: float) -> float:
-    """Return the share of reads that miss an LRU page cache which holds that share of the data.
-
-    ``m = t - t * ln(t)`` with ``t = 1 - x``, for an epoch in random order; a cache that never
-    evicts misses ``1 - x``. (Linux is not a pure LRU: it does somewhat better.)
-    """
-    t = 1.0 - min(1.0, max(0.0, cached_fraction))
-    return t - t * math.log(t) if t > 0.0 else 0.0
-
-
-def prep_rate(curve: Sequence[tuple[int, float]], workers: float) -> float:
-    """Return P for a number of workers, from the measured curve.
-
-    Between two measured points: straight. Above the last one: in proportion, an assumption.
-    Below the first: in proportion, too. ``workers`` of 0 is the training process itself.
-    """
-    if workers == 0 and curve[0][0] == 0:
-        return curve[0][1]
-    points = [point for point in curve if point[0] > 0] or [(1, curve[0][1])]
-    workers = max(1, workers)
-    first, last = points[0], points[-1]
-    if workers <= first[0]:
-        return first[1] * workers / first[0]
-    for (fewer, low), (more, high) in itertools.pairwise(points):
-        if workers <= more:
-            return low + (high - low) * (workers - fewer) / (more - fewer)
-    return last[1] * workers / last[0]
-
-
-def cores_needed(curve: Sequence[tuple[int, float]], wanted: float) -> int:
-    """Return the fewest workers whose P reaches ``wanted`` examples/s, by ``prep_rate``."""
-    if not 0.0 < wanted < INFINITE:
-        raise ValueError(f"wanted={wanted}: a rate is positive and finite")
-    last, rate = max(1, curve[-1][0]), curve[-1][1]
-    for workers in range(1, last):
-        if prep_rate(curve, workers) >= wanted:
-            return workers
-    if rate <= 0.0:
-        raise ValueError("no number of workers reaches that rate")
-    return max(last, math.ceil(wanted / rate * last * (1.0 - 1e-12)))
-
-
-def most_workers(cores: int, workers: int, rate: float, cpu_s: float) -> int:
-    """Return how many workers have a use: more than ``cores`` where they mostly wait.
-
-    ``workers`` prepare ``rate`` examples/s together, each of which takes ``cpu_s`` processor
-    seconds; 0: not known, and no more than cores. At most MOST_WAITING for each core.
-    """
-    if cpu_s <= 0.0:
-        return cores
-    busy = max(1.0 / MOST_WAITING, cpu_s * rate / max(1, workers))
-    return max(cores, int(cores / busy))
 
 
 def check_change(measured: Measured, change: Change) -> None:
@@ -307,27 +223,25 @@ def warm_rate(measured: Measured, workers: int) -> float:
     """Return ``min(G, P, H)`` for a number of workers; without any, ``1 / (1/G + 1/P)``."""
     prep = prep_rate(measured.prep, workers)
     if workers == 0:
-        return _inverse(_inverse(measured.ingestion) + _inverse(prep))
+        return inverse(inverse(measured.ingestion) + inverse(prep))
     cpu_s = measured.step_cpu_s + prep_cpu_seconds(measured.prep_cpu, workers)
-    return min(measured.ingestion, prep, _inverse(cpu_s / measured.cores))
+    return min(measured.ingestion, prep, inverse(cpu_s / measured.cores))
 
 
 def prep_cpu_seconds(curve: Sequence[tuple[int, float]], workers: int) -> float:
     """Return the processor seconds of preparing an example, straight between measured points."""
-    return between(curve, workers) if curve else 0.0
+    return interpolate(curve, workers) if len(curve) > 0 else 0.0
 
 
-def between(points: Sequence[tuple[int, float]], at: int) -> float:
-    """Return the value at a number of workers: straight between points, outside the nearest."""
-    if at <= points[0][0]:
-        return points[0][1]
-    for (fewer, low), (more, high) in itertools.pairwise(points):
-        if at <= more:
-            return low + (high - low) * (at - fewer) / (more - fewer)
-    return points[-1][1]
+def worker_seconds_behind(measured: Measured, place: str) -> float:
+    """Return the worker seconds an example that are paid behind an echo at a place."""
+    for name, seconds in measured.after_s:
+        if name == place:
+            return seconds
+    return 0.0
 
 
-def predict(measured: Measured, change: Change | None = None) -> Prediction:
+def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     """Return how fast each job runs after ``change``.
 
     ``min(F, k * min(G, H, 1 / (1/P + w)))``, with ``k`` the efficiency for that many workers and
@@ -341,74 +255,74 @@ def predict(measured: Measured, change: Change | None = None) -> Prediction:
 
     Raises ValueError where the analysis cannot answer.
     """
-    change = change or Change()
     check_change(measured, change)
-    echo, many = change.echo, 1 if change.sharing else change.jobs
+    echo = change.echo
+    divided_by = 1 if change.sharing else change.jobs
     ingestion = measured.ingestion * change.accelerator
 
     workers = change.cores if change.cores is not None else measured.workers
     alone = workers == 0
-    fresh_prep_s = _inverse(prep_rate(measured.prep, workers))
-    behind_s = dict(measured.after_s).get(change.echo_at, 0.0) / max(1, workers)
+    fresh_prep_s = inverse(prep_rate(measured.prep, workers))
+    behind_s = worker_seconds_behind(measured, change.echo_at) / max(1, workers)
     behind_s = min(behind_s, fresh_prep_s)
-    divided = 1 if alone else many  # each training process has itself to prepare with
-    prep_s = divided * ((fresh_prep_s - behind_s) / echo + behind_s)
+    use_prep_s = (fresh_prep_s - behind_s) / echo + behind_s
+    prep_divided_by = 1 if alone else divided_by  # each training process prepares by itself
+    prep_s = prep_divided_by * use_prep_s
 
     x = cached_fraction(measured, change)
     fetch_s = waiting_s = 0.0
     storage, cache = storage_rate(measured, change), cache_rate(measured, change)
     if storage is not None and cache is not None:
-        fetch_s = many * _inverse(fetch_rate(x, storage, cache)) / echo
+        fetch_s = divided_by * inverse(fetch_rate(x, storage, cache)) / echo
         waiting_s = miss_seconds(measured, change) / max(1, workers)
-        waiting_s *= divided * (1.0 - x) / echo
-    loader = loader_rate(_inverse(fetch_s), _inverse(prep_s), waiting_s)
+        waiting_s *= prep_divided_by * (1.0 - x) / echo
+    loader = loader_rate(inverse(fetch_s), inverse(prep_s), waiting_s)
 
     cores = max(measured.cores, change.cores or 0)
     step_cpu_s = measured.step_cpu_s
     if measured.trains_on_cpu:
         step_cpu_s /= change.accelerator
-    share = (fresh_prep_s - behind_s) / echo + behind_s
     prep_cpu_s = prep_cpu_seconds(measured.prep_cpu, workers)
-    prep_cpu_s *= share / fresh_prep_s if fresh_prep_s > 0 else 1.0
-    processors = _inverse((change.jobs * step_cpu_s + many * prep_cpu_s) / cores)
+    prep_cpu_s *= use_prep_s / fresh_prep_s if fresh_prep_s > 0 else 1.0
+    processors = inverse((change.jobs * step_cpu_s + divided_by * prep_cpu_s) / cores)
 
-    reached = between(measured.efficiency, workers) if measured.efficiency else 1.0
+    reached = interpolate(measured.efficiency, workers) if len(measured.efficiency) > 0 else 1.0
 
-    def trained(fetch: float, waiting_s: float) -> float:
-        loader = loader_rate(fetch, _inverse(prep_s), waiting_s)
+    def trained_rate(fetch: float, waiting_s: float) -> float:
         if alone:
-            return reached * min(processors, _inverse(_inverse(ingestion) + _inverse(loader)))
-        unfetched = loader_rate(INFINITE, _inverse(prep_s), waiting_s)
+            loader = loader_rate(fetch, inverse(prep_s), waiting_s)
+            return reached * min(processors, inverse(inverse(ingestion) + inverse(loader)))
+        unfetched = loader_rate(INFINITE, inverse(prep_s), waiting_s)
         return min(fetch, reached * min(ingestion, processors, unfetched))
 
-    warm, rate = trained(INFINITE, 0.0), trained(_inverse(fetch_s), waiting_s)
-    lost = {"compute": rate / ingestion, "fetch": 1.0 - rate / warm}
-    lost["prep"] = max(0.0, 1.0 - lost["compute"] - lost["fetch"])
-    if lost["compute"] > 1.0 - FED:
+    warm, rate = trained_rate(INFINITE, 0.0), trained_rate(inverse(fetch_s), waiting_s)
+    compute, fetch_stall = rate / ingestion, 1.0 - rate / warm
+    prep_stall = max(0.0, 1.0 - compute - fetch_stall)
+    if compute > 1.0 - FED:
         bound = "compute"
     elif alone:
-        bound = "fetch" if lost["fetch"] > lost["prep"] else "prep"
-    elif lost["fetch"] > 1e-9 and (fetch_s >= prep_s or lost["prep"] <= 1e-9):
+        bound = "fetch" if fetch_stall > prep_stall else "prep"
+    elif fetch_stall > 1e-9 and (fetch_s >= prep_s or prep_stall <= 1e-9):
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
     else:
-        bound = "processors" if processors < min(ingestion, _inverse(prep_s)) else "prep"
+        bound = "processors" if processors < min(ingestion, inverse(prep_s)) else "prep"
     if measured.prep_fetches:
-        lost["fetch"], lost["prep"] = lost["fetch"] + lost["prep"], 0.0
+        fetch_stall, prep_stall = fetch_stall + prep_stall, 0.0
         bound = "fetch" if bound == "prep" else bound
     return Prediction(
         rate=rate,
         fresh_rate=rate / echo,
         steps_per_s=rate / measured.batch_size,
         bound=bound,
-        fetch=_inverse(fetch_s),
-        prep=_inverse(prep_s),
+        fetch=inverse(fetch_s),
+        prep=inverse(prep_s),
         ingestion=ingestion,
         processors=processors,
         loader=loader,
-        compute=lost["compute"],
-        prep_stall=lost["prep"],
-        fetch_stall=lost["fetch"],
+        compute=compute,
+        prep_stall=prep_stall,
+        fetch_stall=fetch_stall,
     )
 
 
@@ -419,7 +333,32 @@ def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
     return predict(replace(measured, cached_fraction=x), replace(change, cache_bytes=None))
 
 
-def _inverse(value: float) -> float:
-    if value <= 0.0:
-        return INFINITE
-    return 0.0 if value == INFINITE else 1.0 / value
+def dataset_bytes(measured: Measured) -> float | None:
+    """Return the bytes of the whole dataset, or None where they are not known."""
+    if not measured.example_bytes or not measured.examples:
+        return None
+    return measured.example_bytes * measured.examples
+
+
+def find_cache_needed(measured: Measured, change: Change, prediction: Prediction) -> float | None:
+    """Return x* after ``change``; None where fetching was not told apart."""
+    storage, cache = storage_rate(measured, change), cache_rate(measured, change)
+    if storage is None or cache is None:
+        return None
+    # Uses per fetch of an example: more of them under an echo, fewer where jobs divide it.
+    uses = change.echo / (1 if change.sharing else change.jobs)
+    # Without workers, training waits for whatever the loader takes.
+    overlaps = measured.workers > 0 or change.cores is not None
+    takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
+    workers = max(1, measured.workers if change.cores is None else change.cores)
+    miss_s = miss_seconds(measured, change) / workers / uses
+    return smallest_cache(storage * uses, cache * uses, prediction.prep, takes, miss_s)
+
+
+def find_cores_needed(measured: Measured, change: Change, prediction: Prediction) -> int | None:
+    """Return the fewest cores with which P reaches both F and G; None: more than MOST_CORES."""
+    wanted = min(prediction.fetch, prediction.ingestion) * (1.0 - 1e-9)
+    for cores in range(1, MOST_CORES + 1):
+        if predict(measured, replace(change, cores=cores)).prep >= wanted:
+            return cores
+    return None

@@ -3,6 +3,12 @@
 
 let report, measured;
 
+// JSON has no infinity: where storage is known, and the page cache is not, that is no limit.
+function fromJson(measured) {
+  const limitless = measured.storage !== null && measured.cache === null;
+  return limitless ? { ...measured, cache: Infinity } : measured;
+}
+
 // What is counted: examples, or items where the dataset yields ready-made batches.
 const perSecond = () => `${report.loader.unit}/s`;
 

@@ -1,7 +1,7 @@
 """The report as a page: one HTML file that loads nothing and predicts by itself.
 
-The template and its parts stand beside this file: ``page.html``, ``page.css`` and the scripts, of
-which ``page_model.js`` has the formulas of ``model.py``.
+The template and its parts stand beside this file: ``page.html``, ``page.css`` and the scripts. The
+model comes from Python: its functions are translated.
 """
 
 from __future__ import annotations
@@ -12,10 +12,28 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis.report import Report, measured
+from stoker.analysis.formulas import page_cache_misses
+from stoker.analysis.javascript import translate
+from stoker.analysis.model import (
+    cached_fraction,
+    dataset_bytes,
+    find_cache_needed,
+    find_cores_needed,
+    predict,
+    predict_with_page_cache,
+)
+from stoker.analysis.report import Report, to_measured
 
+_MODEL = (
+    predict,
+    predict_with_page_cache,
+    cached_fraction,
+    page_cache_misses,
+    dataset_bytes,
+    find_cache_needed,
+    find_cores_needed,
+)
 _SCRIPTS = (
-    "page_model.js",
     "page_words.js",
     "page_elements.js",
     "page_plot.js",
@@ -32,26 +50,30 @@ def write_page(report: Report, path: Path) -> None:
     Some 100 kB, and what the report holds. A report without G or P is shown without predictions.
     Raises OSError.
     """
-    path.write_text(_page(report), encoding="utf-8")
+    path.write_text(_fill_template(report), encoding="utf-8")
 
 
-def _page(report: Report) -> str:
+def _fill_template(report: Report) -> str:
     folder = resources.files("stoker.analysis")
+
+    def read(name: str) -> str:
+        return (folder / name).read_text("utf-8")
+
     parts = {
-        "css": (folder / "page.css").read_text("utf-8"),
-        "data": _data(report),
-        "scripts": "\n".join((folder / name).read_text("utf-8") for name in _SCRIPTS),
+        "css": read("page.css"),
+        "data": _encode_data(report),
+        "scripts": "\n".join([translate(*_MODEL), *map(read, _SCRIPTS)]),
     }
-    template = (folder / "page.html").read_text("utf-8")
+    template = read("page.html")
     # In one pass: what is put in is not looked at again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def _data(report: Report) -> str:
+def _encode_data(report: Report) -> str:
     """Return the report and what the model needs of it, as JSON that cannot end its element."""
     content: dict[str, object] = {"report": report, "measured": None}
     try:
-        content["measured"] = measured(report)
+        content["measured"] = to_measured(report)
     except ValueError as error:
         content["refused"] = str(error)
     return msgspec.json.encode(content).decode().replace("<", "\\u003c")

@@ -15,7 +15,7 @@ function quantities() {
   const workers = measured.workers;
   const most = Math.min(
     256,
-    Math.max(8, 2 * workers, 2 * (coresNeeded(measured, NOTHING, now) || 0)),
+    Math.max(8, 2 * workers, 2 * (findCoresNeeded(measured, NOTHING, now) || 0)),
   );
   const unknown = "Fetching could not be told apart from preparation: see the notes.";
   const power = (value) => 2 ** value;

@@ -195,10 +195,10 @@ const whatIf = {
   },
 
   compare(before, after, unit) {
-    const needs = (change, found) => cacheNeeded(measured, change, found);
+    const needs = (change, found) => findCacheNeeded(measured, change, found);
     const share = (x) => (x === null ? "not known" : percent(x));
     const size = datasetBytes(measured);
-    const cores = (change, found) => coresNeeded(measured, change, found) || "beyond reach";
+    const cores = (change, found) => findCoresNeeded(measured, change, found) || "beyond reach";
     const fetch = (found) => (found.fetch === Infinity ? "not known" : rate(found.fetch));
     const row = (name, of) => [name, of(before, NOTHING), of(after, this.change)];
     table(

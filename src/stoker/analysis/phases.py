@@ -1,292 +1,250 @@
-"""The phases of an analysis: what the script is made to do, and when."""
+"""The phases of an analysis, for any job that can be driven through them.
+
+The job as it is; G, the same batches handed over again and again; P, the loader alone with its
+data in memory, at several numbers of workers, each time followed by training on that; S and C, the
+loader and its files, cold and warm. What happens is noted in the job's trace.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
-import tempfile
+import math
+import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
-from stoker.analysis.draining import Drains
-from stoker.analysis.probe import records
-from stoker.analysis.probe.records import Row
-from stoker.analysis.probe_record import ProbeRecord, RankRecord
-from stoker.analysis.session import Session, Stopped
-from stoker.signals import deferred
+from stoker import machine
+from stoker.analysis import rates, storage
+from stoker.analysis.formulas import most_workers
+from stoker.analysis.trace import RankTrace, Trace
 
-_MOST_STARTS = 3
-_FEWEST = 12  # batches that a figure wants
-_MOST_STEPS = 5000  # of G: a quick script is not to come to its end in it
-_UNFED_S = 30.0  # of training without a loader
-_PREFIX = "stoker-analysis-"
-
-Say = Callable[[str], None]
+_ROUNDS = 2
+_MOST_COLD = 0.05  # of the data may stay in the page cache
+_SPARE_STORAGE = 1.5  # times as fast as preparing, where storage is to keep up
+_SPARE_PREP = 1.1  # times what training takes in
 
 
-def analyzed(
-    command: Sequence[str], *, budget_s: float, loader: str | None, say: Say
-) -> ProbeRecord:
-    """Run a script through the phases. Raises OSError, KeyboardInterrupt.
+class Stopped(Exception):
+    """The job, or the time for the analysis, came to an end during a phase."""
 
-    Starts it once where it lives long enough, at most three times else, and not again after a
-    crash. Whatever happens, all its processes have ended when this returns.
+
+@dataclass(frozen=True)
+class PhaseLimits:
+    """How long the phases last, in seconds, and how much is tried."""
+
+    first_drain_s: float
+    warm_drain_s: float
+    other_warm_drain_s: float
+    """At other numbers of workers than the job's."""
+    cold_drain_s: float
+    reading_s: float
+    """Files alone; cold with the job's readers twice as long."""
+    all_warm_drains_s: float
+    """After that, no further number of workers is tried."""
+    filling_s: float
+    """Reading the drained files, where they are not all in memory."""
+    worker_counts: int
+    """Numbers of workers, the job's own among them."""
+
+
+class DrivenJob(Protocol):
+    """A training job that does what the phases ask for, in all its ranks at once.
+
+    Every method may raise Stopped, and appends to ``trace``.
     """
-    began = time.monotonic()
-    record = ProbeRecord(list(command))
-    conductor = _Conductor(record, began + budget_s, budget_s, loader, say)
-    with _folder() as folder:
-        while record.starts < _MOST_STARTS and conductor.wants():
-            before = conductor.done.copy()
-            conductor.run(folder / f"start-{record.starts}")
-            if conductor.done == before or conductor.over() or record.crash is not None:
-                break
-    record.seconds = time.monotonic() - began
-    return record
 
+    trace: Trace
+    """``ranks`` are known once the job ran as it is."""
+    limits: PhaseLimits
+    done: set[str]
+    """Of "as-it-is", "G" and "drains" those that need not be repeated."""
+    files: list[str]
+    """All that a drain may read; known after ``find_files``."""
 
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """Make a folder for the run, locked while the analyzer lives; sweep those of dead ones."""
-    for left in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError), open(left / "alive", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        with open(folder / "new", "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            os.rename(folder / "new", folder / "alive")  # never there without its lock
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    def say(self, text: str) -> None:
+        """Tell what goes on."""
 
+    def run_as_it_is(self) -> None:
+        """Let the job train, left alone (``RankTrace.rows``)."""
 
-class _Conductor:
-    """Leads one analysis over one or several starts of the script."""
+    def replay(self) -> None:
+        """Have it train on a few batches again and again (``RankTrace.replayed``)."""
 
-    def __init__(
-        self, record: ProbeRecord, deadline: float, budget_s: float, loader: str | None, say: Say
+    def begin_drains(self) -> None:
+        """Stop training, but for what ``train`` asks for."""
+
+    def drain(
+        self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:
-        self.record = record
-        self.done: set[str] = set()  # of "as-it-is", "G", "drains"
-        self._deadline = deadline
-        self._budget_s = budget_s
-        self._unit_s = min(4.0, budget_s / 75)
-        self._patience_s = budget_s / 3
-        self._wanted = loader
-        self._say = say
-        self._site: str | None = None
-        self._trains: list[str] = []  # sites of all loaders that train
-        self._life: int | None = None  # batches after which the script ends by itself
+        """Read the loader with no training step in between (``RankTrace.drains[name]``).
 
-    def wants(self) -> bool:
-        """Whether a phase is missing."""
-        return not {"as-it-is", "G", "drains"} <= self.done
+        ``fresh``: the first time; later drains read what this one read, round and round, or
+        ``once``.
+        """
 
-    def over(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() >= self._deadline
+    def find_files(self) -> list[str]:
+        """Find the files; return those that the first drain read, where that is known."""
 
-    def run(self, folder: Path) -> None:
-        """Start the script once and go as far as it goes."""
-        self.record.starts += 1
-        plan = {}
-        if self._site is not None:  # it ended early: at its first batch, go on where it stopped
-            take_at = 0 if "G" in self.done else self._after_replay()
-            sites = {"site": self._site, "trains": [self._site, *self._trains]}
-            plan = sites | {"replay_at": 0, "take_at": take_at}
-        self._say(f"starting the script ({_ORDINALS[self.record.starts]} start)")
-        session = Session(self.record, folder, self._deadline, self._budget_s, plan)
-        try:
-            with contextlib.suppress(Stopped):
-                if "as-it-is" not in self.done:
-                    self._as_it_is(session)
-                if "G" not in self.done:
-                    self._replay(session, planned=bool(plan))
-                self._drains(session, planned=plan.get("take_at") == 0)
-                self._say("ending the script")
-                session.finish()
+    def train(self, workers: int, left: int) -> None:
+        """Have it train on drained data in memory, one of ``left`` times that are to come
+        (``RankTrace.trained[workers]``)."""
+
+    def look_at_example(self) -> None:
+        """Look at one of the examples, last of all."""
+
+
+def run_phases(job: DrivenJob) -> None:
+    """Drive a job through all phases that are not done. Raises Stopped."""
+    if "as-it-is" not in job.done:
+        job.run_as_it_is()
+    if "G" not in job.done:
+        job.replay()
+    job.begin_drains()
+    _drain_warm(job)
+    job.done.add("drains")
+    _drain_cold(job)
+    job.look_at_example()
+
+
+def _drain_warm(job: DrivenJob) -> None:
+    """Drain with the data in memory, at several numbers of workers, and train on that."""
+    trace, limits = job.trace, job.limits
+    until = time.monotonic() + limits.all_warm_drains_s
+    rank = trace.ranks[0]
+    job.drain("found", rank.workers, limits.first_drain_s, fresh=True)
+    drained = job.find_files()
+    with contextlib.suppress(OSError):
+        if trace.files and storage.resident_fraction(drained) not in (None, 1.0):
+            storage.read_files(drained, 4, limits.filling_s)
+    first = rank.drains["found"][-1]
+    startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
+    # Where workers import a lot, they do so in each drain anew.
+    rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
+    cores = max(1, machine.usable_cores() // len(trace.ranks))
+    counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
+    for again in range(rounds):
+        if again and (more := _find_more_workers(rank, max(counts), cores)) is not None:
+            counts.insert(0, more)
+        for place, count in enumerate(counts):
+            if time.monotonic() > until and (again or count != rank.workers):
+                trace.note("the job is slow: a larger --budget tries more worker counts")
+                break
+            own = count == rank.workers
+            turn = f"{count} worker{'s' * (count != 1)}, round {again + 1} of {rounds}"
+            job.say(f"P: data in memory, {turn}")
+            drain_s = limits.warm_drain_s if own else limits.other_warm_drain_s
+            job.drain(f"warm-{count}", count, drain_s)
+            job.say(f"training on data in memory, {turn}")
+            job.train(count, (rounds - again) * len(counts) - place)
+    with contextlib.suppress(OSError):
+        if drained:
+            trace.warm_fraction = storage.resident_fraction(drained)
+
+
+def _list_worker_counts(workers: int, cores: int) -> list[int]:
+    """Return the worker counts of the scaling curve: the job's own first, at most five."""
+    counts = [workers, 1, cores]
+    if cores > 4:
+        counts += [round(cores**0.5), round(cores**0.75)]
+    return list(dict.fromkeys(counts))
+
+
+def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
+    """Return how many workers to try beyond the most that were drained warm; None: no more.
+
+    Where preparing mostly waits, more than processors are worth a try: so many as the processors
+    have time for, by what preparing computed with that many ``workers``, and no more than training
+    has a use for.
+    """
+    batch = rates.estimate_batch_size(rank)
+    drains = rank.drains.get(f"warm-{workers}", [])
+    rate = rates.estimate_drained(drains, batch)
+    takes, _ = rates.estimate_ingestion(rank, batch)
+    if rate is None or takes is None:
+        return None
+    cpu_s = rates.estimate_prep_cpu_s(drains, batch)
+    most = most_workers(cores, workers, rate.value, cpu_s)
+    wanted = min(most, math.ceil(_SPARE_PREP * takes.value / rate.value * workers))
+    return wanted if wanted > workers else None
+
+
+def _drain_cold(job: DrivenJob) -> None:
+    """Drain the loader, and read its files, with nothing in the page cache."""
+    reasons = job.trace.reasons
+    if not job.files:
+        reasons["S"] = reasons.get("files", "no file was seen")
+        return
+    try:
+        for again in range(_ROUNDS):
+            if not _drain_cold_once(job, f"round {again + 1} of {_ROUNDS}"):
                 return
-            if self.over() and session.ranks:
-                self._say("the time is up: ending the script")
-                session.finish()
-            if session.ended_by_itself:
-                self._life = session.batches()
-        finally:
-            with deferred():
-                session.close()
+    except OSError as error:
+        reasons["S"] = f"the loader's files cannot be read: {error}"
 
-    # As it is
 
-    def _as_it_is(self, session: Session) -> None:
-        self._say("as it is: waiting for the first batch")
-        patience_s = min(_UNFED_S, self._patience_s)
-
-        def met() -> bool:
-            return bool(session.ranks) or session.unfed_s() >= patience_s
-
-        session.until(met, "batch")
-        if not session.ranks:
-            self.record.reasons["batch"] = (
-                f"it trained for {patience_s:.0f} s without iterating a DataLoader"
-            )
-            raise Stopped
-        self._say("as it is: measuring the job, left alone")
-        began = time.monotonic()
-
-        def enough() -> bool:
-            patient = time.monotonic() - began < self._patience_s
-            if patient and any(
-                rank.about["on_this_host"] > len(session.ranks) for rank in session.ranks
-            ):
-                return False
-            return all(self._seen(rank, session.rows(rank), patient) for rank in session.ranks)
-
-        try:
-            session.until(enough, "as-it-is")
-        finally:
-            self._choose(session)
-            if self._site is not None:
-                self.done.add("as-it-is")
-
-    def _seen(self, rank: RankRecord, rows: list[Row], patient: bool) -> bool:
-        """Whether enough was seen of a rank as it is; less will do after some patience."""
-        slot = self._chosen(rank, rows)
-        if slot is None:
-            return False
-        batches = [row for row in rows if row.slot == slot and row.kind & 15 == records.BATCH]
-        if patient and self._wanted is None and not batches[0].kind & records.TRAINS:
-            return False
-        skipped = 2 * max(1, rank.loader(slot)["workers"])
-        if len(batches) <= skipped + (_FEWEST if patient else 3):
-            return False
-        elapsed_s = (batches[-1].left_ns - batches[skipped].left_ns) / 1e9
-        return elapsed_s > 1.5 * self._unit_s or not patient
-
-    def _chosen(self, rank: RankRecord, rows: list[Row]) -> int | None:
-        """Return the training loader's slot: most batches with gradients on, else most batches."""
-        counts: dict[int, list[int]] = {}
-        for row in rows:
-            if row.kind & 15 == records.BATCH:
-                count = counts.setdefault(row.slot, [0, 0])
-                count[0] += bool(row.kind & records.TRAINS)
-                count[1] += 1
-        if self._wanted is not None:
-            counts = {s: c for s, c in counts.items() if _built_at(rank.loader(s), self._wanted)}
-        return max(counts, key=lambda slot: (counts[slot], -slot)) if counts else None
-
-    def _choose(self, session: Session) -> None:
-        chosen = []
-        for rank in session.ranks:
-            rank.rows = list(session.rows(rank))
-            slot = self._chosen(rank, rank.rows)
-            if slot is not None:
-                rank.slot = slot
-                trains = any(row.slot == slot and row.kind & records.TRAINS for row in rank.rows)
-                chosen.append((not trains, rank.pid, rank))
-            elif self._wanted is not None:
-                sites = ", ".join(about["site"] for about in rank.about["loaders"])
-                self.record.reasons["as-it-is"] = (
-                    f"no loader that was built at {self._wanted!r} gave a batch; there are: {sites}"
-                )
-        if not chosen:
-            return
-        _, _, first = min(chosen)
-        session.job = first.job
-        self._site = session.site = first.loader(first.slot)["site"]
-        trained = {row.slot for row in first.rows if row.kind & records.TRAINS}
-        self._trains = [first.loader(slot)["site"] for slot in sorted(trained)]
-        self.record.ranks = session.paced()
-        jobs = {rank.job for idle, _, rank in chosen if not idle}
-        self.record.jobs = max(1, len(jobs))
-        if len(jobs) > 1:
-            arguments = " ".join(first.about["arguments"])
-            self.record.note(
-                f"the script runs {len(jobs)} training jobs, each on its own (no process group "
-                f"joins them); this is about one of them, process {first.pid} ({arguments}), "
-                "while the others went on beside it"
-            )
-
-    # G
-
-    def _replay(self, session: Session, *, planned: bool) -> None:
-        self._say("G: handing prepared batches over again and again")
-        session.until(lambda: bool(session.paced()), "G")
-        if not planned:
-            session.switch("replay_at")
-            session.switch("take_at", later=_MOST_STEPS)
-        try:
-            self._replayed(session)
-        finally:
-            for rank in session.paced():
-                own = _replayed(rank, session.rows(rank))
-                if len(own) > 4:
-                    kept = session.kept(rank)
-                    kept.replayed = session.rows(rank)[session.rows(rank).index(own[0]) :]
-                    kept.slot = rank.slot
-                    self.done.add("G")
-
-    def _after_replay(self) -> int:
-        """Return the batch to take over at; a short script gives all of its batches to G."""
-        if self._life is None:
-            return _MOST_STEPS
-        return self._life if self._life < 4 * _FEWEST else min(_MOST_STEPS, self._life // 2)
-
-    def _replayed(self, session: Session) -> None:
-        """Wait until enough prepared batches were handed over. Raises Stopped."""
-        began = time.monotonic()
-
-        def enough() -> bool:
-            patient = time.monotonic() - began < self._patience_s
-            return all(
-                self._lasted(_replayed(rank, session.rows(rank)), patient)
-                for rank in session.paced()
-            )
-
-        session.until(enough, "G")
-
-    def _lasted(self, rows: list[Row], patient: bool) -> bool:
-        if rows and rows[-1].kind & 15 == records.SYNCHRONISED and len(rows) > 1:
-            return rows[-2].kind & records.REPLAYED > 0  # it has had all that it was to have
-        if len(rows) <= (_FEWEST if patient else 6):
-            return False
-        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
-
-    # P, S, C
-
-    def _drains(self, session: Session, *, planned: bool) -> None:
-        self._say("P: reading the loader with no training step in between")
-        session.until(lambda: bool(session.paced()), "P")
-        if not planned:
-            session.switch("take_at")
-        patience_s, unit_s = self._patience_s, self._unit_s
-        drains = Drains(
-            session, self.record, unit_s, patience_s / 4, patience_s, self._life, self._say
+def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
+    """Do all of it once; return whether it could be done. Raises OSError."""
+    trace, limits = job.trace, job.limits
+    rank = trace.ranks[0]
+    job.say(f"S: dropping the loader's files from the page cache, {turn}")
+    storage.drop_files(job.files)
+    left = storage.resident_fraction(trace.files or job.files)
+    if left is None or left > _MOST_COLD:
+        share = "an unknown part" if left is None else f"{left:.0%}"
+        trace.reasons["S"] = (
+            f"{share} of the data stayed in the page cache after it was asked to leave "
+            "(files that are mapped, or belong to somebody else)"
         )
-        drains.warm()
-        self.done.add("drains")
-        drains.cold()
-        drains.look()
+        return False
+    job.say(f"S: reading the loader with nothing in memory, {turn}")
+    job.drain("cold", rank.workers, limits.cold_drain_s, once=True)
+    if not trace.files:
+        return True
+    trace.readers = max(1, rank.workers) * len(trace.ranks)
+    job.say(f"S, C: reading {len(trace.files):,} files, cold and warm, {turn}")
+    _read_files(trace, limits.reading_s)
+    batch = rates.estimate_batch_size(rank)
+    prep = rates.estimate_drained(rank.drains[f"warm-{rank.workers}"], batch)
+    prep_files = prep.value * len(trace.files) / trace.files_examples if prep is not None else 0.0
+    if _drop_part(trace, prep_files):
+        job.say(f"S: reading the loader with a part not in memory, {turn}")
+        job.drain("partly", rank.workers, limits.cold_drain_s, once=True)
+        job.drain("whole", rank.workers, limits.cold_drain_s, once=True)
+    return True
 
 
-def _built_at(loader: dict[str, Any], wanted: str) -> bool:
-    """Whether a loader is built there, or by a function that is called there."""
-    return os.path.basename(wanted) in (loader["site"], *loader["built"])
+def _read_files(trace: Trace, seconds: float) -> None:
+    """Read the job's files cold and warm, by as many readers as it has.
+
+    And cold by a reader a core, where these are more. Raises OSError.
+    """
+    files = trace.files
+    storage.drop_files(files)
+    reads = storage.read_files(files, trace.readers, 2 * seconds)
+    trace.cold_reads.append(reads)
+    warm = storage.read_files(files[: sum(reads.files)], trace.readers, seconds)
+    trace.warm_reads.append(warm)
+    if machine.usable_cores() > trace.readers:
+        storage.drop_files(files)
+        most = storage.read_files(files, machine.usable_cores(), seconds)
+        trace.most_reads.append(most)
 
 
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
+def _drop_part(trace: Trace, prep_files: float) -> bool:
+    """Drop so many of the files that storage keeps up with preparing ``prep_files`` a second.
 
-
-def _replayed(rank: RankRecord, rows: list[Row]) -> list[Row]:
-    """Return a rank's rows of the training loader since prepared batches were handed over."""
-    return [
-        row
-        for row in rows
-        if row.slot == rank.slot
-        and (row.kind & records.REPLAYED or row.kind & 15 == records.SYNCHRONISED)
-    ]
+    So what misses cost then is the wait for each, and not that storage is short. Returns whether
+    the kernel says what is in memory. Raises OSError.
+    """
+    reads = trace.cold_reads[-1]
+    rate = sum(reads.files) / max(1e-9, sum(reads.seconds))
+    share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
+    storage.read_files(trace.files, machine.usable_cores(), 60.0)
+    chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
+    storage.drop_files(chosen)
+    resident = storage.resident_fraction(trace.files)
+    if resident is None or resident == 1.0:
+        return False
+    trace.partly_fraction = resident
+    return True

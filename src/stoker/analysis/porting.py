@@ -29,14 +29,14 @@ class Port(msgspec.Struct, frozen=True):
     cuda: bool
 
 
-def port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
+def find_port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     """Return what is known of a loader, or None where no pipeline does what it does."""
     if not described.get("example_bytes") or not about.get("batch_size"):
         return None
     sampler = described["sampler"]
     if sampler not in _SAMPLERS:
         return None
-    name, dataset, collate = _written(*about["place"]) if about.get("place") else ("", "", "")
+    name, dataset, collate = _read_source(*about["place"]) if about.get("place") else ("", "", "")
     if described["collates"] and not collate:
         return None
     sharded = sampler == "DistributedSampler"
@@ -54,7 +54,7 @@ def port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     )
 
 
-def code(found: Port, workers: int, cache: str) -> str:
+def write_port(found: Port, workers: int, cache: str) -> str:
     """Write the pipeline, with a cache of that size for what the dataset gives."""
     lines = [f"stoker.from_dataset({found.dataset})"]
     lines += [".shuffle()"] * found.shuffle + [".shard()"] * found.sharded
@@ -69,7 +69,7 @@ def code(found: Port, workers: int, cache: str) -> str:
     return f"import stoker\n\n{found.name} = (\n{body}\n)"
 
 
-def _written(path: str, line: int) -> tuple[str, str, str]:
+def _read_source(path: str, line: int) -> tuple[str, str, str]:
     """Return name, dataset and collate function as the script writes them; "" where it does not."""
     try:
         with open(path, encoding="utf-8") as file:

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from stoker.analysis.calibration import calibrated
-from stoker.analysis.model import INFINITE, Measured, warm_rate
+from stoker.analysis.calibration import calibrate
+from stoker.analysis.formulas import INFINITE
+from stoker.analysis.model import Measured, warm_rate
 from stoker.analysis.porting import Port
 
 SCHEMA = "stoker-analysis/1"
@@ -235,20 +236,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def measured(report: Report) -> Measured:
+def to_measured(report: Report) -> Measured:
     """Return what the model needs of a report, calibrated to the job as it ran.
 
     Raises ValueError where G or P is missing, and for rates that are not positive and finite.
     """
-    found, seen = measured_apart(report), report.as_it_is
+    found, seen = to_measured_apart(report), report.as_it_is
     if seen is None:
         return found
     if not (0.0 < seen.rate.value < math.inf and 0.0 < report.split.compute <= 1.0):
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
-    return calibrated(found, seen.rate.value, report.split.compute)
+    return calibrate(found, seen.rate.value, report.split.compute)
 
 
-def measured_apart(report: Report) -> Measured:
+def to_measured_apart(report: Report) -> Measured:
     """Return the same without the calibration. Raises ValueError as it does."""
     rates = report.rates
     if rates.G is None or not report.prep:
@@ -281,10 +282,10 @@ def measured_apart(report: Report) -> Measured:
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
     )
-    return replace(found, efficiency=efficiency(found, report.prep))
+    return replace(found, efficiency=find_efficiency(found, report.prep))
 
 
-def efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:
+def find_efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:
     """Return what training on data in memory reached of what the model expects, at most 1."""
     return tuple(
         sorted(

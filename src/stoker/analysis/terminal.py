@@ -1,13 +1,19 @@
-"""A report on the terminal."""
+"""Reports, and answers to what-if questions, on a terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.analysis.report import Rate, Report
+from stoker.analysis.formulas import INFINITE
+from stoker.analysis.model import NOTHING, Change, dataset_bytes, predict
+from stoker.analysis.report import Rate, Report, to_measured, to_measured_apart
+from stoker.analysis.what_if import Answer, Curve, Outcome
+from stoker.machine import format_bytes
 
 _BAR = 48
 _PARTS = (("compute", "green", "█"), ("prep stall", "yellow", "▓"), ("fetch stall", "red", "░"))
@@ -18,26 +24,36 @@ _MEANING = {
     "C": "the page cache delivers",
     "F": "fetching gives, as cached as it was",
 }
+_CURVE_BAR = 30
+_PLAIN_WIDTH = 120
+_LABELS = {
+    "cache": "cache that never evicts (share of the dataset)",
+    "cores": "cores (a worker on each)",
+    "storage-mbps": "storage bandwidth (MB/s)",
+    "accelerator": "accelerator (times as fast)",
+    "jobs": "jobs at a time",
+    "echo": "echoing factor",
+}
 
 
-def show(report: Report, console: Console) -> None:
+def show_report(report: Report, console: Console) -> None:
     """Print a report: verdict, split, rates, scaling, actions, notes."""
     console.print()
     console.print(Text(report.verdict, style="bold"))
     console.print()
-    console.print(_split(report))
-    console.print(_rates(report))
+    console.print(_draw_split(report))
+    console.print(_make_rates_table(report))
     if len(report.prep) > 1:
-        console.print(_scaling(report))
+        console.print(_make_scaling_table(report))
     if len(report.ranks) > 1:
-        console.print(_ranks(report))
+        console.print(_make_ranks_table(report))
     if report.actions:
-        console.print(_actions(report))
+        console.print(_make_actions_table(report))
     for note in report.notes:
         console.print(Text(f"· {note}", style="dim"))
 
 
-def _split(report: Report) -> Text:
+def _draw_split(report: Report) -> Text:
     split = report.split
     text = Text()
     widths = []
@@ -52,8 +68,8 @@ def _split(report: Report) -> Text:
     if report.as_it_is is not None:
         seen = report.as_it_is
         text.append(
-            f"\nas it is: {_rate(seen.rate)} examples/s, {seen.wait_fraction:.0%} of the time "
-            f"inside next(); first batch after {seen.startup_s:.2f} s"
+            f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of "
+            f"the time inside next(); first batch after {seen.startup_s:.2f} s"
         )
         if report.predicted is not None:
             text.append(f"; the rates below predict {report.predicted:,.0f}")
@@ -63,7 +79,7 @@ def _split(report: Report) -> Text:
     return text
 
 
-def _rates(report: Report) -> Table:
+def _make_rates_table(report: Report) -> Table:
     table = Table(box=box.SIMPLE, title="Rates, examples/s", title_justify="left")
     for name in ("", "value", "95 % interval", "what it is"):
         table.add_column(name, justify="right" if name == "value" else "left")
@@ -85,7 +101,7 @@ def _rates(report: Report) -> Table:
     return table
 
 
-def _scaling(report: Report) -> Table:
+def _make_scaling_table(report: Report) -> Table:
     table = Table(
         box=box.SIMPLE,
         title="With the data in memory, examples/s by number of workers",
@@ -104,7 +120,7 @@ def _scaling(report: Report) -> Table:
     return table
 
 
-def _ranks(report: Report) -> Table:
+def _make_ranks_table(report: Report) -> Table:
     table = Table(box=box.SIMPLE, title="Ranks", title_justify="left")
     for name in ("rank", "P", "its own waiting", "waiting for other ranks"):
         table.add_column(name, justify="right")
@@ -119,7 +135,7 @@ def _ranks(report: Report) -> Table:
     return table
 
 
-def _actions(report: Report) -> Table:
+def _make_actions_table(report: Report) -> Table:
     table = Table(box=box.SIMPLE, title="What would help", title_justify="left")
     table.add_column("")
     table.add_column("speed", justify="right")
@@ -134,11 +150,11 @@ def _actions(report: Report) -> Table:
     return table
 
 
-def _rate(rate: Rate) -> str:
+def _format_interval(rate: Rate) -> str:
     return f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
 
 
-def what_it_will_do(command: list[str], budget_s: float) -> str:
+def describe_plan(command: list[str], budget_s: float) -> str:
     """Say, beforehand, what an analysis does to a script."""
     return (
         f"stoker analyze will start\n    {' '.join(command)}\n"
@@ -147,3 +163,172 @@ def what_it_will_do(command: list[str], budget_s: float) -> str:
         f"and warm, and end it. It takes {budget_s / 60:.3g} minutes at most. No file is edited; "
         "what the script itself writes, it writes. Ctrl-C ends everything."
     )
+
+
+def show_answer(report: Report, answer: Answer, console: Console | None = None) -> None:
+    """Print before and after, what would be needed, and the curves."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}", style="bold"))
+    console.print(Text(_describe_change(answer.change)))
+    console.print()
+    unit = report.loader.unit
+    console.print(_make_outcomes_table(answer.outcomes, unit))
+    for line in _write_remarks(report, answer):
+        console.print(Text(line))
+    for curve in answer.curves:
+        console.print()
+        console.print(Text(f"{unit}/s over {_LABELS[curve.quantity]}", style="bold"))
+        console.print(_draw_curve(report, curve))
+
+
+def _describe_change(change: Change) -> str:
+    """Say what was asked."""
+    if change == NOTHING:
+        return "nothing changed: the job as it was measured"
+    parts = []
+    if change.cores is not None:
+        parts.append(f"{change.cores} cores")
+    if change.cache_bytes is not None:
+        parts.append(f"a cache of {format_bytes(change.cache_bytes)} that never evicts")
+    if change.storage_mbps is not None:
+        parts.append(f"storage of {change.storage_mbps:,g} MB/s")
+    if change.accelerator != 1:
+        parts.append(f"an accelerator {change.accelerator:g}x as fast")
+    if change.jobs != 1:
+        parts.append(f"{change.jobs} jobs at a time on this host")
+    if change.echo != 1:
+        parts.append(f"an echo of factor {change.echo:g} at {change.echo_at}")
+    return "then: " + ", ".join(parts)
+
+
+def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    for outcome in outcomes:
+        table.add_column(outcome.name, justify="right")
+    now = outcomes[0].prediction.rate
+    echoes = any(o.prediction.fresh_rate < o.prediction.rate for o in outcomes)
+
+    def row(name: str, of: Callable[[Outcome], str], style: str = "") -> None:
+        table.add_row(name, *(of(outcome) for outcome in outcomes), style=style)
+
+    row("uses/s" if echoes else f"{unit}/s", lambda o: _format_rate(o.prediction.rate), "bold")
+    if len(outcomes) > 1:
+        row("  of the speed as it is", lambda o: f"{o.prediction.rate / now:.2f}x")
+    if echoes:
+        row(f"  fresh {unit}/s of these", lambda o: _format_rate(o.prediction.fresh_rate))
+    row("steps/s", lambda o: f"{o.prediction.steps_per_s:,.3g}")
+    row("what limits", lambda o: o.prediction.bound, "bold")
+    row("time in compute", lambda o: f"{o.prediction.compute:.1%}")
+    row("  lost to prep", lambda o: f"{o.prediction.prep_stall:.1%}")
+    row("  lost to fetch", lambda o: f"{o.prediction.fetch_stall:.1%}")
+    row("F  fetch gives", lambda o: _format_rate(o.prediction.fetch))
+    row("P  preparation gives", lambda o: _format_rate(o.prediction.prep))
+    row("G  training takes", lambda o: _format_rate(o.prediction.ingestion))
+    row("H  the host's processors allow", lambda o: _format_rate(o.prediction.processors))
+    row("x* cache that is enough", _format_cache_needed)
+    row("cores, for P to be no limit", _format_cores_needed)
+    return table
+
+
+def _format_cache_needed(outcome: Outcome) -> str:
+    if outcome.cache_needed is None:
+        return "not known"
+    size = outcome.cache_needed_bytes
+    return f"{outcome.cache_needed:.1%}" + (f" = {format_bytes(size)}" if size is not None else "")
+
+
+def _format_cores_needed(outcome: Outcome) -> str:
+    return "beyond reach" if outcome.cores_needed is None else str(outcome.cores_needed)
+
+
+def _write_remarks(report: Report, answer: Answer) -> list[str]:
+    """Say what the table does not."""
+    lines = _write_calibration(report)
+    caches, change, unit = answer.caches, answer.change, report.loader.unit
+    if caches:
+        lines += [
+            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset.",
+            f"  never evicting:    {caches.misses:6.1%} misses, "
+            f"{_format_rate(caches.rate)} {unit}/s",
+            f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
+            f"{_format_rate(caches.page_cache_rate)} {unit}/s",
+        ]
+    if change.jobs > 1:
+        lines.append(
+            "Each job has an accelerator of its own; workers, storage and processors are divided "
+            "among the jobs, or used once for all where they share. Speeds are of one job."
+        )
+    if change.echo > 1:
+        lines.append(
+            "A repeat may be worth less than a fresh example: uses/s are not progress by "
+            f"themselves. Compare fresh {unit}/s too."
+        )
+    if len(report.ranks) > 1:
+        lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
+    if report.rates.P is None:
+        lines.append("P holds fetching over the network, too; what it lacks counts as fetching.")
+    for name in ("S", "C"):
+        if name in report.reasons:
+            lines.append(f"{name} is not known: {report.reasons[name]}")
+    return lines
+
+
+def _write_calibration(report: Report) -> list[str]:
+    """Say where the job as it ran corrected what was measured apart."""
+    apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
+    changed = [
+        f"{letter} is taken as {_format_rate(value)}, measured apart {_format_rate(before)}"
+        for letter, value, before in (
+            ("F", found.fetch, apart.fetch),
+            ("P", found.prep, apart.prep),
+            ("G", found.ingestion, apart.ingestion),
+            ("H", found.processors, apart.processors),
+        )
+        if _format_rate(value) != _format_rate(before)
+    ]
+    if not changed:
+        return []
+    return [
+        f"Calibrated to the job as it ran, at {_format_rate(found.rate)}/s: {'; '.join(changed)}."
+    ]
+
+
+def _draw_curve(report: Report, curve: Curve) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=bool(curve.beside))
+    table.add_column("", justify="right")
+    table.add_column("")
+    table.add_column("", justify="right")
+    table.add_column("")
+    table.add_column(curve.beside, justify="right")
+    table.add_column("")
+    most = max(point.rate for point in curve.points)
+    for point in curve.points:
+        table.add_row(
+            _format_value(report, curve.quantity, point.at),
+            "█" * max(1, round(_CURVE_BAR * point.rate / most)),
+            _format_rate(point.rate),
+            point.bound,
+            "" if point.beside is None else _format_rate(point.beside),
+            f"<- {point.mark}" if point.mark else "",
+            style="bold" if point.mark else "",
+        )
+    return table
+
+
+def _format_value(report: Report, quantity: str, value: float) -> str:
+    if quantity == "cache":
+        return f"{value:.0%} = {format_bytes(value * (dataset_bytes(to_measured(report)) or 0.0))}"
+    if quantity == "accelerator":
+        return f"{value:g}x"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def _format_rate(value: float) -> str:
+    if value == INFINITE:
+        return "no limit"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stoker.analysis.calibration import TOLERANCE
-from stoker.analysis.probe_record import ProbeRecord
 from stoker.analysis.report import Report
+from stoker.analysis.trace import Trace
 
 _LIMITS = {
     "fetch": "fetching data from storage",
@@ -13,7 +13,7 @@ _LIMITS = {
 }
 
 
-def doubts(report: Report) -> list[str]:
+def find_doubts(report: Report) -> list[str]:
     """Return why what the report says is uncertain; empty where it is not."""
     found, seen = [], report.as_it_is
     if seen is not None and report.predicted is not None:
@@ -28,7 +28,7 @@ def doubts(report: Report) -> list[str]:
     return found
 
 
-def verdict(report: Report) -> str:
+def write_verdict(report: Report) -> str:
     """Return what the job is limited by, how much that costs, and what to do first.
 
     Where there are doubts, they come first, and the rest is said with care.
@@ -36,10 +36,10 @@ def verdict(report: Report) -> str:
     first, *more = [*report.doubts, ""]
     text = f"Uncertain: {first}. " if first else ""
     text += "".join(f"{doubt[0].upper()}{doubt[1:]}. " for doubt in more if doubt)
-    return text + _found(report, sure=not first)
+    return text + _write_finding(report, sure=not first)
 
 
-def _found(report: Report, *, sure: bool) -> str:
+def _write_finding(report: Report, *, sure: bool) -> str:
     split, seen = report.split, report.as_it_is
     if seen is None:
         return "The script ended before a steady state was seen. The rates below are all there is"
@@ -78,9 +78,9 @@ def _found(report: Report, *, sure: bool) -> str:
     return text
 
 
-def nothing_seen(record: ProbeRecord) -> str:
+def explain_nothing_seen(trace: Trace) -> str:
     """Say why a script showed nothing to report on, and what to do."""
-    reasons = record.reasons
+    reasons = trace.reasons
     why = reasons.get("batch") or reasons.get("as-it-is") or "it ended"
     text = f"the script never reached a loader, or got no batch from one: {why}"
     if output := reasons.get("output"):

@@ -1,40 +1,27 @@
-"""Which items enter a store that cannot hold all of them."""
+"""Which items enter a store: what is worth it, and nothing that is drawn at random."""
 
 from __future__ import annotations
 
+import contextlib
+import random
+import sys
 import threading
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stoker.cache import codec
+from stoker.signals import pass_on
 
 _SEEN = 4096  # items whose worth is remembered
 _JUDGED = 64  # so many must have been seen before any is turned away
-
-
-class Admission(Protocol):
-    """Says which items may enter."""
-
-    def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Tell whether an item may enter.
-
-        Args:
-            cost_ns: what it took to make it.
-            size_bytes: what it takes in the store.
-            free_bytes: what the store has left.
-            left: how many items of an epoch are not in the store.
-        """
-        ...
-
-
-class FirstCome:
-    """Everything enters, until the store is full: right where all items are worth alike."""
-
-    def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Admit."""
-        return True
+_AGAIN = 8  # what chance leaves as it is every other time passes once in 256
 
 
 class Worth:
-    """What saves most time per byte enters.
+    """Admits what saves most time per byte. (Without it everything enters until the store is full.)
 
     Of the items seen lately, those of most worth that would fit together, were the ones not in the
     store like them, set the bar. So the bar falls as the store finds room, and rises as it fills.
@@ -47,7 +34,14 @@ class Worth:
         self._since = 0
 
     def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Admit what is above the bar; the first few to learn where it is are not admitted."""
+        """Tell whether an item may enter; the first few, which tell where the bar is, may not.
+
+        Args:
+            cost_ns: what it took to make it.
+            size_bytes: what it takes in the store.
+            free_bytes: what the store has left.
+            left: how many items of an epoch are not in the store.
+        """
         worth = cost_ns / max(1, size_bytes)
         with self._lock:
             self._seen.append((worth, size_bytes))
@@ -55,11 +49,11 @@ class Worth:
             if len(self._seen) < min(_JUDGED, left):
                 return False
             if self._since >= min(_JUDGED, len(self._seen)) or not self._bar:
-                self._bar = self._raised(free_bytes, left)
+                self._bar = self._compute_bar(free_bytes, left)
                 self._since = 0
             return worth >= self._bar
 
-    def _raised(self, free_bytes: int, left: int) -> float:
+    def _compute_bar(self, free_bytes: int, left: int) -> float:
         """Return the worth above which the items that are left would fill the room that is left."""
         room = free_bytes * len(self._seen) / max(1, left)
         for worth, size in sorted(self._seen, reverse=True):
@@ -67,3 +61,79 @@ class Worth:
             if room < 0:
                 return worth
         return 0.0
+
+
+class RandomCheck:
+    """Makes an item again, a few times, and compares: a cache would freeze its random part.
+
+    One is tried, before any enters; other threads wait for it meanwhile.
+
+    Attributes:
+        has_passed: whether one was found to be the same each time.
+    """
+
+    def __init__(self) -> None:
+        self.has_passed = False
+        self._lock = threading.Lock()
+
+    def run(self, what: str, value: Any, again: Callable[[], Any]) -> None:
+        """Compare an item with what it is when it is made again.
+
+        In the main thread the global generators are set back afterwards; elsewhere they have drawn
+        more than without it, and nothing is drawn twice.
+
+        Args:
+            what: the item, for people.
+            value: what it is.
+            again: makes it again. What it raises is ignored: an item may be made once only.
+
+        Raises ValueError when they differ, TypeError for values that cannot be stored, and what a
+        signal handler raises meanwhile.
+        """
+        with self._lock:
+            if not self.has_passed and not _is_same(value, again):
+                raise ValueError(
+                    f"{what} is another one each time it is read: a cache would repeat the same "
+                    "random draws in every epoch. Cache what comes before the random part: a "
+                    "dataset without it, augmented in collate_fn or in a pipeline "
+                    "(from_dataset(...).cache(...).random_map(...)). If nothing is random in it, "
+                    "a time stamp, a counter or the last digits of floats differ, and a cache "
+                    "would keep those of the first reading: leave that field out or round it, or "
+                    "cache in front of what makes it"
+                )
+            self.has_passed = True
+
+
+def _is_same(value: Any, again: Callable[[], Any]) -> bool:
+    expected = b"".join(codec.encode(value))
+    with _kept_draws():
+        for _ in range(_AGAIN):
+            try:
+                other = again()
+            except Exception as error:
+                pass_on(error)
+                return True
+            if b"".join(codec.encode(other)) != expected:
+                return False
+    return True
+
+
+@contextlib.contextmanager
+def _kept_draws() -> Iterator[None]:
+    """Have the global generators go on as if nothing had been drawn meanwhile.
+
+    In the main thread only: set back by another, they would give training the same draws again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    torch = sys.modules.get("torch")
+    torch_state = torch.get_rng_state() if torch is not None else None
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)

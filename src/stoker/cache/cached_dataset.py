@@ -38,7 +38,7 @@ def cached(
     """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
 
     What ``dataset[i]`` returns is kept, for all workers and epochs, until the limit is reached; it
-    must be the same every time (random augmentation goes behind it: into ``collate_fn``, or a
+    must be the same every time (random augmentation comes after it: in ``collate_fn``, or a
     pipeline). Attributes are read from, and set on, the dataset itself.
 
     Args:
@@ -108,8 +108,8 @@ class CachedDataset:
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return several items."""
         cache = self._cache
-        names = [_name(index) for index in indices]
-        self._watch(len(names))
+        names = [_plain(index) for index in indices]
+        self._warn_of_repeats(len(names))
         keys = [cache.key(Fingerprint(name)) for name in names]
         found = dict(cache.find(keys, [-1] * len(keys)))
         missing = [at for at in range(len(keys)) if at not in found]
@@ -172,8 +172,8 @@ class CachedDataset:
     def _read_one(self, index: Any) -> Any:
         return self._read([index])[0]
 
-    def _watch(self, count: int) -> None:
-        """Say so, once, when examples come again before an epoch's worth of them has come."""
+    def _warn_of_repeats(self, count: int) -> None:
+        """Warn, once, when examples come again before an epoch's worth of them has come."""
         epoch = len(self._dataset) // int(os.environ.get("WORLD_SIZE", "1"))
         self._asked += count
         if self._asked < max(_LEAST_ASKED, epoch // _LOOKS):
@@ -183,7 +183,7 @@ class CachedDataset:
         asked = counts.hits + counts.misses
         if asked > epoch:
             self._asked = -sys.maxsize  # nothing can be told any more
-        elif counts.hits > _REPEATED * asked and self._cache.tells_once(counts.admitted):
+        elif counts.hits > _REPEATED * asked and self._cache.claim_warning(counts.admitted):
             warn(
                 f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
                 f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
@@ -192,7 +192,7 @@ class CachedDataset:
             )
 
 
-def _name(index: Any) -> Any:
+def _plain(index: Any) -> Any:
     """Return an index as it is known to the store."""
     if isinstance(index, (int, str)):
         return index

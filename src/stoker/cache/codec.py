@@ -2,9 +2,9 @@
 
 A record is: the length of its outline and of its numbers (2 and 4 bytes), the outline (MessagePack:
 how the value is nested, and of what types), the numbers (MessagePack: small values, lengths and
-shapes, in order), and the contents of arrays, tensors and byte strings, one behind the other.
-Records of one kind have the same outline, so that what reads them is made once. A byte string that
-is not nested has an empty outline, and no numbers.
+shapes, in order), and the contents of arrays, tensors and byte strings, one after the other.
+Records of one kind have the same outline, so that their reader is made once. A byte string that is
+not nested has an empty outline, and no numbers.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ class UnknownType(LookupError):
     """A record needs a named tuple or dataclass that this process has not imported."""
 
 
-def encoded(value: Any) -> list[bytes]:
+def encode(value: Any) -> list[bytes]:
     """Write a value: a record in pieces, to be joined. Arrays are copied, bytes are not.
 
-    Raises TypeError for what cannot be stored, with the place it has in the value.
+    Raises TypeError for what cannot be stored, with where it is in the value.
     """
     if type(value) is bytes:
         return [_BARE, value]
     numbers: list[Any] = []
     contents: list[bytes] = []
-    outline = msgspec.msgpack.encode(_node(value, numbers, contents, ""))
+    outline = msgspec.msgpack.encode(_write_node(value, numbers, contents, ""))
     if len(outline) > 0xFFFF:
         raise TypeError("cannot cache a value of so many parts: put them into arrays")
     packed = msgspec.msgpack.encode(numbers)
     return [_LENGTHS.pack(len(outline), len(packed)) + outline + packed, *contents]
 
 
-def decoded(record: memoryview) -> Any:
+def decode(record: memoryview) -> Any:
     """Read a value; it shares no memory with the record, and its arrays may be written.
 
     Raises UnknownType when a class is not there, or is another one by now.
@@ -74,7 +74,7 @@ def decoded(record: memoryview) -> Any:
     outline = bytes(record[_LENGTHS.size : middle])
     read = _readers.get(outline)
     if read is None:
-        read = _reader(msgspec.msgpack.decode(outline))
+        read = _make_reader(msgspec.msgpack.decode(outline))
         if len(_readers) >= _KEPT:
             _readers.clear()
         _readers[outline] = read
@@ -86,7 +86,7 @@ def decoded(record: memoryview) -> Any:
         raise
 
 
-def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
+def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
     kind = type(value)
     if kind is str and not value.isascii() and value != value.encode(errors="ignore").decode():
         contents.append(value.encode("utf-8", "surrogatepass"))
@@ -100,14 +100,14 @@ def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any
         contents.append(value if kind is bytes else bytes(value))
         return kind.__name__
     if kind is np.bytes_ or kind is np.str_:  # as an array it would lose zeros at its end
-        return [kind.__name__, _node(kind.__bases__[0](value), numbers, contents, at)]
+        return [kind.__name__, _write_node(kind.__bases__[0](value), numbers, contents, at)]
     if kind is np.ndarray and _is_plain_dtype(value.dtype):
         numbers.append(value.shape)
-        contents.append(_bytes(value))
-        return ["array", _described(value.dtype)]
+        contents.append(_content(value))
+        return ["array", _describe(value.dtype)]
     if isinstance(value, np.generic) and _is_plain_dtype(value.dtype):
-        contents.append(_bytes(np.asarray(value)))
-        return ["scalar", _described(value.dtype)]
+        contents.append(_content(np.asarray(value)))
+        return ["scalar", _describe(value.dtype)]
     if kind is int:
         numbers.append(str(value))
         return "integer"
@@ -127,10 +127,12 @@ def _node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any
         numbers.append(tuple(value.shape))
         contents.append(flat.numpy().tobytes())
         return ["tensor", str(value.dtype).removeprefix("torch.")]
-    return _inner(value, kind, numbers, contents, at)
+    return _write_nested(value, kind, numbers, contents, at)
 
 
-def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at: str) -> _Node:
+def _write_nested(
+    value: Any, kind: type, numbers: list[Any], contents: list[bytes], at: str
+) -> _Node:
     parts = pytree.children(value)
     where = f" (at {at})" if at else ""
     if parts is None:
@@ -139,18 +141,18 @@ def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at
             "strings and numbers can be, in tuples, lists, dicts, named tuples and dataclasses. "
             "Cache before what makes it, or turn it into an array"
         )
-    nodes = [_node(part, numbers, contents, f"{at}.{n}" if at else n) for n, part in parts]
+    nodes = [_write_node(part, numbers, contents, f"{at}.{n}" if at else n) for n, part in parts]
     if kind is tuple or kind is list:
         return [kind.__name__, *nodes]
     if kind is dict:
-        return ["dict", [_node(key, numbers, contents, at) for key in value], *nodes]
+        return ["dict", [_write_node(key, numbers, contents, at) for key in value], *nodes]
     named = _written.get(kind)
     if getattr(value, "__dict__", {}).keys() - {name for name, _ in parts}:
         named = []  # more than its fields
     elif named is None:
         is_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
         name, names = f"{kind.__module__}:{kind.__qualname__}", [n for n, _ in parts]
-        if _found(name, names, is_tuple=is_tuple) is kind:
+        if _find_class(name, names, is_tuple=is_tuple) is kind:
             named = _written[kind] = ["named" if is_tuple else "dataclass", name, names]
     if named:
         return [*named, *nodes]
@@ -161,12 +163,12 @@ def _inner(value: Any, kind: type, numbers: list[Any], contents: list[bytes], at
     )
 
 
-def _bytes(array: np.ndarray[Any, Any]) -> bytes:
+def _content(array: np.ndarray[Any, Any]) -> bytes:
     """Return an array's content; what lies between its numbers is whatever memory held: zeros."""
     if not _has_padding(array.dtype):
         return array.tobytes()
     clean = np.zeros(array.shape, array.dtype)
-    _fill(clean, array)
+    _copy_numbers(clean, array)
     return clean.tobytes()
 
 
@@ -179,10 +181,10 @@ def _has_padding(dtype: np.dtype[Any]) -> bool:
     return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_padding, fields))
 
 
-def _fill(out: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
+def _copy_numbers(out: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
     """Copy the numbers, and nothing of what lies between them."""
     for name in array.dtype.names or ():
-        _fill(out[name], array[name])
+        _copy_numbers(out[name], array[name])
     if array.dtype.names is None:
         if _has_padding(array.dtype):
             array = array.copy()
@@ -206,37 +208,37 @@ def _is_plain_dtype(dtype: np.dtype[Any]) -> bool:
     if dtype.names is None:
         return not dtype.hasobject
     try:
-        described = msgspec.msgpack.decode(msgspec.msgpack.encode(_described(dtype)))
-        again = _dtype(described)
+        described = msgspec.msgpack.decode(msgspec.msgpack.encode(_describe(dtype)))
+        again = _parse_dtype(described)
     except (TypeError, ValueError):
         return False
     return not dtype.hasobject and again == dtype and again.type is dtype.type
 
 
-def _described(dtype: np.dtype[Any]) -> Any:
+def _describe(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
 
 
-def _dtype(description: Any) -> np.dtype[Any]:
+def _parse_dtype(description: Any) -> np.dtype[Any]:
     if isinstance(description, str):
         return np.dtype(description)
-    return np.lib.format.descr_to_dtype(_tuples(description))
+    return np.lib.format.descr_to_dtype(_restore_tuples(description))
 
 
-def _tuples(description: Any) -> Any:
+def _restore_tuples(description: Any) -> Any:
     """Return a dtype's description with the tuples that MessagePack made lists."""
     if isinstance(description, str):
         return description
     return [
         tuple(
             tuple(part) if i and isinstance(part, list) and isinstance(part[0], int) else part
-            for i, part in enumerate([*field[:1], _tuples(field[1]), *field[2:]])
+            for i, part in enumerate([*field[:1], _restore_tuples(field[1]), *field[2:]])
         )
         for field in description
     ]
 
 
-def _found(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
+def _find_class(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
     """Return a class that is imported already and has these fields. Nothing is imported for it."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -269,21 +271,22 @@ _Read = Callable[[Iterator[Any], _Contents], Any]
 _readers: dict[bytes, _Read] = {}
 
 
-def _reader(node: Any) -> _Read:
+def _make_reader(node: Any) -> _Read:
     """Return what reads the values of an outline."""
     if isinstance(node, str):
         return _LEAVES[node]
     tag = node[0]
     if tag == "array":
-        dtype = _dtype(node[1])
-        return lambda numbers, contents: _array(contents, dtype, next(numbers))
+        dtype = _parse_dtype(node[1])
+        return lambda numbers, contents: _read_array(contents, dtype, next(numbers))
     if tag == "scalar":
-        scalar = _dtype(node[1])
-        return lambda _, contents: _array(contents, scalar, [])[()]
+        scalar = _parse_dtype(node[1])
+        return lambda _, contents: _read_array(contents, scalar, [])[()]
     if tag == "tensor":
-        return _tensors(node[1])
+        return _make_tensor_reader(node[1])
     if tag == "dict":
-        keys, values = [_reader(key) for key in node[1]], [_reader(child) for child in node[2:]]
+        keys = [_make_reader(key) for key in node[1]]
+        values = [_make_reader(child) for child in node[2:]]
 
         def read_dict(numbers: Iterator[Any], contents: _Contents) -> Any:
             found = [read(numbers, contents) for read in values]  # as they were written
@@ -291,19 +294,21 @@ def _reader(node: Any) -> _Read:
 
         return read_dict
     if tag == "list":
-        parts = [_reader(child) for child in node[1:]]
+        parts = [_make_reader(child) for child in node[1:]]
         return lambda numbers, contents: [read(numbers, contents) for read in parts]
     if tag == "tuple":
-        parts = [_reader(child) for child in node[1:]]
+        parts = [_make_reader(child) for child in node[1:]]
         return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
     if tag in ("bytes_", "str_"):
-        inner, make = _reader(node[1]), getattr(np, tag)
+        inner, make = _make_reader(node[1]), getattr(np, tag)
         return lambda numbers, contents: make(inner(numbers, contents))
-    return _named(node[1], node[2], [_reader(child) for child in node[3:]], tag == "named")
+    return _make_named_reader(
+        node[1], node[2], [_make_reader(child) for child in node[3:]], is_tuple=tag == "named"
+    )
 
 
-def _named(name: str, names: list[str], parts: list[_Read], is_tuple: bool) -> _Read:
-    kind = _found(name, names, is_tuple=is_tuple)
+def _make_named_reader(name: str, names: list[str], parts: list[_Read], *, is_tuple: bool) -> _Read:
+    kind = _find_class(name, names, is_tuple=is_tuple)
     if kind is None:
         raise UnknownType(name)
     module, _, path = name.partition(":")
@@ -312,7 +317,7 @@ def _named(name: str, names: list[str], parts: list[_Read], is_tuple: bool) -> _
     def check() -> None:
         """Refuse a class that is another one by now."""
         if getattr(sys.modules.get(module), "__dict__", {}).get(path) is not kind and (
-            "." not in path or _found(name, names, is_tuple=is_tuple) is not kind
+            "." not in path or _find_class(name, names, is_tuple=is_tuple) is not kind
         ):
             raise UnknownType(name)
 
@@ -330,14 +335,14 @@ def _named(name: str, names: list[str], parts: list[_Read], is_tuple: bool) -> _
     return read_tuple if is_tuple else read_dataclass
 
 
-def _array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+def _read_array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
     out = np.ndarray(shape, dtype)  # np.empty has no strings of no length
     if out.nbytes:
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(contents.take(out.nbytes), np.uint8)
     return out
 
 
-def _tensors(name: str) -> _Read:
+def _make_tensor_reader(name: str) -> _Read:
     import torch
 
     dtype = getattr(torch, name)
@@ -347,7 +352,7 @@ def _tensors(name: str) -> _Read:
         size = int(np.prod(shape)) * dtype.itemsize
         if not size:
             return torch.empty(shape, dtype=dtype)
-        flat = torch.from_numpy(_array(contents, np.dtype(np.uint8), [size]))
+        flat = torch.from_numpy(_read_array(contents, np.dtype(np.uint8), [size]))
         return flat.view(dtype).reshape(shape)
 
     return read

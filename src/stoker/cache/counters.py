@@ -1,7 +1,7 @@
 """Counts that all processes of a store see: one memory-mapped file, a row for each process.
 
-Every row has one writer. Who uses a store (a pipeline, a wrapped dataset, with their workers) has
-an identity of its own, so that its rows can be told from those of others.
+Every row has one writer. Each user of a store (a pipeline or a wrapped dataset, with its workers)
+has an identity of its own, so that its rows can be told from those of others.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from stoker.stats import CacheCounts
 
 ROWS = 2048
-_WIDTH = 16  # integers in a row: an identity (two), the counts, and room
+_WIDTH = 16  # integers in a row: an identity (two), the counts, room, and ``_CHECKED``
 _HEAD = 512  # integers in front of the rows
 
 NAMES = tuple(field.name for field in fields(CacheCounts))
+_COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
+_CHECKED = _WIDTH - 1  # whether an item of the user's was found to be no random one
 # The head: what holds for the store.
-FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, TOLD, DATA_NS = range(1, 10)
+FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
 
 
 class Counters:
@@ -47,55 +49,71 @@ class Counters:
         table = np.frombuffer(self._map, np.int64)
         self.head: NDArray[np.int64] = table[:_HEAD]
         self._rows = table[_HEAD:].reshape(ROWS, _WIDTH)
-        self._mine: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._own: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._taken: set[int] = set()
-        self._alone: dict[tuple[int, int], NDArray[np.int64]] = {}  # of those without a row
+        self._unshared: dict[tuple[int, int], NDArray[np.int64]] = {}  # of those without a row
         self._lock = threading.Lock()
 
     def add(self, user: tuple[int, int], **counts: int) -> None:
         """Count for a user."""
         with self._lock:
-            row = self._mine.get(user)
-            if row is None:
-                row = self._mine[user] = self._row(user)
+            row = self._own_row(user)
             for name, count in counts.items():
-                row[_PLACES[name]] += count
+                row[_COLUMNS[name]] += count
 
     def of(self, user: tuple[int, int] | None) -> CacheCounts:
         """Return the counts of a user in all its processes; without one, those of everybody."""
-        rows = self._rows
-        alone = [row for mine, row in self._alone.items() if user in (None, mine)]
-        if user is not None:
-            rows = rows[(rows[:, 0] == user[0]) & (rows[:, 1] == user[1])]
-        rows = np.concatenate([rows, *(row[None] for row in alone)])
-        return CacheCounts(*(int(n) for n in rows[:, 2 : 2 + len(NAMES)].sum(axis=0)))
+        totals = self._rows_of(user)[:, 2 : 2 + len(NAMES)].sum(axis=0)
+        return CacheCounts(*totals.tolist())
+
+    def note_check(self, user: tuple[int, int]) -> None:
+        """Note, for all processes of a user, that an item of its was found to be no random one."""
+        with self._lock:
+            self._own_row(user)[_CHECKED] = 1
+
+    def is_checked(self, user: tuple[int, int]) -> bool:
+        """Tell whether any of a user's processes has noted that."""
+        return bool(self._rows_of(user)[:, _CHECKED].any())
 
     def close(self) -> None:
         """Free this process's rows; what they count stays. Nobody may use it any more.
 
         Takes no lock: in a child, a thread may hold it that is not there.
         """
-        self._mine.clear()
+        self._own.clear()
         del self.head, self._rows
         with contextlib.suppress(BufferError):  # a snapshot of them may be alive
             self._map.close()
         os.close(self._descriptor)
 
-    def _row(self, user: tuple[int, int]) -> NDArray[np.int64]:
+    def _rows_of(self, user: tuple[int, int] | None) -> NDArray[np.int64]:
+        rows = self._rows
+        unshared = [row for mine, row in self._unshared.items() if user in (None, mine)]
+        if user is not None:
+            rows = rows[(rows[:, 0] == user[0]) & (rows[:, 1] == user[1])]
+        return np.concatenate([rows, *(row[None] for row in unshared)])
+
+    def _own_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
+        row = self._own.get(user)
+        if row is None:
+            row = self._own[user] = self._take_row(user)
+        return row
+
+    def _take_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
         """Take a row: one of the user's whose process is gone, or else an empty one."""
-        mine = (self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])
+        own = (self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])
         empty = self._rows[:, 0] == 0
-        for number in [*np.flatnonzero(mine), *np.flatnonzero(empty)]:
-            if int(number) in self._taken or not self._held(int(number)):
+        for number in [*np.flatnonzero(own), *np.flatnonzero(empty)]:
+            if int(number) in self._taken or not self._lock_row(int(number)):
                 continue
             row: NDArray[np.int64] = self._rows[number]
             if row[0] in (0, user[0]) and row[1] in (0, user[1]):
                 row[:2] = user
                 self._taken.add(int(number))
                 return row
-        return self._alone.setdefault(user, np.zeros(_WIDTH, np.int64))
+        return self._unshared.setdefault(user, np.zeros(_WIDTH, np.int64))
 
-    def _held(self, number: int) -> bool:
+    def _lock_row(self, number: int) -> bool:
         """Lock a row for this process, if no other has it; the kernel frees it with the process."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
@@ -106,7 +124,7 @@ class Counters:
         return True
 
 
-def told(content: bytes) -> tuple[list[int], CacheCounts]:
+def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
     """Return the head of a file of counts, and the counts of everybody. Raises ValueError."""
     if len(content) != Counters.SIZE_BYTES:
         raise ValueError(f"{len(content):,} bytes are no counts")
@@ -116,11 +134,8 @@ def told(content: bytes) -> tuple[list[int], CacheCounts]:
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
-    """Have a file take its room: who writes into a map of a file with holes dies on a full disk."""
+    """Reserve a file's blocks: on a full disk, writing into the map of a sparse file is fatal."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size_bytes)
     else:
         os.ftruncate(descriptor, size_bytes)
-
-
-_PLACES = {name: place for place, name in enumerate(NAMES, 2)}

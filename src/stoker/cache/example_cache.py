@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import secrets
@@ -9,22 +10,22 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stoker.cache import codec, limits, store_dir
-from stoker.cache.admission import Admission, FirstCome, Worth
-from stoker.cache.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, TOLD, USED_BYTES
+from stoker.cache import codec, inventory, location, store_dir
+from stoker.cache.admission import RandomCheck, Worth
+from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import digest, item_key, private_identity
-from stoker.cache.limits import Limit
-from stoker.cache.repeats import Repeats
-from stoker.cache.store import MISSING, Missing, StoredItem
+from stoker.cache.layout import StoredItem
+from stoker.cache.location import Limit
+from stoker.cache.store import MISSING, Missing
 from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
 from stoker.machine import format_bytes
 from stoker.stats import CacheCounts, CacheStats
 
 _FLUSH_S = 5.0
-_ADMIT: dict[str, type[FirstCome] | type[Worth]] = {"first": FirstCome, "worth": Worth}
+_ADMIT = ("first", "worth")
 _ON_DAMAGE = ("rebuild", "refuse")
 
 
@@ -54,7 +55,7 @@ class ExampleCache:
         admit: str,
         on_damage: str,
     ) -> None:
-        self.limit = limits.check_limit(limit)
+        self.limit = location.parse_limit(limit)
         if admit not in _ADMIT:
             raise ValueError(f"admit= is 'first' or 'worth', not {admit!r}")
         if on_damage not in _ON_DAMAGE:
@@ -71,31 +72,29 @@ class ExampleCache:
         self.in_memory = path is None
         if path is None:
             name = re.sub(r"[^\w.-]+", "-", describes).strip("-")[-40:]
-            self.folder = os.path.join(
-                store_dir.memory_folder(), f"{name}-{self._chain.hex()[:12]}"
-            )
+            self.folder = os.path.join(location.memory_folder(), f"{name}-{self._chain.hex()[:12]}")
         else:
             self.folder = os.path.realpath(os.path.expanduser(path))
-            store_dir.check_local(self.folder)
+            location.check_local(self.folder)
         self.describes = describes
         self._examples = examples
         self._admit = admit
         self._on_damage = on_damage
         self._user = secrets.randbits(62) + 1, secrets.randbits(62) + 1
-        self._compared = False
+        self._has_compared_size = False
         self._begin()
 
     def _begin(self) -> None:
         self._handle: Handle | None = None
-        self._nowhere = False
-        self._begin_anew()
+        self._has_no_room = False
+        self._begin_admission()
 
-    def _begin_anew(self) -> None:
-        self._admission: Admission = _ADMIT[self._admit]()
-        self._repeats = Repeats()
+    def _begin_admission(self) -> None:
+        self._worth = Worth() if self._admit == "worth" else None
+        self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_handle", "_nowhere", "_admission", "_repeats")
+        mine = ("_handle", "_has_no_room", "_worth", "_random_check")
         return {name: value for name, value in vars(self).items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,12 +108,12 @@ class ExampleCache:
         """
         self.find((), ())
 
-    def key(self, mark: Fingerprint) -> bytes:
+    def key(self, fingerprint: Fingerprint) -> bytes:
         """Return the key of an item."""
-        return item_key(self._chain, mark)
+        return item_key(self._chain, fingerprint)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
-        """Return what is there: places in ``keys``, and values, each the caller's own.
+        """Return what is there: positions in ``keys``, and values, each the caller's own.
 
         Args:
             keys: of the items.
@@ -127,8 +126,8 @@ class ExampleCache:
             return []
         found = handle.store.get_many(
             keys,
-            _decoded,
-            lambda what: handle.damaged(what, self._user, refuse=self._on_damage == "refuse"),
+            _decode,
+            lambda what: handle.note_damage(what, self._user, refuse=self._on_damage == "refuse"),
         )
         hits = []
         saved_bytes = 0
@@ -158,23 +157,23 @@ class ExampleCache:
         handle = self._opened()
         if handle is None:
             return False
-        return not handle.store.full and not handle.store.counters.head[DAMAGED]
+        return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
 
-    def tells_once(self, admitted: int) -> bool:
-        """Tell whether nobody else has filled the store; True for the first who asks alone."""
+    def claim_warning(self, admitted: int) -> bool:
+        """Tell whether to warn: once for a store, and only if nobody else has filled it."""
         handle = self._opened()
         if handle is None:
             return False
         head = handle.store.counters.head
-        first = not head[TOLD] and head[ITEMS] <= admitted
+        first = not head[HAS_WARNED] and head[ITEMS] <= admitted
         if first:
-            head[TOLD] = 1
+            head[HAS_WARNED] = 1
         return bool(first)
 
     @property
     def weighs(self) -> bool:
         """Whether it matters what an item costs."""
-        return self._admit != "first"
+        return self._worth is not None
 
     def refuse(self) -> None:
         """Count an item that is not offered, for nothing enters."""
@@ -185,6 +184,8 @@ class ExampleCache:
     def check_repeats(self, what: str, value: Any, again: Callable[[], Any]) -> None:
         """Refuse items that are others each time, before the first of them enters the store.
 
+        One is tried, for all processes that have this cache from here.
+
         Args:
             what: the item that is about to be offered, for people.
             value: what it is.
@@ -192,8 +193,17 @@ class ExampleCache:
 
         Raises ValueError when it is another one then, TypeError for values that cannot be stored.
         """
-        if not self._repeats.known:
-            self._repeats.check(what, value, again)
+        if self._random_check.has_passed:
+            return
+        handle = self._opened()
+        if handle is None:
+            return
+        counters = handle.store.counters
+        if counters.is_checked(self._user):
+            self._random_check.has_passed = True
+        else:
+            self._random_check.run(what, value, again)
+            counters.note_check(self._user)
 
     def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
         """Let an item in, if there is room for it; written later, by another thread.
@@ -210,13 +220,13 @@ class ExampleCache:
         if handle is None:
             return
         store = handle.store
-        record = codec.encoded(value)
+        record = codec.encode(value)
         size = sum(map(len, record))
         free = store.limit_bytes - int(store.counters.head[USED_BYTES])
         left = self._examples - int(store.counters.head[ITEMS])
-        if not self._admission.admits(cost_ns, size, free, max(1, left)) or not handle.writer.offer(
-            StoredItem(key, record, size, self._user, file)
-        ):
+        admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
+        item = StoredItem(key, record, size, self._user, file)
+        if not admits or not handle.writer.offer(item):
             return store.counters.add(self._user, refused=1, refused_bytes=size)
         # Counted as admitted now, and taken back if it does not fit after all.
         store.counters.add(self._user, admitted=1, admitted_bytes=size)
@@ -224,12 +234,12 @@ class ExampleCache:
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Wait until what was offered in this process is written; False if that takes longer."""
         handle = self._handle
-        return handle is None or not handle.alive or handle.writer.flush(timeout_s)
+        return handle is None or not handle.is_alive or handle.writer.flush(timeout_s)
 
     def counts(self) -> CacheCounts:
         """Return what happened so far, in all processes that have this cache from here."""
         handle = self._handle
-        if handle is None or not handle.alive:
+        if handle is None or not handle.is_alive:
             return CacheCounts()
         return handle.store.counters.of(self._user)
 
@@ -237,7 +247,7 @@ class ExampleCache:
         """Return what happened, after ``since``, and what is in the store."""
         handle = self._handle
         counts = self.counts() - (since or CacheCounts())
-        if handle is None or not handle.alive:
+        if handle is None or not handle.is_alive:
             return CacheStats(**vars(counts))
         head = handle.store.counters.head
         return CacheStats(
@@ -247,32 +257,32 @@ class ExampleCache:
             payload_bytes=int(head[PAYLOAD_BYTES]),
             used_bytes=int(head[USED_BYTES]),
             limit_bytes=handle.store.limit_bytes,
-            full=handle.store.full,
+            full=handle.store.is_full,
         )
 
     def _opened(self) -> Handle | None:
         handle = self._handle
-        if handle is not None and handle.alive:
+        if handle is not None and handle.is_alive:
             return handle
-        if self._nowhere:
+        if self._has_no_room:
             return None
         with HANDLES.lock:
-            if self._handle is None or not self._handle.alive:
-                self._begin_anew()  # locks of what was forked may be held
-                self._handle = HANDLES.get(self.folder, self._joined)
-                self._nowhere = self._handle is None
+            if self._handle is None or not self._handle.is_alive:
+                self._begin_admission()  # locks of what was forked may be held
+                self._handle = HANDLES.get(self.folder, self._join_or_make)
+                self._has_no_room = self._handle is None
                 if self._handle is not None:
                     weakref.finalize(self, HANDLES.release, self._handle)
-                    self._compare(self._handle.store.limit_bytes)
+                    self._warn_of_other_size(self._handle.store.limit_bytes)
             return self._handle
 
-    def _compare(self, made_bytes: int) -> None:
-        """Say so, if there was a store already, and of another size."""
-        asked = self.limit
-        compared, self._compared = self._compared, True
-        if compared or not isinstance(asked, int):
+    def _warn_of_other_size(self, made_bytes: int) -> None:
+        """Warn, once, if there was a store already, and of another size."""
+        asked, has_compared = self.limit, self._has_compared_size
+        self._has_compared_size = True
+        if has_compared or not isinstance(asked, int):
             return
-        if abs(asked - made_bytes) >= limits.LEAST_BYTES:
+        if abs(asked - made_bytes) >= location.LEAST_BYTES:
             warn(
                 f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
                 f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
@@ -280,40 +290,38 @@ class ExampleCache:
                 CacheWarning,
             )
 
-    def _joined(self) -> store_dir.StoreDir | None:
+    def _join_or_make(self) -> store_dir.StoreDir | None:
         """Take hold of the folder; None where there is no room for a store."""
         folder = self.folder
         if self.in_memory:
-            store_dir.made_memory_folder()
-        store_dir.sweep(folder)
+            location.make_memory_folder()
+        inventory.sweep(folder)
+        join = functools.partial(
+            store_dir.join,
+            folder,
+            describes=self.describes,
+            temporary=self.temporary,
+            on_damage=self._on_damage,
+        )
         try:
-            found = self._join(None)
+            found = join(limit_bytes=None)
             if found is not None:
                 return found
-            limit_bytes = limits.resolved(self.limit, folder, in_memory=self.in_memory)
+            limit_bytes = location.resolve_limit(self.limit, folder, in_memory=self.in_memory)
             if not limit_bytes:
                 warn(
                     f"there is no room for a cache in {os.path.dirname(folder)}: going on without",
                     CacheWarning,
                 )
                 return None
-            self._compared = True
-            return self._join(limit_bytes)
+            self._has_compared_size = True
+            return join(limit_bytes=limit_bytes)
         except OSError as error:
             raise CacheError(f"the cache cannot be made: {error}") from error
 
-    def _join(self, limit_bytes: int | None) -> store_dir.StoreDir | None:
-        return store_dir.joined(
-            self.folder,
-            limit_bytes=limit_bytes,
-            describes=self.describes,
-            temporary=self.temporary,
-            on_damage=self._on_damage,
-        )
 
-
-def _decoded(record: memoryview) -> tuple[Any, int]:
+def _decode(record: memoryview) -> tuple[Any, int]:
     try:
-        return codec.decoded(record), len(record)
+        return codec.decode(record), len(record)
     except codec.UnknownType:
         return MISSING, 0

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-_NUMBERED_ANEW = {"vfat", "msdos", "exfat", "cifs", "smb3"}
+_RENUMBERING = {"vfat", "msdos", "exfat", "cifs", "smb3"}
 
 
 class Fingerprint(NamedTuple):
@@ -28,19 +28,19 @@ class Fingerprint(NamedTuple):
 
 
 def of_file(name: str, found: os.stat_result, label: int = 0) -> Fingerprint:
-    """Return the mark of a local file as it was found.
+    """Return the fingerprint of a local file as it was found.
 
     Args:
         name: its path, within its source.
         found: what the system says of it.
         label: as in ``Fingerprint``.
     """
-    inode = 0 if numbers_anew(found.st_dev, _mounts()) else found.st_ino
+    inode = 0 if can_renumber(found.st_dev, _mounts()) else found.st_ino
     return Fingerprint(name, found.st_size, found.st_mtime_ns, label, found.st_ctime_ns, inode)
 
 
 @functools.cache
-def numbers_anew(device: int, mounts: str) -> bool:
+def can_renumber(device: int, mounts: str) -> bool:
     """Tell whether a file system may number files anew: those of user space, FAT and CIFS do.
 
     Args:
@@ -51,7 +51,7 @@ def numbers_anew(device: int, mounts: str) -> bool:
     for line in mounts.splitlines():
         before, _, behind = line.partition(" - ")
         if before.split(" ")[2:3] == [number]:
-            return behind.startswith("fuse") or behind.split(" ")[0] in _NUMBERED_ANEW
+            return behind.startswith("fuse") or behind.split(" ")[0] in _RENUMBERING
     return False
 
 

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from stoker.cache.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
+from stoker.cache.location import is_in_memory
 from stoker.cache.store import Added, Store
-from stoker.cache.store_dir import StoreDir, in_memory
+from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
 from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
@@ -20,35 +21,36 @@ from stoker.machine import format_bytes
 from stoker.signals import Deferred, again_soon, deferred
 
 _CLOSE_S = 5.0
-_TO_THE_END = -1
+_SHOW_EVERY_S = 5
+_SHOWN_FULL = -1  # in place of a time
 
 
 class Handle:
     """An open store, the thread that fills it, and the hold on its folder.
 
     Attributes:
-        alive: False once it is closed, or in a process that inherited it.
+        is_alive: False once it is closed, or in a process that inherited it.
     """
 
-    def __init__(self, place: StoreDir) -> None:
-        self.alive = True
+    def __init__(self, store_dir: StoreDir) -> None:
+        self.is_alive = True
         self.uses = 0
-        self.place = place
-        self._line_open = False
-        self.store = Store(place.inside, place.about.limit_bytes, in_memory=in_memory(place.folder))
-        self.writer = Writer(self.store, self._written, self._failed)
+        self.store_dir = store_dir
+        in_memory = is_in_memory(store_dir.folder)
+        self.store = Store(store_dir.inside, store_dir.about.limit_bytes, in_memory=in_memory)
+        self.writer = Writer(self.store, self._correct_counts, self._warn_failed)
 
-    def damaged(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
+    def note_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
         """Note what is not as it was written. Raises CacheError where that is refused."""
         head = self.store.counters.head
-        told = bool(head[DAMAGED])
-        head[DAMAGED] = 1  # whoever is alone with it next makes it anew
+        is_known = bool(head[DAMAGED])
+        head[DAMAGED] = 1  # the next user that is alone with it makes it anew
         self.store.counters.add(user, damaged=1)
-        folder = self.place.folder
+        folder = self.store_dir.folder
         text = f"the cache in {folder} is damaged: {what}"
         if refuse:
             raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
-        if not told:
+        if not is_known:
             warn(
                 f"{text}. It is read from the source instead, and the cache is made anew when "
                 "nobody uses it any more",
@@ -56,14 +58,11 @@ class Handle:
             )
 
     def close(self) -> None:
-        """Write what waits, and let go of the folder."""
-        self.alive = False
+        """Write what waits, and leave the folder."""
+        self.is_alive = False
         self.writer.close(_CLOSE_S)
         self.store.close()
-        self.place.leave()
-        if self._line_open:
-            with contextlib.suppress(ValueError, OSError, AttributeError):
-                sys.stderr.write("\n")
+        self.store_dir.leave()
 
     def before_fork(self) -> None:
         """Close what must not cross a fork."""
@@ -77,12 +76,12 @@ class Handle:
 
     def drop(self) -> None:
         """In a child: leave the parent's hold alone."""
-        self.alive = False
+        self.is_alive = False
         self.store.drop()
-        self.place.drop()
+        self.store_dir.drop()
 
-    def _written(self, added: Added) -> None:
-        """Correct the counts, which took everything for admitted, and show how far it is."""
+    def _correct_counts(self, added: Added) -> None:
+        """Correct the counts, which took everything for admitted, and show the progress."""
         for user, count in Counter(item.user for item in added.refused).items():
             size = sum(item.size_bytes for item in added.refused if item.user == user)
             self.store.counters.add(
@@ -94,24 +93,27 @@ class Handle:
             )
         with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr, or a closed one
             if sys.stderr.isatty():
-                self._show()
+                self._show_progress()
 
-    def _show(self) -> None:
+    def _show_progress(self) -> None:
+        """Write a line every few seconds, and one when the store is full; one process writes it."""
         head = self.store.counters.head
-        now = int(time.time())
-        if head[SHOWN_S] == _TO_THE_END or (head[SHOWN_S] == now and not head[FULL]):
-            return  # some process has shown it
-        head[SHOWN_S] = _TO_THE_END if head[FULL] else now
-        self._line_open = not head[FULL]
+        now, is_full = int(time.time()), bool(head[FULL])
+        shown_s = int(head[SHOWN_S])
+        if shown_s == _SHOWN_FULL or (not is_full and now - shown_s < _SHOW_EVERY_S):
+            return
+        head[SHOWN_S] = _SHOWN_FULL if is_full else now
+        if not shown_s and not is_full:
+            return  # it has just begun
         used, limit = format_bytes(int(head[USED_BYTES])), format_bytes(self.store.limit_bytes)
-        end = ", full\n" if head[FULL] else ""
-        sys.stderr.write(f"\r\x1b[Kcache: {used} of {limit}, {int(head[ITEMS]):,} items{end}")
+        end = ", full" if is_full else ""
+        sys.stderr.write(f"cache: {used} of {limit}, {int(head[ITEMS]):,} items{end}\n")
         sys.stderr.flush()
 
-    def _failed(self, error: OSError) -> None:
+    def _warn_failed(self, error: OSError) -> None:
         warn(
-            f"the cache in {self.place.folder} admits nothing more: {error}. What is in it stays "
-            "in use",
+            f"the cache in {self.store_dir.folder} admits nothing more: {error}. What is in it "
+            "stays in use",
             CacheWarning,
         )
 
@@ -128,7 +130,7 @@ class Handles:
         self._forking = 0  # the thread that holds everything still
 
     def get(self, folder: str, join: Callable[[], StoreDir | None]) -> Handle | None:
-        """Return a handle, opened by ``join`` if there is none; None if that has no place for it.
+        """Return a handle, opened by ``join`` if there is none; None if that finds no room for it.
 
         Called under the lock. Each one must be released.
         """
@@ -136,13 +138,13 @@ class Handles:
             return None
         handle = self._open.get(folder)
         if handle is None:
-            place = join()
-            if place is None:
+            store_dir = join()
+            if store_dir is None:
                 return None
             try:
-                handle = Handle(place)
+                handle = Handle(store_dir)
             except BaseException:
-                place.leave()
+                store_dir.leave()
                 raise
             self._open[folder] = handle
             self._close_with_process()
@@ -152,13 +154,13 @@ class Handles:
     def release(self, handle: Handle) -> None:
         """Give a handle back; the last one closes it."""
         with deferred(again_soon):
-            if not handle.alive:
+            if not handle.is_alive:
                 return
             with self.lock:
                 handle.uses -= 1
                 if handle.uses:
                     return
-                self._open.pop(handle.place.folder, None)
+                self._open.pop(handle.store_dir.folder, None)
             if handle.writer.is_here:  # the collector found the last cache in there
                 threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
             else:
@@ -187,7 +189,7 @@ class Handles:
             handle.close()
 
     def before_fork(self) -> None:
-        """Hold still."""
+        """Hold all still: LMDB allows no environment across a fork."""
         self._interrupts.begin()
         self.lock.acquire()
         self._forking = threading.get_ident()

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import psutil
 import xxhash
 
 from stoker.cache.fingerprint import Fingerprint
@@ -23,9 +22,9 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
     Args:
         source: the source.
         maps: what is done to an example before it is cached.
-        version: what the user says; who says it vouches for functions and data.
+        version: what the user says, which stands for functions and data.
 
-    None where nobody can tell: functions that are not stoker's own may change, and a dataset
+    None where it cannot be known: functions that are not stoker's own may change, and a dataset
     object says nothing about its data.
     """
     known = own = source.identity()
@@ -37,8 +36,8 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
         if not module.startswith(_OWN) or not name or "<" in name:
             own = None
     if version is None:
-        return None if own is None else _joined(["chain", own, *names])
-    return _joined(["version", version, known or f"{source.name} of {len(source)}", *names])
+        return None if own is None else "\0".join(["chain", own, *names])
+    return "\0".join(["version", version, known or f"{source.name} of {len(source)}", *names])
 
 
 def private_identity(what: str) -> str:
@@ -50,26 +49,26 @@ def private_identity(what: str) -> str:
     _count += 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks.isdigit() and int(ranks) > 1:
+        import psutil
+
         launcher = psutil.Process(os.getppid())
-        return _joined(["job", str(launcher.pid), str(launcher.create_time()), str(_count), what])
-    return _joined(["own", secrets.token_hex(16)])
+        return "\0".join(["job", str(launcher.pid), str(launcher.create_time()), str(_count), what])
+    return "\0".join(["own", secrets.token_hex(16)])
 
 
-def item_key(chain: bytes, mark: Fingerprint) -> bytes:
+def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
     """Return the 16 bytes under which an item is stored.
 
     Args:
         chain: the digest of a chain's identity.
-        mark: what tells the item.
+        fingerprint: what tells the item.
     """
-    name = os.fsencode(mark.name) if isinstance(mark.name, str) else mark.name
-    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(mark._replace(name=name)))
+    name = fingerprint.name
+    if isinstance(name, str):
+        fingerprint = fingerprint._replace(name=os.fsencode(name))
+    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(fingerprint))
 
 
 def digest(identity: str) -> bytes:
     """Return 16 bytes for an identity."""
     return xxhash.xxh3_128_digest(identity.encode("utf-8", "surrogateescape"))
-
-
-def _joined(parts: list[str]) -> str:
-    return "\0".join(parts)

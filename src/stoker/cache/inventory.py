@@ -1,29 +1,144 @@
-"""``stoker cache list | info | remove``: what stores there are, for people."""
+"""What stores of this user there are: found, swept, removed, and shown by ``stoker cache``."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from stoker.cache import store_dir
-from stoker.cache.counters import DAMAGED, ENDED, FULL, ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache import location, store_dir
+from stoker.cache.counters import (
+    DAMAGED,
+    ENDED,
+    FULL,
+    ITEMS,
+    PAYLOAD_BYTES,
+    USED_BYTES,
+    Counters,
+    read_counts,
+)
+from stoker.cache.folder import CacheFolder
+from stoker.cache.integrity import About
+from stoker.cache.store import COUNTERS
 from stoker.errors import CacheError
 from stoker.machine import format_bytes
+from stoker.stats import CacheCounts
+
+_STATES = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
 
 
-def table() -> None:
+class StoreSummary(NamedTuple):
+    """What a store says about itself."""
+
+    about: About
+    head: list[int]
+    """Of its counters."""
+    counts: CacheCounts
+    """Of everybody."""
+
+
+def find_stores() -> list[str]:
+    """Return the folders of all stores of this user that are known, those in memory first."""
+    found = []
+    with _opened_memory() as memory:
+        for name in sorted(memory.list_names()) if memory is not None else ():
+            with store_dir.opened(name, memory) as folder:
+                if folder is not None:
+                    found.append(folder.path)
+    for path in location.remembered():
+        if is_store(path):
+            found.append(path)
+        else:  # it was removed by other means
+            location.forget(path)
+    return found
+
+
+def is_store(path: str) -> bool:
+    """Tell whether a folder is a store of this user's."""
+    with store_dir.opened(path) as folder:
+        return folder is not None
+
+
+def is_in_use(path: str) -> bool:
+    """Tell whether a store has users."""
+    with store_dir.opened(path) as folder:
+        return folder is not None and store_dir.is_in_use(folder)
+
+
+def read_summary(path: str) -> StoreSummary | None:
+    """Return what a store says; None where there is none, or it does not say so."""
+    with store_dir.opened(path) as folder:
+        about = None if folder is None else About.read(folder)
+        if folder is None or about is None:
+            return None
+        try:
+            return StoreSummary(
+                about, *read_counts(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
+            )
+        except (OSError, ValueError):
+            return None
+
+
+def sweep(*paths: str) -> list[str]:
+    """Remove what killed processes left: temporary stores, and what was half made or half removed.
+
+    Args:
+        paths: of stores, beside which that may lie, too.
+
+    Returns the paths of the temporary stores.
+    """
+    swept = []
+    for path in find_stores():
+        with contextlib.suppress(CacheError, OSError), store_dir.opened(path) as folder:
+            about = None if folder is None else About.read(folder)
+            if folder is None or about is None or not about.temporary:
+                continue
+            if store_dir.remove_unused(folder):
+                swept.append(path)
+    with _opened_memory() as memory:
+        if memory is not None:
+            store_dir.sweep(memory)
+    for parent in {os.path.dirname(path) for path in paths} - {location.memory_folder()}:
+        with contextlib.suppress(OSError), CacheFolder(parent) as folder:
+            store_dir.sweep(folder)
+    return swept
+
+
+def remove(path: str) -> None:
+    """Remove a store that nobody uses. Raises CacheError when somebody does, or it is none."""
+    with store_dir.opened(path) as folder:
+        if folder is None:
+            raise CacheError(f"{path} is no cache")
+        if not store_dir.remove_unused(folder):
+            raise CacheError(f"the cache in {path} is in use")
+
+
+def resolve_name(name: str) -> str:
+    """Return a store's folder, by its name in the list or a path. Raises CacheError for others."""
+    for folder in find_stores():
+        if name in (folder, _name(folder)):
+            return folder
+    folder = os.path.realpath(name)
+    if is_store(folder):
+        return folder
+    raise CacheError(f"there is no cache {name!r}: see stoker cache list")
+
+
+def print_table() -> None:
     """Print all stores; what killed processes left is removed first."""
-    for folder in store_dir.sweep(*store_dir.all_stores()):
+    from rich.console import Console
+    from rich.table import Table
+
+    for folder in sweep(*find_stores()):
         print(f"removed {folder}, whose users were killed")
     try:
-        store_dir.check_memory_folder()
+        location.check_memory_folder()
     except CacheError as error:
         print(f"no cache can be in memory: {error}", file=sys.stderr)
-    folders = store_dir.all_stores()
+    folders = find_stores()
     if not folders:
         print("no caches: neither in memory, nor at a path that this user gave")
         return
@@ -31,66 +146,59 @@ def table() -> None:
     for name in ("name", "holds", "items", "used", "of", "users", "stays"):
         shown.add_column(name, overflow="fold", no_wrap=name not in ("name", "holds"))
     for folder in folders:
-        told = store_dir.told_by(folder)
-        if told is None:
+        summary = read_summary(folder)
+        if summary is None:
             shown.add_row(_name(folder), "does not say what it is", "", "", "", "", "")
             continue
-        about, head, _ = told
+        about, head, _ = summary
         shown.add_row(
             _name(folder),
             about.describes,
             f"{head[ITEMS]:,}",
             format_bytes(head[USED_BYTES]),
             format_bytes(about.limit_bytes),
-            "yes" if store_dir.in_use(folder) else "none",
+            "yes" if is_in_use(folder) else "none",
             "while used" if about.temporary else "until removed",
         )
     console = Console()
     (console if console.is_terminal else Console(width=1000)).print(shown)
 
 
-def info(which: str) -> None:
+def print_info(name: str) -> None:
     """Print what is known about one store. Raises CacheError where there is none."""
-    folder = _folder(which)
-    told = store_dir.told_by(folder)
-    if told is None:
+    folder = resolve_name(name)
+    summary = read_summary(folder)
+    if summary is None:
         raise CacheError(f"{folder} does not say what it is")
-    about, head, counts = told
-    states = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
-    state = [text for place_, text in states.items() if head[place_]] or ["admits"]
+    about, head, counts = summary
+    state = [text for position, text in _STATES.items() if head[position]] or ["admits"]
     lines = {
         "folder": folder,
         "holds": about.describes,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about.made_s)),
         "stays": "until its last user ends" if about.temporary else "until it is removed",
-        "in use": "yes" if store_dir.in_use(folder) else "no",
+        "in use": "yes" if is_in_use(folder) else "no",
         "state": ", ".join(state),
         "items": f"{head[ITEMS]:,} ({format_bytes(head[PAYLOAD_BYTES])})",
         "takes": f"{format_bytes(head[USED_BYTES])} of {format_bytes(about.limit_bytes)}",
         "so far": f"{counts.hits:,} hits, {counts.misses:,} misses, "
         f"{format_bytes(counts.saved_bytes)} not read from storage",
     }
-    for name, text in lines.items():
-        print(f"{name:<8}{text}")
+    for label, text in lines.items():
+        print(f"{label:<8}{text}")
 
 
-def removed(which: str) -> str:
-    """Remove a store, and return its folder. Raises CacheError where it is used, or is none."""
-    folder = _folder(which)
-    store_dir.remove(folder)
-    return folder
-
-
-def _folder(which: str) -> str:
-    for folder in store_dir.all_stores():
-        if which in (folder, _name(folder)):
-            return folder
-    folder = os.path.realpath(which)
-    if store_dir.is_store(folder):
-        return folder
-    raise CacheError(f"there is no cache {which!r}: see stoker cache list")
+@contextlib.contextmanager
+def _opened_memory() -> Iterator[CacheFolder | None]:
+    """Open the folder of stores in memory; None where there is none that is this user's alone."""
+    with contextlib.ExitStack() as opened:
+        memory = None
+        with contextlib.suppress(OSError, CacheError):
+            found = opened.enter_context(CacheFolder(location.memory_folder()))
+            found.check_owner(alone=True)
+            memory = found
+        yield memory
 
 
 def _name(folder: str) -> str:
-    memory = store_dir.memory_folder()
-    return os.path.basename(folder) if os.path.dirname(folder) == memory else folder
+    return os.path.basename(folder) if location.is_in_memory(folder) else folder

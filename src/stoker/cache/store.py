@@ -1,11 +1,5 @@
 """The store: items in LMDB, which all processes of a host share and none of them can spoil.
 
-One table, three kinds of keys. 16 bytes: an item, its number, its checksum and what it holds, or
-where that is; ``p`` and a number: a pack, which small items share, since LMDB gives whole pages to
-what is more than half a page; ``c``: how many items and packs there are, and the items' bytes.
-Nothing is ever deleted, and nothing but the last is replaced. (Tables with names would be opened in
-a transaction that waits for who writes.)
-
 What LMDB asks for, by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync`` (what a
 crash of the machine leaves is thrown away as a whole), the file as long as the map from the
 beginning (or a file that was cut kills its readers), and no environment across a fork.
@@ -17,11 +11,10 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
-import lmdb
 import xxhash
 
 from stoker.cache.counters import (
@@ -34,14 +27,17 @@ from stoker.cache.counters import (
     Counters,
     allocate,
 )
-from stoker.cache.gate import Gate
+from stoker.cache.layout import (
+    PACK_BYTES,
+    PAGE_BYTES,
+    StoredItem,
+    find_entry,
+    list_keys,
+    put_items,
+)
 
 T = TypeVar("T")
 
-KEY_BYTES = 16
-PACK_BYTES = 1 << 16
-"""Items of less share a content of about so many bytes."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 DATA = "data.mdb"
 LOCK = "lock.mdb"
 COUNTERS = "counters"
@@ -50,13 +46,6 @@ FILES = frozenset({DATA, LOCK, COUNTERS, ADMISSION})
 _COMMIT_BYTES = 1 << 20
 _READERS = 4096
 _READER_BYTES = 64
-_HEADER_BYTES = 16  # of LMDB, in front of what takes whole pages
-_ENTRY = struct.Struct("<QQq")  # number, checksum, pack; what is large follows
-_ALONE = -1  # in place of a pack
-_PLACE = struct.Struct("<QQ")  # start and length within a pack
-_PACK = struct.Struct(">cQ")
-_COUNTS = struct.Struct("<QQQ")  # items, packs, bytes
-COUNTS_KEY = b"c"
 
 
 class Missing:
@@ -64,21 +53,6 @@ class Missing:
 
 
 MISSING = Missing()
-
-
-class StoredItem(NamedTuple):
-    """An item that may enter a store."""
-
-    key: bytes
-    """16 bytes that tell it from all others."""
-    record: list[bytes]
-    """What is kept, in pieces."""
-    size_bytes: int
-    """Of all pieces."""
-    user: tuple[int, int]
-    """On whose account it is offered."""
-    file: str | None = None
-    """A local file that need not be in the page cache as well, once this is in the store."""
 
 
 class Added(NamedTuple):
@@ -96,22 +70,59 @@ class Busy(Exception):
     """Another process is writing."""
 
 
+class ForkGate:
+    """Lets any number of threads in, or shuts all of them out while the process forks.
+
+    Every thread has a door of its own, a plain lock, since a count of those inside would go wrong:
+    Ctrl-C may come between any two steps of Python code, while locks are taken and given back in
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._doors: dict[int, threading.Lock] = {}
+
+    def door(self) -> threading.Lock:
+        """Return this thread's door; it is inside as long as it holds it."""
+        me = threading.get_ident()
+        door = self._doors.get(me)
+        if door is None:
+            with self._lock:
+                door = self._doors[me] = threading.Lock()
+        return door
+
+    def shut(self) -> None:
+        """Keep all threads out, and wait until those inside have left."""
+        self._lock.acquire()
+        for door in self._doors.values():
+            door.acquire()
+
+    def open(self) -> None:
+        """Let them in again."""
+        for door in self._doors.values():
+            door.release()
+        self._lock.release()
+
+
 class Store:
     """An open store. One object in a process: LMDB allows no two.
 
     Any thread may use it. While the process forks, readers and writers wait.
 
     Args:
-        folder: where it is; whoever makes it must have called ``create``.
+        folder: where it is, made by ``create``.
         limit_bytes: its budget, as it was made with.
         in_memory: whether it is; threads then read in turns, which is faster than to compete for
             the interpreter. From a disk they read together.
+
+    Raises ImportError without LMDB.
     """
 
     def __init__(self, folder: str, limit_bytes: int, *, in_memory: bool = False) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self._gate = Gate()
+        self._lmdb = import_lmdb()
+        self._gate = ForkGate()
         self._turn: AbstractContextManager[Any] = threading.Lock() if in_memory else nullcontext()
         self._lock = threading.Lock()
         self._env: Any = None
@@ -124,13 +135,14 @@ class Store:
     def create(folder: str, limit_bytes: int) -> None:
         """Make the files of a store that may take so many bytes.
 
-        Raises OSError where there is no room even for an empty one.
+        Raises OSError where there is no room even for an empty one, ImportError without LMDB.
         """
+        lmdb = import_lmdb()
         # LMDB would make a file with holes.
-        with open(os.path.join(folder, LOCK), "wb", opener=_private) as lock:
+        with open(os.path.join(folder, LOCK), "wb", opener=_open_private) as lock:
             allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
         try:
-            env = _opened(folder, limit_bytes)
+            env = _open_environment(folder, limit_bytes)
             env.close()
         except lmdb.Error as error:
             raise OSError(f"{folder}: {error}") from error
@@ -140,7 +152,7 @@ class Store:
         counters.close()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether nothing enters any more."""
         head = self.counters.head
         return bool(head[FULL] or head[ENDED])
@@ -149,22 +161,22 @@ class Store:
         self,
         keys: Sequence[bytes],
         read: Callable[[memoryview], T],
-        damaged: Callable[[str], None],
+        on_damage: Callable[[str], None],
     ) -> list[T | Missing]:
         """Return what ``read`` makes of each item, or ``MISSING``.
 
         Args:
             keys: of the items.
             read: is handed the store's own memory, which it may not keep.
-            damaged: called with what is found not to be as it was written; it is missing.
+            on_damage: called with what is found not to be as it was written; it is missing.
         """
-        return list(self.each(keys, read, damaged))
+        return list(self.iterate(keys, read, on_damage))
 
-    def each(
+    def iterate(
         self,
         keys: Sequence[bytes],
         read: Callable[[memoryview], T],
-        damaged: Callable[[str], None],
+        on_damage: Callable[[str], None],
     ) -> Iterator[T | Missing]:
         """Yield the same, one by one; until the end this thread asks for no other, nor forks."""
         done = 0
@@ -174,13 +186,13 @@ class Store:
                 env = self._environment()
                 with env.begin(buffers=True) as txn:
                     for key in keys:
-                        record = self._record(txn, key, damaged)
+                        record = self._find_record(txn, key, on_damage)
                         done += 1
                         yield MISSING if record is None else read(record)
-            except lmdb.ReadersFullError:
+            except self._lmdb.ReadersFullError:
                 env.reader_check()  # those of processes that were killed
-            except (lmdb.Error, struct.error) as error:
-                damaged(self._said(error))
+            except (self._lmdb.Error, struct.error) as error:
+                on_damage(self._describe(error))
         yield from [MISSING] * (len(keys) - done)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
@@ -190,35 +202,30 @@ class Store:
                 env = self._environment()
                 with env.begin(buffers=True) as txn:
                     return [txn.get(key) is not None for key in keys]
-            except lmdb.ReadersFullError:
+            except self._lmdb.ReadersFullError:
                 env.reader_check()
-            except lmdb.Error:
-                pass  # who asks for them will learn of it
+            except self._lmdb.Error:
+                pass  # reading them reports it
         return [False] * len(keys)
 
     def keys(self) -> list[bytes]:
         """Return the keys of all items."""
         with self._gate.door(), self._environment().begin() as txn:
-            keys = txn.cursor().iternext(values=False)
-            return [bytes(key) for key in keys if len(key) == KEY_BYTES]
+            return list_keys(txn)
 
-    def _record(self, txn: Any, key: bytes, damaged: Callable[[str], None]) -> memoryview | None:
-        entry: memoryview | None = txn.get(key)
+    def _find_record(
+        self, txn: Any, key: bytes, on_damage: Callable[[str], None]
+    ) -> memoryview | None:
+        """Return an item's record, verified when this process reads it for the first time."""
+        entry = find_entry(txn, key)
         if entry is None:
             return None
-        number, checksum, pack = _ENTRY.unpack_from(entry)
-        record: memoryview | None
-        if pack == _ALONE:
-            record = entry[_ENTRY.size :]
-        else:
-            start, length = _PLACE.unpack_from(entry, _ENTRY.size)
-            content = txn.get(_PACK.pack(b"p", pack))
-            record = None if content is None else content[start : start + length]
+        number, checksum, record = entry
         verified = self._verified
         if number < len(verified) and verified[number]:
             return record
         if record is None or xxhash.xxh3_64_intdigest(record) != checksum:
-            damaged(f"item {key.hex()}")
+            on_damage(f"item {key.hex()}")
             return None
         if number >= len(verified):
             with self._lock:
@@ -239,45 +246,43 @@ class Store:
             except BlockingIOError:
                 raise Busy from None
             try:
-                return self._added(items)
-            except (lmdb.Error, struct.error) as error:
+                return self._add_locked(items)
+            except (self._lmdb.Error, struct.error) as error:
                 self.counters.head[ENDED] = 1
-                raise OSError(self._said(error)) from error
+                raise OSError(self._describe(error)) from error
             finally:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
-    def _added(self, items: Sequence[StoredItem]) -> Added:
+    def _add_locked(self, items: Sequence[StoredItem]) -> Added:
         head = self.counters.head
         env = self._environment()
-        env.reader_check()  # who was killed while reading keeps pages from being used again
-        added = Added(0, 0, [])
-        for some in _batched(items):
-            added = _together(added, self._some_added(env, some))
+        env.reader_check()  # readers that were killed keep pages from being used again
+        entered: dict[bytes, StoredItem] = {}
+        for batch in _split(items):
+            entered |= self._add_batch(env, batch)
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
-        head[DATA_NS] = changed_ns(self.folder)  # if it is another, somebody else was here
-        return added
+        head[DATA_NS] = changed_ns(self.folder)  # another time tells that others have written
+        size = sum(item.size_bytes for item in entered.values())
+        refused = [item for item in items if entered.get(item.key) is not item]
+        return Added(len(entered), size, refused)
 
-    def _some_added(self, env: Any, items: list[StoredItem]) -> Added:
+    def _add_batch(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
+        """Let items in, in one transaction if they all fit; return those that entered, by key."""
         head = self.counters.head
         if head[FULL]:
-            return Added(0, 0, items)
+            return {}
         try:
-            entered = self._commit(env, items)
-        except lmdb.MapFullError:
+            return self._commit(env, items)
+        except self._lmdb.MapFullError:
             if len(items) > 1:  # as many as fit, one by one
-                added = Added(0, 0, [])
-                for item in items:
-                    added = _together(added, self._some_added(env, [item]))
-                return added
-            # Something large may be left over while there is room for others.
-            mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
-            free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
-            if items[0].size_bytes <= 2 * mean or free < PACK_BYTES:
-                head[FULL] = 1
-            return Added(0, 0, items)
-        size = sum(item.size_bytes for item in entered.values())
-        there = [item for item in items if entered.get(item.key) is not item]
-        return Added(len(entered), size, there)
+                each = [self._add_batch(env, [item]) for item in items]
+                return {key: item for entered in each for key, item in entered.items()}
+        # Something large may be left over while there is room for others.
+        mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
+        free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
+        if items[0].size_bytes <= 2 * mean or free < PACK_BYTES:
+            head[FULL] = 1
+        return {}
 
     def _commit(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
         """Write what is new of some items, in one transaction; return it."""
@@ -285,22 +290,13 @@ class Store:
             new = {item.key: item for item in items if txn.get(item.key) is None}
             if not new:
                 return new
-            count, packs, payload = _COUNTS.unpack(txn.get(COUNTS_KEY) or bytes(_COUNTS.size))
-            for group in _packed(new.values()):
-                if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
-                    _put_alone(txn, count, group[0])
-                else:
-                    _put_pack(txn, count, packs, group)
-                    packs += 1
-                count += len(group)
-            payload += sum(item.size_bytes for item in new.values())
-            txn.put(COUNTS_KEY, _COUNTS.pack(count, packs, payload))
+            items_now, payload_bytes = put_items(txn, new.values())
         head = self.counters.head
-        head[ITEMS], head[PAYLOAD_BYTES] = count, payload
+        head[ITEMS], head[PAYLOAD_BYTES] = items_now, payload_bytes
         return new
 
     def close(self) -> None:
-        """Let go of everything; nobody may use it any more."""
+        """Close all files; nobody may use it any more."""
         self._gate.shut()
         self._close_environment()
         self.counters.close()
@@ -311,10 +307,10 @@ class Store:
         if self._env is None:
             with self._lock:
                 if self._env is None:
-                    self._env = _opened(self.folder, self.limit_bytes)
+                    self._env = _open_environment(self.folder, self.limit_bytes)
         return self._env
 
-    def _said(self, error: Exception) -> str:
+    def _describe(self, error: Exception) -> str:
         """Return what LMDB says, without the path that it says it of."""
         return str(error).removeprefix(f"{self.folder}: ")
 
@@ -338,8 +334,25 @@ class Store:
         os.close(self._admission)
 
 
-def _opened(folder: str, limit_bytes: int) -> Any:
-    return lmdb.open(
+def import_lmdb() -> Any:
+    """Return LMDB's module, which is imported when a store is opened, not before.
+
+    Raises ImportError with what to install.
+    """
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ImportError(f"a cache needs lmdb ({error}): pip install lmdb") from error
+    return lmdb
+
+
+def changed_ns(folder: str) -> int:
+    """Return when the items were written to last, by anybody: no tool sets this time back."""
+    return os.stat(os.path.join(folder, DATA)).st_ctime_ns
+
+
+def _open_environment(folder: str, limit_bytes: int) -> Any:
+    return import_lmdb().open(
         folder,
         map_size=limit_bytes,
         mode=0o600,
@@ -352,69 +365,23 @@ def _opened(folder: str, limit_bytes: int) -> Any:
     )
 
 
-def _put_alone(txn: Any, number: int, item: StoredItem) -> None:
-    hashed = xxhash.xxh3_64()
-    for piece in item.record:
-        hashed.update(piece)
-    entry = _ENTRY.pack(number, hashed.intdigest(), _ALONE)
-    txn.put(item.key, b"".join([entry, *item.record]))
-
-
-def _put_pack(txn: Any, items: int, packs: int, group: list[StoredItem]) -> None:
-    content = b"".join([piece for item in group for piece in item.record])
-    txn.put(_PACK.pack(b"p", packs), content)
-    start = 0
-    for number, item in enumerate(group, items):
-        stop = start + item.size_bytes
-        checksum = xxhash.xxh3_64_intdigest(content[start:stop])
-        entry = _ENTRY.pack(number, checksum, packs) + _PLACE.pack(start, item.size_bytes)
-        txn.put(item.key, entry)
-        start = stop
-
-
-def changed_ns(folder: str) -> int:
-    """Return when the items were written to last, by anybody: no tool sets this time back."""
-    return os.stat(os.path.join(folder, DATA)).st_ctime_ns
-
-
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _together(one: Added, other: Added) -> Added:
-    refused = [*one.refused, *other.refused]
-    return Added(one.items + other.items, one.size_bytes + other.size_bytes, refused)
-
-
-def _batched(items: Sequence[StoredItem]) -> list[list[StoredItem]]:
-    """Part items into transactions.
+def _split(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:
+    """Split items into transactions.
 
     In large ones LMDB touches memory for the first time; in small ones a thread gives the
     interpreter to others too often.
     """
-    batches: list[list[StoredItem]] = []
-    room = 0
+    batch: list[StoredItem] = []
+    size = 0
     for item in items:
-        if room <= 0:
-            batches.append([])
-            room = _COMMIT_BYTES
-        batches[-1].append(item)
-        room -= item.size_bytes
-    return batches
-
-
-def _packed(items: Iterable[StoredItem]) -> list[list[StoredItem]]:
-    """Sort items into contents: small ones together, others alone."""
-    packs: list[list[StoredItem]] = []
-    small: list[StoredItem] = []
-    room = PACK_BYTES - _HEADER_BYTES  # so that a pack fills its pages
-    for item in items:
-        if item.size_bytes >= PACK_BYTES:
-            packs.append([item])
-            continue
-        if small and item.size_bytes > room:
-            packs.append(small)
-            small, room = [], PACK_BYTES - _HEADER_BYTES
-        small.append(item)
-        room -= item.size_bytes
-    return packs + [small] * bool(small)
+        batch.append(item)
+        size += item.size_bytes
+        if size >= _COMMIT_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

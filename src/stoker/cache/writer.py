@@ -10,7 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.cache.store import Added, Busy, Store, StoredItem
+from stoker.cache.layout import StoredItem
+from stoker.cache.store import Added, Busy, Store
 from stoker.signals import deferred
 
 QUEUE_BYTES = 32 << 20
@@ -21,29 +22,29 @@ _BUSY_S = 0.002
 
 
 class Writer:
-    """Writes items into a store, several in a commit. Whoever offers them never waits.
+    """Writes items into a store, several in a commit. ``offer`` never waits.
 
     Args:
         store: the store.
-        written: called, in the writer's thread, with what became of items.
-        failed: called with why nothing can be written any more.
+        on_written: called, in the writer's thread, with what became of items.
+        on_failure: called with why nothing can be written any more.
     """
 
     def __init__(
         self,
         store: Store,
-        written: Callable[[Added], None],
-        failed: Callable[[OSError], None],
+        on_written: Callable[[Added], None],
+        on_failure: Callable[[OSError], None],
     ) -> None:
         self._store = store
-        self._written = written
-        self._failed = failed
+        self._on_written = on_written
+        self._on_failure = on_failure
         self._queue: deque[StoredItem] = deque()
         self._bytes = 0  # of what waits and of what is being written
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._hurried = False
+        self._is_flushing = False
         self._closed = False
 
     def offer(self, item: StoredItem) -> bool:
@@ -55,7 +56,7 @@ class Writer:
             self._bytes += item.size_bytes
             if self._thread is None:
                 with deferred():
-                    thread = threading.Thread(target=self._work, name="stoker-cache", daemon=True)
+                    thread = threading.Thread(target=self._run, name="stoker-cache", daemon=True)
                     thread.start()
                     self._thread = thread
             if len(self._queue) == 1 or self._bytes >= _COMMIT_BYTES:
@@ -65,10 +66,10 @@ class Writer:
     def flush(self, timeout_s: float) -> bool:
         """Wait until what was offered is written; False if that takes longer."""
         with self._lock:
-            self._hurried = True
+            self._is_flushing = True
             self._changed.notify_all()
             written = self._changed.wait_for(lambda: not self._bytes, timeout_s)
-            self._hurried = False
+            self._is_flushing = False
         return written
 
     @property
@@ -94,11 +95,11 @@ class Writer:
         """Go on."""
         self._lock.release()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._closed)
-                self._changed.wait_for(self._enough, _GATHER_S)
+                self._changed.wait_for(self._has_enough, _GATHER_S)
                 if self._closed:
                     return
                 batch, size = [], 0
@@ -113,8 +114,8 @@ class Writer:
                     self._bytes = self._bytes - size if self._queue else 0
                     self._changed.notify_all()
 
-    def _enough(self) -> bool:
-        return self._closed or self._hurried or self._bytes >= _COMMIT_BYTES
+    def _has_enough(self) -> bool:
+        return self._closed or self._is_flushing or self._bytes >= _COMMIT_BYTES
 
     def _write(self, batch: list[StoredItem]) -> None:
         while not self._closed:
@@ -123,14 +124,14 @@ class Writer:
             except Busy:
                 time.sleep(_BUSY_S)
             except OSError as error:
-                self._written(Added(0, 0, batch))
-                return self._failed(error)
+                self._on_written(Added(0, 0, batch))
+                return self._on_failure(error)
             else:
-                self._written(added)
-                return self._forget(batch)
+                self._on_written(added)
+                return self._free_pages(batch)
 
-    def _forget(self, batch: list[StoredItem]) -> None:
-        """Have the page cache drop the files of what is in the store, whoever has put it there."""
+    def _free_pages(self, batch: list[StoredItem]) -> None:
+        """Drop from the page cache the files of what is in the store by now, whoever wrote it."""
         of_files = [item for item in batch if item.file is not None]
         if not of_files or not hasattr(os, "posix_fadvise"):
             return

@@ -148,6 +148,7 @@ class Replay:
 
         Raises StateError where the record has nothing of this step, or too few fresh items.
         """
+        assert self._planning.is_held()
         code = self._decisions.code(pool.step)
         if code is None:
             upstream.wait_for(1)

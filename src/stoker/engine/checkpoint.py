@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.engine.echo_feed import EchoFeed
 from stoker.engine.filtering import FilteredStream, FilterRecord
-from stoker.engine.items import Feed
+from stoker.engine.items import Feed, Planning
 from stoker.engine.position import Position
 from stoker.engine.stream import SegmentStream
 from stoker.errors import StateError
@@ -22,12 +22,13 @@ def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
 
 
 def needed(
-    segments: Sequence[SegmentStream], yielded: int
+    segments: Sequence[SegmentStream], yielded: int, planning: Planning
 ) -> tuple[list[Snapshot | Moment], list[FilterRecord]]:
     """Return the pool snapshots and filter records that a resume at ``yielded`` needs, in order.
 
-    Both are empty if a pool has not started yet. The caller must hold the planning lock.
+    Both are empty if a pool has not started yet. The caller must hold ``planning``.
     """
+    assert planning.is_held()
     snapshots: list[Any] = []
     records: list[FilterRecord] = []
     oldest = yielded  # the oldest output of the stream at hand that is asked for again
@@ -51,9 +52,9 @@ def needed(
     return snapshots[::-1], records[::-1]
 
 
-def forget(segments: Sequence[SegmentStream], yielded: int) -> None:
-    """Drop what only a resume before ``yielded`` would need."""
-    snapshots, records = needed(segments, yielded)
+def forget(segments: Sequence[SegmentStream], yielded: int, planning: Planning) -> None:
+    """Drop what only a resume before ``yielded`` would need. The caller holds ``planning``."""
+    snapshots, records = needed(segments, yielded, planning)
     for feed, snapshot in zip(_echoes(segments), snapshots, strict=False):
         feed.pool.forget_before(snapshot.step)
     for filtered, record in zip(filtered_of(segments), records, strict=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import deque
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from stoker.engine.rank_sync import AgreedPolicy, Ranks
 from stoker.engine.streams import EpochStreams
 from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
 from stoker.errors import StateError, StokerError
+from stoker.fork_safety import OwningProcess
 from stoker.schedule.record import Decisions, EchoRecord
 from stoker.stages.stage import PoolSize
 from stoker.stats import PoolStats, StageStats, Stats
@@ -33,17 +33,6 @@ FORGOTTEN = (
     f"more than {_REMEMBERED - 1} batches were handed out since the last that was acknowledged: "
     "acknowledge batches when training has finished with them"
 )
-
-
-_forks = 0  # between the first process and this one
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Handed(NamedTuple):
@@ -98,7 +87,7 @@ class Run:
         self.was_asked = False
         self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
         self.finished: int | None = None  # outputs that the trainer says it has finished with
-        self._forks = _forks
+        self._owner = OwningProcess()
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
@@ -183,7 +172,7 @@ class Run:
         If so, nothing here may be used: the threads do not exist in the child, locks may stay held
         for ever, and the worker processes belong to the parent.
         """
-        return self._forks != _forks
+        return not self._owner.is_current
 
     @property
     def short(self) -> bool:
@@ -260,7 +249,7 @@ class Run:
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._segments, self._oldest.yielded)
+            checkpoint.forget(self._segments, self._oldest.yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -332,7 +321,7 @@ class Run:
             state, loaded = head.state_at(at.fresh, at.loaded)
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records = checkpoint.needed(self._segments, at.yielded)
+            snapshots, records = checkpoint.needed(self._segments, at.yielded, self._planning)
             pools = [feed.pool for feed in self.pools.feeds] if snapshots else []
             return Position(
                 at.yielded,

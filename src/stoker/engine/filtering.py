@@ -242,6 +242,7 @@ class FilteredStream:
 
     def _have(self, count: int) -> None:
         """Make ``count`` survivors available, or all that are left. May raise WouldBlock."""
+        assert self._planning.is_held()
         while len(self._kept) < count and not self._ended:
             if not self._arriving:
                 self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))

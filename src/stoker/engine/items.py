@@ -100,6 +100,11 @@ class Planning:
         self.lock = threading.RLock()
         self.may_block = True
 
+    def is_held(self) -> bool:
+        """Whether the calling thread holds it; what must be called so asserts this."""
+        lock: Any = self.lock
+        return bool(lock._is_owned())  # as a Condition asks its lock
+
 
 class Stream(Protocol):
     """A stream of items, in order. Its methods are called by who plans.

@@ -8,11 +8,12 @@ for the number of fresh items that the factor implies.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 import weakref
 from typing import Any
+
+import numpy as np
 
 from stoker.engine.filtering import FilteredStream
 from stoker.engine.items import Planning, Stream, WouldBlock
@@ -174,6 +175,7 @@ class AgreedPolicy:
 
     def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
         """Return the step's quota, once it is there. Raises WouldBlock as streams do."""
+        assert self._planning.is_held()
         step = pool.step
         if step >= self._until and not self._planning.may_block:
             raise WouldBlock(None)
@@ -223,7 +225,7 @@ class AgreedPolicy:
         Ranks exchange this ratio, not the two times: a rank that waits in its step for another
         rank's data would report a step time that is too large.
         """
-        busy_ns = int(statistics.median(self._consumed)) if self._consumed else 0
+        busy_ns = int(np.median(self._consumed)) if self._consumed else 0
         ratio = UNIT
         if self._producing_ns and not self._produced:
             ratio = self._most

@@ -267,6 +267,7 @@ class SegmentStream:
 
     def _passed(self) -> Item | None:
         """Hand the next use on, here and now: a copy, or what is stored if it is the last."""
+        assert self._planning.is_held()
         assert self.feed is not None
         uses = self.feed.take(1)
         if not uses or self._next == self.total:
@@ -314,6 +315,7 @@ class SegmentStream:
         return sum(item.task.done for item in tuple(self._window)), self.ahead()
 
     def _submit_next(self, at_most: int | None = None) -> bool:
+        assert self._planning.is_held()
         number = self._next
         if self._ended or number == self.total:
             return False

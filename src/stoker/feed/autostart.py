@@ -1,9 +1,9 @@
-"""How jobs find a feed, and who starts its feeder.
+"""How jobs find a feed; who starts its feeder, and what runs in that process.
 
 A feed's address is an abstract socket name, which the kernel frees with the process that listens
-there. Whoever binds it is elected: only one can. A job that is elected hands the listening socket
-to the feeder that it starts; others connect meanwhile, and wait until the feeder answers. Should
-either die, their connections end, and one of them is elected anew.
+there. Whoever binds it is elected: only one can. A job that is elected hands the listening
+socket to the feeder that it starts; others connect meanwhile, and wait until the feeder answers.
+Should either die, their connections end, and one of them is elected anew.
 """
 
 from __future__ import annotations
@@ -12,40 +12,35 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+import traceback
+from dataclasses import asdict
+from typing import NoReturn
 
+from stoker import fork_safety
 from stoker.errors import FeedError
-from stoker.feed import fork_safety, messages
+from stoker.feed import messages
+from stoker.feed.target import FeedSettings
 
-_BACKLOG = 128
+SWITCH_S = 0.0005
+"""The interpreter's switch interval in feeders: what talks to the jobs must not wait long for what
+prepares."""
 _AGAIN_S = 0.005
+_LOOK_AGAIN_S = 0.05
+_BACKLOG = 128
+_IN_FEEDER = "STOKER_FEEDER"  # in the environment of a feeder: its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _START = """
 import os, sys
 if os.fork():
     os._exit(0)
-from stoker.feed.autostarted import main
+from stoker.feed.autostart import main
 main(int(sys.argv[1]), sys.argv[2])
 """
-
-
-@dataclass(frozen=True)
-class Autostart:
-    """How to start a feeder: its target, the path to import from, and its settings."""
-
-    target: str
-    path: list[str]
-    staging: int | str | None
-    jobs: int
-    patience_s: float
-
-    def text(self) -> str:
-        """Write it for the command line of a feeder."""
-        return json.dumps(asdict(self))
 
 
 def check_name(name: str) -> None:
@@ -57,16 +52,16 @@ def check_name(name: str) -> None:
         )
 
 
-def address(name: str) -> bytes:
+def address_of(name: str) -> bytes:
     """Return the socket address of this user's feed of that name."""
     return f"\0stoker-feed-{os.getuid()}-{name}".encode()
 
 
-def listening(name: str) -> socket.socket | None:
+def listen(name: str) -> socket.socket | None:
     """Return a socket that listens under a feed's name; None where somebody else has it."""
     listener = _socket()
     try:
-        listener.bind(address(name))
+        listener.bind(address_of(name))
     except OSError:
         listener.close()
         return None
@@ -74,14 +69,14 @@ def listening(name: str) -> socket.socket | None:
     return listener
 
 
-def connected(name: str) -> socket.socket | None:
+def connect(name: str) -> socket.socket | None:
     """Connect to a feed; None where nobody listens.
 
     Raises FeedError when the name belongs to another user's process.
     """
     connection = _socket()
     try:
-        connection.connect(address(name))
+        connection.connect(address_of(name))
         _, user = messages.peer_of(connection)
     except OSError:
         connection.close()
@@ -95,36 +90,54 @@ def connected(name: str) -> socket.socket | None:
     return connection
 
 
-def connected_within(name: str, patience_s: float) -> socket.socket | None:
+def connect_within(name: str, patience_s: float) -> socket.socket | None:
     """Connect to a feed that may just be starting."""
     until_s = time.monotonic() + patience_s
     while True:
-        connection = connected(name)
+        connection = connect(name)
         if connection is not None or time.monotonic() > until_s:
             return connection
-        time.sleep(_AGAIN_S * 10)
+        time.sleep(_LOOK_AGAIN_S)
 
 
-def connected_or_founded(name: str, founding: Autostart) -> socket.socket:
+def _socket() -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fork_safety.close_in_children(opened)
+    return opened
+
+
+def connect_or_start(settings: FeedSettings) -> socket.socket:
     """Connect to a feed; where there is none, start its feeder."""
     while True:
-        connection = connected(name)
+        connection = connect(settings.name)
         if connection is not None:
             return connection
-        listener = listening(name)
+        listener = listen(settings.name)
         if listener is None:  # somebody has bound the name, and will listen in a moment
             time.sleep(_AGAIN_S)
             continue
         with contextlib.closing(listener):
-            _start(listener, founding)
+            _start(listener, settings)
 
 
-def _start(listener: socket.socket, founding: Autostart) -> None:
+def check_not_in_feeder() -> None:
+    """Refuse to share from within a feeder that loads the script it was started by.
+
+    Raises FeedError.
+    """
+    if os.environ.get(_IN_FEEDER) == str(os.getpid()):
+        raise FeedError(
+            "the script shares a pipeline while it is imported: put what it does below "
+            'if __name__ == "__main__":'
+        )
+
+
+def _start(listener: socket.socket, settings: FeedSettings) -> None:
     """Start a feeder, in a session of its own: it outlives this process, and is not its child."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     subprocess.run(
-        [sys.executable, "-c", _START, str(number), founding.text()],
+        [sys.executable, "-c", _START, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -135,7 +148,33 @@ def _start(listener: socket.socket, founding: Autostart) -> None:
     )
 
 
-def _socket() -> socket.socket:
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fork_safety.add(opened)
-    return opened
+# What follows runs in the feeder.
+
+
+def main(descriptor: int, text: str) -> NoReturn:
+    """Serve at a listening socket until the last job has gone."""
+    from stoker.feed.server import open_server  # jobs need none of it
+
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    settings = FeedSettings(**json.loads(text))
+    os.environ[_IN_FEEDER] = str(os.getpid())
+    sys.path[:] = settings.path
+    sys.argv = [settings.target.rpartition(":")[0]]
+    sys.setswitchinterval(SWITCH_S)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # what is open is closed then, too
+    try:
+        feeder = open_server(listener, settings)
+        with contextlib.closing(feeder):
+            feeder.serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _close_caches()
+        os._exit(0)  # threads of the user's may not want to end
+
+
+def _close_caches() -> None:
+    """Close what the pipeline has cached: finalizers, which would do it, do not run."""
+    if (caching := sys.modules.get("stoker.cache.handles")) is not None:
+        caching.HANDLES.close_all()

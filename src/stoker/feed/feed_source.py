@@ -6,7 +6,8 @@ from typing import Any
 
 from stoker.chain import Chain
 from stoker.errors import StateError
-from stoker.feed.client import FeedClient, Pass
+from stoker.feed.client import FeedClient, FeedEpoch
+from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -16,18 +17,19 @@ from stoker.stages.skip import RAISE
 from stoker.stages.stage import Before
 
 
-def pipeline_of(job: FeedClient, seed: int | None) -> Pipeline[Any]:
+def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
     """Return the pipeline of what a job is handed."""
-    source: Source = FeedBatches(job) if job.about.batched else FeedExamples(job)
+    client = FeedClient(address)
+    source: Source = FeedBatches(client) if client.about.batched else FeedExamples(client)
     return Pipeline(Chain.begin(source, seed, RAISE))
 
 
 class FeedBatches(LoaderSource):
     """The batches of a feed."""
 
-    def __init__(self, job: FeedClient) -> None:
-        super().__init__(job)
-        self._name = f"from_feed({job.name!r})"
+    def __init__(self, client: FeedClient) -> None:
+        super().__init__(client)
+        self._name = f"from_feed({client.name!r})"
 
     @property
     def name(self) -> str:
@@ -44,31 +46,31 @@ class FeedExamples(IterableSource):
 
     takes_state = True
 
-    def __init__(self, job: FeedClient) -> None:
-        super().__init__(job)
-        self._job = job
+    def __init__(self, client: FeedClient) -> None:
+        super().__init__(client)
+        self._client = client
 
     @property
     def name(self) -> str:
         """Name the source for people."""
-        return f"from_feed({self._job.name!r})"
+        return f"from_feed({self._client.name!r})"
 
     def count(self) -> int:
         """Return the examples of an epoch; TypeError where the feed does not know."""
-        return len(self._job)
+        return len(self._client)
 
-    def open(self) -> Pass:
+    def open(self) -> FeedEpoch:
         """Begin a pass."""
-        self._pass = iter(self._job)
-        return self._pass
+        self._epoch = iter(self._client)
+        return self._epoch
 
     def state(self, number: int) -> Any:
         """Return the state in which ``number`` examples of the present epoch have been read."""
-        return {**self._job.state_dict(), "epoch": self._pass.epoch, "number": number}
+        return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}
 
     def state_between(self) -> Any:
         """Return the state between epochs."""
-        return self._job.state_dict()
+        return self._client.state_dict()
 
     def check_state(self, chain: Before) -> None:
         """Refuse a state in the middle of an epoch that tells too little of what was left."""
@@ -82,4 +84,4 @@ class FeedExamples(IterableSource):
 
     def load(self, state: Any) -> None:
         """Have the next pass begin in a state."""
-        self._job.load_state_dict(state)
+        self._client.load_state_dict(state)

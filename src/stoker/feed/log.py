@@ -1,8 +1,8 @@
-"""Who is owed what: an ordered run of items for several members, each at its own position.
+"""An output log: items in the order in which they are made, for readers at their own positions.
 
-Positions are pairs of epoch and number; nothing here waits, sends or copies. A lane runs on from
-epoch to epoch. An item stands in it until every member that it is owed to is done with it; that is
-all that bounds how far production may go ahead of the slowest member.
+Positions are pairs of epoch and number; nothing here waits, sends or copies. A log runs on from
+epoch to epoch. An item stays in it until every reader that it is owed to is done with it; that is
+all that bounds how far production may go ahead of the slowest reader.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ At = tuple[int, int]
 
 
 @dataclass(eq=False)
-class Member:
-    """One that a lane owes items to.
+class LogReader:
+    """One that a log owes items to.
 
     Attributes:
-        owner: whose membership it is.
-        at: what it is to get next.
-        asked: whether it has asked for the epoch that it is at.
+        owner: who reads.
+        at: the position of what it is to get next.
+        has_asked: whether it has asked for the epoch that it is at.
         sent: how many items were handed to it that it is not done with.
     """
 
     owner: Any
     at: At
-    asked: bool = True
+    has_asked: bool = True
     sent: int = 0
 
 
 @dataclass(eq=False)
 class StagedItem:
-    """An item that stands in a lane: ``count`` outputs from ``number`` on.
+    """An item of a log: ``count`` outputs from ``number`` on.
 
     Attributes:
         rows: examples in it.
         nbytes: shared memory that it takes.
-        cargo: what is handed over.
-        owed: members that are not done with it.
-        lent: hand-overs whose receivers may look at it, members or not any more.
+        payload: what is handed over; None once its memory was given back.
+        owed: readers that are not done with it.
+        leases: hand-overs whose receivers may look at it, whether or not they still read the log.
     """
 
     epoch: int
@@ -49,9 +49,9 @@ class StagedItem:
     count: int
     rows: int
     nbytes: int
-    cargo: Any
-    owed: set[Member] = field(default_factory=set)
-    lent: set[int] = field(default_factory=set)
+    payload: Any
+    owed: set[LogReader] = field(default_factory=set)
+    leases: set[int] = field(default_factory=set)
 
     @property
     def begin(self) -> At:
@@ -66,7 +66,7 @@ class StagedItem:
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """Stands for the end of an epoch of so many outputs."""
+    """The end of an epoch of so many outputs."""
 
     epoch: int
     total: int
@@ -80,116 +80,119 @@ class Broken:
 
 
 class OutputLog:
-    """Items on their way to members.
+    """Items on their way to readers.
 
     Args:
         at: where production begins.
+
+    Attributes:
+        end: the position of what is to be made next.
     """
 
     def __init__(self, at: At) -> None:
-        self.made = at
-        self.members: list[Member] = []
+        self.end = at
+        self.readers: list[LogReader] = []
         self.items: deque[StagedItem] = deque()
-        self.ended: dict[int, int] = {}
         self.broken: Broken | None = None
+        self._totals: dict[int, int] = {}  # outputs of the epochs that have ended
 
     @property
-    def floor(self) -> At:
-        """The oldest position from which on everything still stands here, or will come."""
-        floor = self.made
+    def start(self) -> At:
+        """The oldest position from which on everything is still here, or will come."""
+        start = self.end
         for item in reversed(self.items):
-            whole = item.end == floor
-            if not whole and floor[1] == 0 and item.epoch == floor[0] - 1:
-                whole = item.number + item.count == self.ended.get(item.epoch)
-            if not whole:
+            adjoins = item.end == start
+            if not adjoins and start[1] == 0 and item.epoch == start[0] - 1:
+                adjoins = item.number + item.count == self._totals.get(item.epoch)
+            if not adjoins:
                 break
-            floor = item.begin
-        return floor
+            start = item.begin
+        return start
 
     @property
-    def at_boundary(self) -> bool:
+    def is_between_epochs(self) -> bool:
         """Whether an epoch is to begin next, and has not begun."""
-        return self.made[1] == 0
+        return self.end[1] == 0
 
     @property
-    def wanted(self) -> bool:
-        """Whether a member wants what is to be made next."""
+    def is_wanted(self) -> bool:
+        """Whether a reader wants what is to be made next."""
         return self.broken is None and any(
-            m.asked and m.at[0] >= self.made[0] for m in self.members
+            reader.has_asked and reader.at[0] >= self.end[0] for reader in self.readers
         )
 
-    def reaches(self, at: At) -> bool:
-        """Tell whether a member that joined at this position would get everything from it on."""
-        return self.broken is None and at[0] <= self.made[0] and at >= self.floor
+    def has_all_from(self, at: At) -> bool:
+        """Tell whether a reader that joined at this position would get everything from it on."""
+        return self.broken is None and at[0] <= self.end[0] and at >= self.start
 
-    def join(self, owner: Any, at: At) -> Member:
-        """Owe a new member everything from a position on, which the lane ``reaches``."""
-        member = Member(owner, at)
-        self.members.append(member)
+    def join(self, owner: Any, at: At) -> LogReader:
+        """Owe a new reader everything from a position on; the log ``has_all_from`` there."""
+        reader = LogReader(owner, at)
+        self.readers.append(reader)
         for item in self.items:
             if item.end > at:
-                item.owed.add(member)
-        return member
+                item.owed.add(reader)
+        return reader
 
-    def leave(self, member: Member) -> list[StagedItem]:
-        """Owe a member nothing any more; return the items that leave the lane with it."""
-        self.members.remove(member)
+    def leave(self, reader: LogReader) -> list[StagedItem]:
+        """Owe a reader nothing any more; return the items that leave the log with it."""
+        self.readers.remove(reader)
         gone = []
         for item in list(self.items):
-            item.owed.discard(member)
+            item.owed.discard(reader)
             if not item.owed:
                 self.items.remove(item)
                 gone.append(item)
         return gone
 
-    def add(self, item: StagedItem) -> bool:
-        """Take what was made, at ``made``; return whether anybody is owed it."""
-        assert item.begin == self.made
-        self.made = item.end
-        item.owed = {m for m in self.members if m.at < item.end}
+    def append(self, item: StagedItem) -> bool:
+        """Take what was made at ``end``; return whether anybody is owed it."""
+        assert item.begin == self.end
+        self.end = item.end
+        item.owed = {reader for reader in self.readers if reader.at < item.end}
         if item.owed:
             self.items.append(item)
         return bool(item.owed)
 
     def end_epoch(self) -> None:
         """Note that the epoch that was being made has ended."""
-        epoch, total = self.made
-        self.ended[epoch] = total
-        self.made = epoch + 1, 0
-        oldest = min((m.at[0] for m in self.members), default=epoch)
-        for past in [e for e in self.ended if e < min(oldest, self.floor[0])]:
-            del self.ended[past]
+        epoch, total = self.end
+        self._totals[epoch] = total
+        self.end = epoch + 1, 0
+        oldest = min((reader.at[0] for reader in self.readers), default=epoch)
+        for past in [e for e in self._totals if e < min(oldest, self.start[0])]:
+            del self._totals[past]
 
-    def due(self, member: Member) -> StagedItem | EpochEnd | Broken | None:
-        """Return what a member is to get now; None while it has to wait, or has not asked."""
-        if not member.asked:
+    def due(self, reader: LogReader) -> StagedItem | EpochEnd | Broken | None:
+        """Return what a reader is to get now; None while it has to wait, or has not asked."""
+        if not reader.has_asked:
             return None
-        epoch, number = member.at
-        if epoch in self.ended and number >= self.ended[epoch]:
-            return EpochEnd(epoch, self.ended[epoch])
+        epoch, number = reader.at
+        if epoch in self._totals and number >= self._totals[epoch]:
+            return EpochEnd(epoch, self._totals[epoch])
         for item in self.items:
-            if item.begin <= member.at < item.end:
+            if item.begin <= reader.at < item.end:
                 return item
-        return self.broken if member.at >= self.made else None
+        return self.broken if reader.at >= self.end else None
 
-    def hand_over(self, member: Member, what: StagedItem | EpochEnd) -> None:
-        """Note that a member was given what it was due."""
+    def hand_over(self, reader: LogReader, what: StagedItem | EpochEnd) -> None:
+        """Note that a reader was given what it was due."""
         if isinstance(what, EpochEnd):
-            member.at, member.asked = (what.epoch + 1, 0), False
+            reader.at, reader.has_asked = (what.epoch + 1, 0), False
         else:
-            member.at = what.end
-            member.sent += 1
+            reader.at = what.end
+            reader.sent += 1
 
-    def done(self, member: Member, item: StagedItem) -> bool:
-        """Note that a member is done with an item; return whether it leaves the lane."""
-        if member not in item.owed:
+    def finish(self, reader: LogReader, item: StagedItem) -> bool:
+        """Note that a reader is done with an item; return whether it leaves the log."""
+        if reader not in item.owed:
             return False
-        item.owed.discard(member)
-        member.sent -= 1
+        item.owed.discard(reader)
+        reader.sent -= 1
         if not item.owed:
             self.items.remove(item)
         return not item.owed
 
-    def slowest(self) -> set[Member]:
-        """Return the members that the oldest item is owed to: they set the pace."""
+    def slowest(self) -> set[LogReader]:
+        """Return the readers that the oldest item is owed to: they set the pace."""
         return set(self.items[0].owed) if self.items else set()

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 1 << 16
 LARGEST = (1 << 62) - 1
 """The largest number in a message."""
@@ -35,7 +35,7 @@ Seed = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64
 Pid = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARACTERS)]
 Target = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS)]
-Marks = Annotated[list[Number], msgspec.Meta(max_length=_MOST_DESCRIPTORS)]
+Generations = Annotated[list[Number], msgspec.Meta(max_length=_MOST_DESCRIPTORS)]
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
@@ -105,10 +105,10 @@ class Welcome(Message):
         length: outputs of an epoch, if known.
         seed, outline: of its pipeline.
         again: whether what a job missed can be made again.
-        founded: whether it ends with its last job (``stoker.share``).
+        autostarted: whether it ends with its last job (``stoker.share``).
         pid: of the feeder.
         lent: how many items a job is handed before it is done with one.
-        gathers: how many jobs must ask before the first epoch begins; 0 once it has begun.
+        awaited_jobs: how many jobs must ask before the first epoch begins; 0 once it has begun.
     """
 
     name: str
@@ -118,10 +118,10 @@ class Welcome(Message):
     seed: Seed
     outline: list[str]
     again: bool
-    founded: bool
+    autostarted: bool
     lent: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
     pid: Pid
-    gathers: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+    awaited_jobs: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 class Refused(Message):
@@ -150,8 +150,8 @@ class ItemMessage(Message):
     Attributes:
         epoch, number: of its first output; ``count`` of them (examples come several at a time).
         lease: the number of the hand-over, to be named when it is done with.
-        marks: the generation that is in each of the blocks.
-        outline, outline_at, places: see ``parcels.Payload``.
+        generations: of what is in each of the blocks.
+        header, places: see ``stoker.ipc.payload.Payload``.
     """
 
     turn: Number
@@ -159,10 +159,9 @@ class ItemMessage(Message):
     number: Number
     count: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
     lease: Number
-    marks: Marks
-    outline: bytes
-    outline_at: tuple[Number, Number, Number] | None
-    places: list[tuple[Number, Number]]
+    generations: Generations
+    header: bytes
+    places: list[tuple[Number, Number, Number]]
 
 
 class End(Message):
@@ -239,7 +238,9 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
             descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     try:
         message = _read(packet, flags & _LOST, from_feeder=True) if packet else None
-        if len(descriptors) != (len(message.marks) if isinstance(message, ItemMessage) else 0):
+        if len(descriptors) != (
+            len(message.generations) if isinstance(message, ItemMessage) else 0
+        ):
             raise Malformed(f"{len(descriptors)} descriptors came with it")
     except Malformed:
         for descriptor in descriptors:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from stoker import pytree
@@ -14,22 +13,17 @@ from stoker.buffers import Recycler
 from stoker.chain import Chain
 from stoker.cursor import Cursor
 from stoker.engine.foreign import batch_rows
+from stoker.feed import messages
+from stoker.feed.log import Broken, EpochEnd, StagedItem
 from stoker.feed.served import go_near
-from stoker.ipc.blocks import Blocks
-from stoker.ipc.payload import Payload, packed
+from stoker.feed.staging import PARCEL_EXAMPLES
+from stoker.ipc.payload import pack
+from stoker.ipc.shared_memory import Blocks
 
 _PARCEL_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
-PARCEL_EXAMPLES = 64
 _SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
 
-
-@dataclass
-class Made:
-    """An item: so many outputs, ready to be handed over."""
-
-    parcel: Payload
-    count: int
-    rows: int
+Produced = StagedItem | EpochEnd | Broken
 
 
 class Producer:
@@ -39,12 +33,11 @@ class Producer:
         chain: what makes them.
         blocks: where they are made.
         batched: whether its outputs are batches, handed over one by one.
-        tell: called, from the thread, with each ``Made``, None at the end of an epoch, or what was
-            raised, behind which nothing comes.
+        tell: called, from the thread, with all that is made. Nothing comes after ``Broken``.
     """
 
     def __init__(
-        self, chain: Chain, blocks: Blocks, batched: bool, tell: Callable[[Any], None]
+        self, chain: Chain, blocks: Blocks, batched: bool, tell: Callable[[Produced], None]
     ) -> None:
         self._recycler = Recycler(_SPARE, blocks.allocate)
         self._cursor = Cursor(chain, self._recycler)
@@ -93,16 +86,15 @@ class Producer:
                         return
                     at, self._begin = self._begin, None
                 assert at is not None
-                self._epoch(*at)
+                self._make_epoch(*at)
                 if self._closed:
                     return
-                self._tell(None)
         except BaseException as error:
-            self._tell(error)
+            self._tell(Broken(messages.plain(f"{type(error).__name__}: {error}")))
         finally:
             self._recycler.clear()
 
-    def _epoch(self, epoch: int, number: int) -> None:
+    def _make_epoch(self, epoch: int, number: int) -> None:
         missed = go_near(self._cursor, epoch, number)
         with contextlib.closing(self._cursor.begin()) as outputs:
             if missed:  # they are made again to get at what follows them
@@ -112,18 +104,30 @@ class Producer:
                     self._changed.wait_for(lambda: self._closed or self._made < self._allowed)
                     if self._closed:
                         return
-                made = self._next(outputs)
-                if made is None:
-                    return
+                item = self._next(outputs, epoch, number)
+                if item is None:
+                    break
+                number = item.end[1]
                 self._made += 1
-                self._tell(made)
+                self._tell(item)
+        self._tell(EpochEnd(epoch, number))
 
-    def _next(self, outputs: Any) -> Made | None:
+    def _next(self, outputs: Any, epoch: int, number: int) -> StagedItem | None:
         if self._batched:
-            batch = next(outputs, self)
-            if batch is self:
+            value = next(outputs, self)
+            if value is self:
                 return None
-            return Made(packed(batch, self._blocks), 1, batch_rows(batch))
+            count, rows = 1, batch_rows(value)
+        else:
+            value = self._parcel(outputs)
+            count = rows = len(value)
+            if not value:
+                return None
+        payload = pack(value, self._blocks)
+        return StagedItem(epoch, number, count, rows, payload.nbytes, payload)
+
+    def _parcel(self, outputs: Any) -> list[Any]:
+        """Return the next examples, none at the end of the epoch."""
         if self._failure is not None:
             raise self._failure
         examples: list[Any] = []
@@ -140,6 +144,4 @@ class Producer:
                 break
             examples.append(example)
             size += pytree.nbytes(example)
-        if not examples:
-            return None
-        return Made(packed(examples, self._blocks), len(examples), len(examples))
+        return examples

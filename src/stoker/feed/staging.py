@@ -10,14 +10,15 @@ from stoker.feed.log import OutputLog
 BATCHES = 8
 PARCELS = 64
 """Items in the staging area, unless the user says otherwise: batches, or parcels of examples."""
+PARCEL_EXAMPLES = 64
 _LENT_BATCHES = 2  # one that a job works on, one that waits for it
 _LENT_PARCELS = 16  # several make up a job's batch
 
 
 class Staging:
-    """The bound on what stands in the lanes of a feeder.
+    """The bound on what stands in the logs of a feeder.
 
-    What a job still holds that has left its lane, or is frozen, is not counted: at most ``lent``
+    What a job still holds that has left its log, or is frozen, is not counted: at most ``lent``
     items of each.
 
     Args:
@@ -34,7 +35,7 @@ class Staging:
     def __init__(self, limit: int | str | None, batched: bool) -> None:
         self.lent = _LENT_BATCHES if batched else _LENT_PARCELS
         self.most_bytes = 0
-        self._what = "batches" if batched else "parcels of up to 64 examples"
+        self._what = "batches" if batched else f"parcels of up to {PARCEL_EXAMPLES} examples"
         self._items: int | None = None
         self._bytes = 0
         usable = machine.usable_memory_bytes()
@@ -59,11 +60,11 @@ class Staging:
         size = self.most_bytes and f", {machine.format_bytes(self._items * self.most_bytes)}"
         return f"{self._items} {self._what}{size or ''}"
 
-    def lanes(self) -> int:
-        """Return how many lanes it has room for."""
+    def most_logs(self) -> int:
+        """Return how many logs it has room for."""
         return max(1, (self._items or 4 * self.lent) // self.lent)
 
-    def take_note(self, nbytes: int) -> str | None:
+    def note_size(self, nbytes: int) -> str | None:
         """Note an item's size; return why the staging area cannot be what was said, if so."""
         first = not self.most_bytes
         self.most_bytes = max(self.most_bytes, nbytes)
@@ -86,19 +87,18 @@ class Staging:
             f"{machine.format_bytes(usable)} of memory are left; give it fewer (--staging)"
         )
 
-    def room(self, lanes: Sequence[OutputLog], lane: OutputLog) -> int:
-        """Return how many items more may stand in a lane.
+    def room(self, logs: Sequence[OutputLog], log: OutputLog) -> int:
+        """Return how many items more may stand in a log.
 
-        Lanes besides the first have room for as much as one job is lent, the first has the rest.
+        Logs besides the first have room for as much as one job is lent, the first has the rest.
         """
-        first = lane is lanes[0]
-        beside = self.lent * (len(lanes) - 1) if first else 0
-        standing = [item for each in lanes for item in each.items]
+        is_first = log is logs[0]
+        beside = self.lent * (len(logs) - 1) if is_first else 0
+        staged = [item for each in logs for item in each.items]
         if self._items is not None:
-            room = self._items - beside - len(standing)
+            room = self._items - beside - len(staged)
+        elif self.most_bytes:
+            room = (self._bytes - sum(item.nbytes for item in staged)) // self.most_bytes - beside
         else:
-            size = max(1, self.most_bytes)
-            room = (self._bytes - sum(item.nbytes for item in standing)) // size - beside
-            if not self.most_bytes:
-                room = 1  # the first one tells how large they are
-        return max(0, min(room, PARCELS if first else self.lent - len(lane.items)))
+            room = 1  # the first one tells how large they are
+        return max(0, min(room, PARCELS if is_first else self.lent - len(log.items)))

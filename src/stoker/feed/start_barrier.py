@@ -18,11 +18,11 @@ class StartBarrier:
         selector: hears of processes that end; its keys' data are called.
 
     Attributes:
-        over: whether the first epoch may begin.
+        is_open: whether the first epoch may begin.
     """
 
     def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:
-        self.over = False
+        self.is_open = False
         self._jobs = jobs
         self._patience_s = patience_s
         self._selector = selector
@@ -30,49 +30,45 @@ class StartBarrier:
         self._missing: dict[int, int] = {}  # process ids: pidfds
 
     @property
-    def awaits(self) -> int:
+    def awaited_jobs(self) -> int:
         """How many jobs must ask for the first epoch; 0 once it has begun."""
-        return 0 if self.over else self._jobs
+        return 0 if self.is_open else self._jobs
 
-    def again(self, pids: Iterable[int]) -> None:
+    def wait_for(self, pids: Iterable[int]) -> None:
         """Wait for the processes that were served before, as long as they live, instead."""
-        if self.over:
+        if self.is_open:
             return
         self._jobs = 1
         for pid in {*pids} - {*self._missing}:
             with contextlib.suppress(OSError):
                 self._missing[pid] = pidfd = os.pidfd_open(pid)
-                self._selector.register(pidfd, selectors.EVENT_READ, lambda p=pid: self._miss(p))
+                self._selector.register(pidfd, selectors.EVENT_READ, lambda p=pid: self._forget(p))
 
-    def goes_on(self, asking: Sequence[int]) -> bool:
-        """Tell whether to wait for more than those processes, which ask for an epoch."""
-        if self.over:
-            return False
-        if not asking:
-            return True
+    def note_asking(self, pids: Sequence[int]) -> None:
+        """Note which processes ask for an epoch now; open if nobody else is to be waited for."""
+        if self.is_open or not pids:
+            return
         if self._since_s is None:
             self._since_s = time.monotonic()
-        for pid in asking:
-            self._miss(pid)
-        late = time.monotonic() - self._since_s >= self._patience_s
-        if not late and (self._missing or len(asking) < self._jobs):
-            return True
-        self.over = True
-        self.close()
-        return False
+        for pid in pids:
+            self._forget(pid)
+        is_late = time.monotonic() - self._since_s >= self._patience_s
+        if is_late or not (self._missing or len(pids) < self._jobs):
+            self.is_open = True
+            self.close()
 
     def ends_s(self) -> float | None:
         """Return when it will have lasted too long; None while nobody waits."""
-        if self.over or self._since_s is None:
+        if self.is_open or self._since_s is None:
             return None
         return self._since_s + self._patience_s
 
     def close(self) -> None:
         """Wait for nobody any more."""
         for pid in list(self._missing):
-            self._miss(pid)
+            self._forget(pid)
 
-    def _miss(self, pid: int) -> None:
+    def _forget(self, pid: int) -> None:
         """Wait for a process no more: it came, or it is gone."""
         pidfd = self._missing.pop(pid, -1)
         if pidfd >= 0:

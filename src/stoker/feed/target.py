@@ -7,14 +7,35 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import FeedError
 from stoker.pipeline import Pipeline
 
-IN_FEEDER = "STOKER_FEEDER"
-"""Is set in the environment of a feeder that ``stoker.share`` has started."""
+
+@dataclass(frozen=True)
+class FeedSettings:
+    """What a feed serves, and how.
+
+    Attributes:
+        name: of the feed.
+        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
+        staging: how many items may stand in shared memory; with a string, how many bytes.
+        jobs: how many to wait for before the first epoch begins.
+        patience_s: how long the others wait for a job that says nothing.
+        autostarted: whether a job starts the feeder, so that it ends with the last one.
+        path: what such a feeder imports from.
+    """
+
+    name: str
+    target: str
+    staging: int | str | None = None
+    jobs: int = 1
+    patience_s: float = 60.0
+    autostarted: bool = False
+    path: tuple[str, ...] = ()
 
 
 def target_of(function: Callable[[], Any] | str) -> str:
@@ -58,7 +79,7 @@ def target_of(function: Callable[[], Any] | str) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def made(target: str) -> Pipeline:
+def make_pipeline(target: str) -> Pipeline:
     """Import what a target names, call it, and return its pipeline.
 
     Raises FeedError saying what is wrong with it; what the import or the call raises is its cause.
@@ -84,18 +105,6 @@ def made(target: str) -> Pipeline:
     if not isinstance(pipeline, Pipeline):
         raise FeedError(f"{target} returned a {type(pipeline).__name__}, not a stoker pipeline")
     return pipeline
-
-
-def check_not_in_feeder() -> None:
-    """Refuse to share from within a feeder that loads the script it was started by.
-
-    Raises FeedError.
-    """
-    if os.environ.get(IN_FEEDER) == str(os.getpid()):
-        raise FeedError(
-            "the script shares a pipeline while it is imported: put what it does below "
-            'if __name__ == "__main__":'
-        )
 
 
 def _from_file(path: Path) -> Any:

@@ -1,19 +1,9 @@
-"""Values on their way from a feeder to its jobs: how they nest in bytes, arrays where they are.
-
-A parcel is a pickled outline and a list of places. Arrays and tensors that lie in a feeder's
-blocks are handed over by their place; larger ones that lie elsewhere, and what else takes room, are
-copied into a block first. On the job's side a block is mapped privately: what is written to a view
-there is seen by nobody else, and goes with the view.
-"""
+"""Payloads: values that are handed over where they lie, in blocks of shared memory."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import mmap
-import os
 import pickle
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -23,34 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import pytree
-from stoker.errors import FeedError
-from stoker.ipc.blocks import GENERATION, HEAD_BYTES, Block, Blocks
+from stoker.ipc.flatten import Flattener, starts_of
+from stoker.ipc.shared_memory import Block, Blocks, contents
 
-INLINE_BYTES = 8192
-"""Outlines up to this size travel in the message itself."""
-_SMALL_BYTES = 4096  # arrays up to this size are part of the outline
-_MOST_BLOCKS = 100  # in a message; the kernel passes 253 descriptors at a time
-_MOST_PLACES = 1000  # in a message; more arrays become part of the outline
-_ALIGNMENT = 64
+Place = tuple[int, int, int]
+"""Where a buffer lies: the number of its block, its offset there and its size."""
+_INLINE_BYTES = 8192  # headers up to this size travel in the message itself
+_SMALL_BYTES = 4096  # buffers up to this size are part of the header
+_MOST_BLOCKS = 100  # the kernel passes 253 descriptors at a time
+_MOST_PLACES = 1000  # the buffers of more arrays become part of the header
 
 
 @dataclass
 class Payload:
-    """A value, ready to be handed over. It keeps what it refers to in the blocks.
+    """A value, ready to be handed over in blocks, which it keeps.
 
     Attributes:
-        value: the value, and scratch memory: what keeps the blocks.
-        outline: the pickled outline, if it is short; else it lies at ``outline_at`` (block, offset,
-            length), else None.
-        places: of each array, its block's number and its offset there.
+        owners: what keeps the blocks: the value, and scratch memory.
+        header: the header; empty where it is long, and lies in the last of the places.
+        places: of the buffers.
         blocks: the blocks.
-        nbytes: shared memory that the contents take.
+        nbytes: shared memory that it takes.
     """
 
-    value: Any
-    outline: bytes
-    outline_at: tuple[int, int, int] | None
-    places: list[tuple[int, int]]
+    owners: list[Any]
+    header: bytes
+    places: list[Place]
     blocks: list[Block]
     nbytes: int
 
@@ -67,213 +55,90 @@ class Payload:
             block.users -= 1
             if not block.users:
                 block.mark(0)
-        self.value = None
+        self.owners = []
         self.blocks = []
 
 
-def packed(value: Any, blocks: Blocks) -> Payload:
-    """Get a value ready. What lies in no block is copied, the rest must not be written any more.
+def pack(value: Any, blocks: Blocks) -> Payload:
+    """Get a value ready to be handed over.
+
+    Arrays that lie in ``blocks`` are handed over where they are, and must not be written any more;
+    others are copied there. Arrays come out read-only, tensors do not.
 
     Raises TypeError for what cannot be pickled.
     """
-    pickler = _Packer(blocks)
+    placer = _Placer(blocks)
     try:
-        outline = pickler.dumped(value)
+        header = placer.flatten(value)
     except Exception as error:
         raise TypeError(f"a feed cannot hand this over: {error}") from error
-    used = pickler.used
-    places: list[tuple[int, int]] = []
-    size = 0
-    starts = []
-    for array, found in pickler.arrays:
-        starts.append(size)
-        if found is None:
-            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    within = 0 if len(outline) <= INLINE_BYTES else len(outline)
-    kept = [value]
-    outline_at = None
-    if size + within:
-        scratch = blocks.scratch(size + within)
-        kept.append(scratch)
-        own = blocks.find(scratch)
-        assert own is not None
-        used = [*used, own[0]]
-        at = len(used) - 1
-        for (array, place), start in zip(pickler.arrays, starts, strict=True):
-            if place is None:
-                scratch[start : start + array.nbytes] = _bytes_of(array)
-        if within:
-            scratch[size : size + within] = np.frombuffer(outline, np.uint8)
-            outline_at, outline = (at, own[1] + size, within), b""
-    for (_, place), start in zip(pickler.arrays, starts, strict=True):
-        places.append((len(used) - 1, start) if place is None else place)
-    nbytes = sum(array.nbytes for array, _ in pickler.arrays) + within
-    return Payload(kept, outline, outline_at, places, used, nbytes)
+    if len(header) > _INLINE_BYTES:
+        placer.buffers.append(memoryview(header))
+        placer.places.append(None)
+        header = b""
+    sizes = [buffer.nbytes for buffer in placer.buffers]
+    homeless = [n for n, place in enumerate(placer.places) if place is None]
+    places = [place or (0, 0, 0) for place in placer.places]
+    owners = [value]
+    if homeless:
+        *starts, end = starts_of([sizes[n] for n in homeless])
+        scratch = blocks.scratch(end)
+        owners.append(scratch)
+        found = blocks.find(scratch)
+        assert found is not None
+        for n, start in zip(homeless, starts, strict=True):
+            scratch.data[start : start + sizes[n]] = placer.buffers[n]
+            places[n] = len(placer.used), found[1] + start, sizes[n]
+        placer.used.append(found[0])
+    return Payload(owners, header, places, placer.used, sum(sizes))
 
 
-class _Packer(pickle.Pickler):
-    """Pickles an outline; arrays and tensors in it are referred to by number."""
+class _Placer(Flattener):
+    """Finds the buffers in blocks.
+
+    Attributes:
+        used: the blocks.
+        places: of each buffer, None for one that lies in no block.
+    """
+
+    read_only = True
 
     def __init__(self, blocks: Blocks) -> None:
-        self._stream = BytesIO()
-        super().__init__(self._stream, 5)
+        super().__init__()
         self._blocks = blocks
         self.used: list[Block] = []
-        self.arrays: list[tuple[NDArray[Any], tuple[int, int] | None]] = []
+        self.places: list[Place | None] = []
 
-    def dumped(self, value: Any) -> bytes:
-        self.dump(value)
-        return self._stream.getvalue()
+    def reduced(self, value: Any) -> Any:
+        if pytree.is_tensor(value) and value.device.type != "cpu":
+            raise TypeError(f"a tensor on {value.device}: each job moves its batches by itself")
+        return super().reduced(value)
 
-    def persistent_id(self, value: Any) -> Any:
-        if type(value) is np.ndarray:
-            return None if value.dtype.hasobject else self._placed(value, None)
-        if pytree.is_tensor(value):
-            return self._tensor(value)
-        return None
+    def has_place(self, array: NDArray[Any]) -> bool:
+        return array.nbytes > _SMALL_BYTES and self._blocks.find(array) is not None
 
-    def _tensor(self, tensor: Any) -> Any:
-        import torch
-
-        if (
-            tensor.layout != torch.strided
-            or tensor.is_quantized
-            or type(tensor) is not torch.Tensor
-        ):
-            return None
-        if tensor.device.type != "cpu":
-            raise TypeError(f"a tensor on {tensor.device}: each job moves its batches by itself")
-        plain = tensor.detach().resolve_conj().resolve_neg()
-        try:
-            return self._placed(plain.numpy(), "")
-        except TypeError:  # a dtype that NumPy does not have
-            words = plain.contiguous().view(_WORDS[tensor.dtype.itemsize](torch)).numpy()
-            return self._placed(words, str(tensor.dtype).removeprefix("torch."))
-
-    def _placed(self, array: NDArray[Any], tensor: str | None) -> Any:
-        """Return what stands for an array, or (where ``tensor`` is given) a tensor, in an outline.
-
-        Of strides is said where the array lies in a block already; a copy is C-ordered.
-        """
-        if array.nbytes <= _SMALL_BYTES or len(self.arrays) >= _MOST_PLACES:
-            return tensor, array.dtype, array.shape, None, array.tobytes()
-        found = self._blocks.find(array)
-        if found is not None and found[0] not in self.used:
-            if len(self.used) >= _MOST_BLOCKS:
-                found = None
-            else:
-                self.used.append(found[0])
-        if found is None:
-            self.arrays.append((np.ascontiguousarray(array), None))
-            return tensor, array.dtype, array.shape, None, len(self.arrays) - 1
-        self.arrays.append((array, (self.used.index(found[0]), found[1])))
-        strides = None if array.flags.c_contiguous else array.strides
-        return tensor, array.dtype, array.shape, strides, len(self.arrays) - 1
-
-
-_WORDS: dict[int, Any] = {
-    1: lambda torch: torch.uint8,
-    2: lambda torch: torch.int16,
-    4: lambda torch: torch.int32,
-    8: lambda torch: torch.int64,
-}
-
-
-def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
-
-
-# What follows runs in a job.
-
-
-class Stale(Exception):
-    """What a block holds is not what was announced."""
-
-
-def mapped(descriptor: int, generation: int) -> mmap.mmap:
-    """Map a block privately, and close its descriptor.
-
-    Raises Stale when something else is in it by now; OSError or ValueError when it is no block.
-    """
-    try:
-        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("a block that may shrink would end who reads it")
-        if os.fstat(descriptor).st_size <= HEAD_BYTES:
-            raise ValueError("a block has contents behind its head")
-        memory = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(descriptor)
-    check(memory, generation)
-    return memory
-
-
-def check(memory: mmap.mmap, generation: int) -> None:
-    """Raise Stale unless a block still holds this generation."""
-    if GENERATION.unpack_from(memory)[0] != generation:
-        raise Stale
-
-
-def keep(memory: mmap.mmap) -> None:
-    """Make a mapping independent of the block: its pages become this process's own."""
-    pages = np.frombuffer(memory, np.uint8)[HEAD_BYTES::4096]
-    np.bitwise_or(pages, 0, out=pages)
-
-
-def opened(
-    outline: bytes,
-    outline_at: Sequence[int] | None,
-    places: Sequence[Sequence[int]],
-    memories: Sequence[mmap.mmap],
-) -> Any:
-    """Return the value: its arrays are read-only views of the mappings, its tensors views.
-
-    Raises FeedError when a class that it needs cannot be imported here, and anything when what came
-    is damaged.
-    """
-    if outline_at is not None:
-        number, start, size = outline_at
-        outline = memories[number][HEAD_BYTES + start : HEAD_BYTES + start + size]
-    return _Unpacker(outline, places, memories).load()
-
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(
-        self, outline: bytes, places: Sequence[Sequence[int]], memories: Sequence[mmap.mmap]
-    ) -> None:
-        super().__init__(BytesIO(outline))
-        self._places = places
-        self._memories = memories
-
-    def persistent_load(self, pid: Any) -> Any:
-        tensor, dtype, shape, strides, where = pid
-        if type(where) is bytes:
-            memory: Any = where if tensor is None else bytearray(where)
-            array: NDArray[Any] = np.ndarray(shape, dtype, memory)
+    def is_in_header(self, buffer: memoryview) -> bool:
+        if buffer.nbytes <= _SMALL_BYTES or len(self.places) >= _MOST_PLACES:
+            return True
+        found = self._blocks.find(np.frombuffer(buffer, np.uint8))
+        if found is not None and found[0] not in self.used and len(self.used) < _MOST_BLOCKS:
+            self.used.append(found[0])
+        if found is not None and found[0] in self.used:
+            self.places.append((self.used.index(found[0]), found[1], buffer.nbytes))
         else:
-            block, offset = self._places[where]
-            array = np.ndarray(shape, dtype, self._memories[block], HEAD_BYTES + offset, strides)
-        if tensor is None:
-            array.flags.writeable = False
-            return array
-        import torch
+            self.places.append(None)
+        return False
 
-        made = torch.from_numpy(array)
-        return made.view(getattr(torch, tensor)) if tensor else made
 
-    def find_class(self, module: str, name: str) -> Any:
-        main = sys.modules["__main__"]
-        if os.path.basename(getattr(main, "__file__", None) or "") == f"{module}.py":
-            # The feeder has loaded this very script, as a module.
-            with contextlib.suppress(AttributeError):
-                found: Any = main
-                for part in name.split("."):
-                    found = getattr(found, part)
-                return found
-        try:
-            return super().find_class(module, name)
-        except (ImportError, AttributeError) as error:
-            raise FeedError(
-                f"what the feed hands out needs {module}.{name}, which this job cannot import "
-                f"({error}): put the class into a module that both can import, or hand out tuples "
-                "or dicts"
-            ) from error
+def unpack(
+    header: bytes,
+    places: Sequence[Place],
+    mappings: Sequence[mmap.mmap],
+    unpickler: type[pickle.Unpickler] = pickle.Unpickler,
+) -> Any:
+    """Return the value of a payload; its arrays and tensors are views of the mappings.
+
+    Raises what the unpickler raises, and anything when what came is damaged.
+    """
+    buffers = [contents(mappings[block], start, size) for block, start, size in places]
+    return unpickler(BytesIO(header or buffers.pop()), buffers=buffers).load()

@@ -1,4 +1,4 @@
-"""Local files: which of them are examples, and how they are read without waiting for anybody."""
+"""Local files: which of them are examples, and how they are read without blocking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
 )
-_LARGE_BYTES = 1 << 28  # below, nobody asks whether there is memory for it
+_LARGE_BYTES = 1 << 28  # smaller ones are read without asking for free memory
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -28,7 +28,7 @@ def read_file(path: str) -> bytes:
     """Read a regular file, or what a link to one leads to; return all of its bytes.
 
     Raises OSError for what is none (by now: it may have been one when it was listed) without
-    waiting for who is at its other end, and when there is not the memory for it.
+    waiting for its other end, and when there is not the memory for it.
     """
     # Opening a pipe would wait for its writer. To regular files O_NONBLOCK means nothing.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -44,7 +44,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         def executed(module: ModuleType) -> None:
             vars(loader).pop("exec_module")
             execute(module)
-            from . import hooks, unfed
+            from . import hooks, loaderless
 
             try:
                 if fullname == _LOADER:
@@ -52,9 +52,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 elif fullname == _STATEFUL:
                     hooks.attach_subclass(module.StatefulDataLoader)
                 else:
-                    unfed.watch(module, self.folder)
+                    loaderless.watch_backward(module, self.folder)
             except Exception as error:
-                hooks.failed(self.folder, "attach", error)
+                hooks.note_failure(self.folder, "attach", error)
 
         loader.exec_module = executed  # type: ignore[method-assign]
         return spec

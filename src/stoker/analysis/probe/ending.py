@@ -19,24 +19,24 @@ from .records import Recorder, write_json
 _LINES = 20
 
 
-def watch(recorder: Recorder) -> None:
+def watch_end(recorder: Recorder) -> None:
     """Have the end noted in ``process-PID.ended``."""
     # Not atexit, which children of multiprocessing leave out.
     path = recorder.base + ".ended"
-    util.Finalize(None, _note, (path,), exitpriority=0)
+    util.Finalize(None, _write_end, (path,), exitpriority=0)
     leave = os._exit
 
     @functools.wraps(leave)
     def _exit(status: int) -> NoReturn:
         # Children that are forked have it, too; what ended as Python does has said how.
         if status == 0 and os.getpid() == recorder.pid and not os.path.exists(path):
-            _note(path)
+            _write_end(path)
         leave(status)
 
     os._exit = _exit
 
 
-def _note(path: str) -> None:
+def _write_end(path: str) -> None:
     # In a child of multiprocessing it is on its way; else the interpreter has shown it.
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, SystemExit) and not error.code:

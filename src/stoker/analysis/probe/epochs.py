@@ -8,7 +8,7 @@ from typing import Any
 _MAP = 0  # PyTorch's _DatasetKind.Map
 
 
-def parts_of(loader: Any) -> SimpleNamespace:
+def take_parts(loader: Any) -> SimpleNamespace:
     """Return what replay and drains need of a loader; it all lives as long as the iterator anyway.
 
     Not the loader itself: one that a loop alone knows of is gone by then, and with persistent
@@ -24,7 +24,7 @@ def parts_of(loader: Any) -> SimpleNamespace:
     return parts
 
 
-def over(iterator: Any, seen_length: int | None) -> bool:
+def is_over(iterator: Any, seen_length: int | None) -> bool:
     """Whether an iterator has handed out a whole epoch.
 
     ``seen_length``: of an epoch that ended by itself. It counts for streams alone, whose length is
@@ -32,13 +32,13 @@ def over(iterator: Any, seen_length: int | None) -> bool:
     """
     parts = iterator.__dict__["_stoker_loader"]
     if "length" not in vars(parts):
-        parts.length = _length(parts)
+        parts.length = _find_length(parts)
         if parts._dataset_kind != _MAP and seen_length is not None:
             parts.length = min(seen_length, parts.length or seen_length)
     return parts.length is not None and iterator._num_yielded >= parts.length
 
 
-def _length(parts: SimpleNamespace) -> int | None:
+def _find_length(parts: SimpleNamespace) -> int | None:
     """Return what ``len(loader)`` would say; None where it says nothing.
 
     The loader is not asked: one over a stream would note that it was, and warn later on.
@@ -55,7 +55,7 @@ def _length(parts: SimpleNamespace) -> int | None:
         return None
 
 
-def begun(loader: Any, kind: type) -> Any:
+def begin_epoch(loader: Any, kind: type) -> Any:
     """Return what ``iter(loader)`` gives while the probe hands batches over: it reads nothing.
 
     A new iterator, as PyTorch would make; with persistent workers the one that there is.

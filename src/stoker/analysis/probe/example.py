@@ -13,7 +13,7 @@ _LONGEST_S = 1.0
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
-def described(dataset: Any) -> dict[str, Any]:
+def describe_example(dataset: Any) -> dict[str, Any]:
     """Return the bytes of the first example's arrays, and whether reading it again changes them.
 
     Nothing where the dataset does not give it, or a cache could not hold it: see
@@ -21,12 +21,12 @@ def described(dataset: Any) -> dict[str, Any]:
     """
     began = time.perf_counter()
     try:
-        _draw(0)
-        first = _leaves(dataset[0])
+        _seed_all(0)
+        first = _list_leaves(dataset[0])
         varies = False
         for seed in range(1, _READS):
-            _draw(seed)
-            varies = varies or not _equal(first, _leaves(dataset[0]))
+            _seed_all(seed)
+            varies = varies or not _is_same_example(first, _list_leaves(dataset[0]))
             if varies or time.perf_counter() - began > _LONGEST_S:
                 break
     except Exception:
@@ -34,7 +34,7 @@ def described(dataset: Any) -> dict[str, Any]:
     return {"example_bytes": sum(getattr(leaf, "nbytes", 0) for leaf in first), "varies": varies}
 
 
-def _draw(seed: int) -> None:
+def _seed_all(seed: int) -> None:
     """Have everything that is usually drawn from draw anew."""
     random.seed(seed)
     for name, function in (("numpy", "random.seed"), ("torch", "manual_seed")):
@@ -45,17 +45,17 @@ def _draw(seed: int) -> None:
             found(seed)
 
 
-def _leaves(value: Any) -> list[Any]:
+def _list_leaves(value: Any) -> list[Any]:
     """Return the arrays and plain values inside. Raises TypeError for what no cache holds."""
-    parts = _parts(value)
+    parts = _list_parts(value)
     if parts is not None:
-        return [leaf for part in parts for leaf in _leaves(part)]
+        return [leaf for part in parts for leaf in _list_leaves(part)]
     if type(value) not in _PLAIN and not _is_array(value) and not _is_tensor(value):
         raise TypeError(type(value).__name__)
     return [value]
 
 
-def _parts(value: Any) -> list[Any] | None:
+def _list_parts(value: Any) -> list[Any] | None:
     kind = type(value)
     if kind is tuple or kind is list:
         return list(value)
@@ -89,11 +89,11 @@ def _is_tensor(value: Any) -> bool:
     return bool(strided and value.device.type == "cpu")
 
 
-def _equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(_same, one, other))
+def _is_same_example(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(_is_same_leaf, one, other))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_leaf(a: Any, b: Any) -> bool:
     """Whether two leaves are the same; what is no number is so to itself."""
     if type(a) is not type(b) or any(
         getattr(a, name, None) != getattr(b, name, None) for name in ("shape", "dtype")

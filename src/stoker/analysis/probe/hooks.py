@@ -10,8 +10,8 @@ import time
 from types import ModuleType
 from typing import Any
 
-from . import epochs, replay, takeover, unfed, workers
-from .loaders import Process, Seen, built
+from . import epochs, loaderless, replay, takeover, workers
+from .loaders import LoaderState, ProbedProcess, find_builders
 from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS
 
 _clock = time.perf_counter_ns
@@ -31,7 +31,7 @@ def attach(module: ModuleType, folder: str) -> None:
     grad_enabled = torch.is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher
-    current: list[Process] = []  # of this process; a fork leaves its parent's behind
+    current: list[ProbedProcess] = []  # of this process; a fork leaves its parent's behind
     hidden: list[tuple[Any, str, Any]] = []
 
     def put(owner: Any, name: str, hook: Any) -> None:
@@ -39,15 +39,15 @@ def attach(module: ModuleType, folder: str) -> None:
         setattr(owner, name, hook)
 
     def disable(where: str, error: Exception) -> None:
-        unfed.unwatch()
+        loaderless.stop_watching()
         for owner, name, original in hidden:
             setattr(owner, name, original)
-        failed(folder, where, error)
+        note_failure(folder, where, error)
 
-    def process() -> Process:
+    def process() -> ProbedProcess:
         if not current or current[0].pid != os.getpid():
-            unfed.unwatch()
-            current[:] = [Process(folder, torch)]
+            loaderless.stop_watching()
+            current[:] = [ProbedProcess(folder, torch)]
         return current[0]
 
     def cover(loader_class: Any) -> None:
@@ -57,7 +57,7 @@ def attach(module: ModuleType, folder: str) -> None:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
             if "_stoker_built" not in self.__dict__:
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = built()
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders()
 
         @functools.wraps(start)
         def __iter__(self: Any) -> Any:
@@ -72,7 +72,7 @@ def attach(module: ModuleType, folder: str) -> None:
             if seen is None:
                 return start(self)
             conducted = seen.conducted
-            iterator = start(self) if conducted is None else epochs.begun(self, conducted)
+            iterator = start(self) if conducted is None else epochs.begin_epoch(self, conducted)
             try:
                 seen.started(self, iterator, entered, STARTED | TRAINS * grad_enabled())
             except Exception as error:
@@ -89,7 +89,7 @@ def attach(module: ModuleType, folder: str) -> None:
             return advance(self)
         number = seen.count
         if number >= seen.process.recorder.header[seen.replay_at]:
-            return _conducted(self, seen, advance)
+            return _conduct(self, seen, advance)
         entered = _clock()
         kind = ERROR
         try:
@@ -111,7 +111,7 @@ def attach(module: ModuleType, folder: str) -> None:
         try:
             info = module.get_worker_info()
             if workers.LISTENER.tag:  # in drains; a job that is left alone has no hook there
-                workers.watch(fetcher, info.id if info is not None else 0)
+                workers.watch_fetcher(fetcher, info.id if info is not None else 0)
         except Exception as error:
             disable("create_fetcher", error)
         return fetcher
@@ -122,7 +122,7 @@ def attach(module: ModuleType, folder: str) -> None:
     put(module._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
 
 
-def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
+def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     """Do what the analyzer wants from here on: replay, then drains, then the end.
 
     Epochs end as they would: what a script computes from ``len(loader)`` goes on being true.
@@ -143,7 +143,7 @@ def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
         note(SYNCHRONISED)
     if not takes and seen.bank is None:
         try:
-            last = _fill(iterator, seen, advance)
+            last = _fill_bank(iterator, seen, advance)
         except BaseException as error:  # the script's own, or its end of an epoch
             note((END if isinstance(error, StopIteration) else ERROR) | trains)
             raise
@@ -151,10 +151,10 @@ def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
         if takes:
             if process.takeover is None:
                 process.takeover = takeover.Takeover(iterator, seen)
-            batch = process.takeover.next(lambda: epochs.over(iterator, seen.length))
+            batch = process.takeover.next(lambda: epochs.is_over(iterator, seen.length))
         elif last:
             batch = last[0]
-        elif epochs.over(iterator, seen.length):
+        elif epochs.is_over(iterator, seen.length):
             raise StopIteration
         else:
             assert seen.bank is not None
@@ -165,7 +165,7 @@ def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
     except takeover.Finished:
         process.end()
     except Exception as error:
-        failed(process.folder, "replay", error)
+        note_failure(process.folder, "replay", error)
         process.end()
     note(BATCH | trains | (0 if last else REPLAYED))
     iterator._num_yielded += 1
@@ -173,7 +173,7 @@ def _conducted(iterator: Any, seen: Seen, advance: Any) -> Any:
     return batch
 
 
-def _fill(iterator: Any, seen: Seen, advance: Any) -> list[Any]:
+def _fill_bank(iterator: Any, seen: LoaderState, advance: Any) -> list[Any]:
     """Fill the loader's bank from an iterator.
 
     Where there is but the last batch of an epoch, which may be a smaller one, return it instead:
@@ -192,7 +192,7 @@ def _fill(iterator: Any, seen: Seen, advance: Any) -> list[Any]:
     return []
 
 
-def failed(folder: str, where: str, error: Exception) -> None:
+def note_failure(folder: str, where: str, error: Exception) -> None:
     """Tell the analyzer that the probe gave up in this process."""
     with (
         contextlib.suppress(OSError),

@@ -21,6 +21,7 @@ from .records import (
     TOLD_A_THREAD,
     TOLD_AGAIN,
     Recorder,
+    find_places,
     read_json,
     write_json,
 )
@@ -32,7 +33,7 @@ _SIZES = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 _LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
-def _number(names: tuple[str, ...], default: int) -> int:
+def _read_number(names: tuple[str, ...], default: int) -> int:
     """Return the first of these environment variables that is a number."""
     found = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdigit()), default)
@@ -42,24 +43,24 @@ class EndOfAnalysis(SystemExit):
     """Ends the script when the analysis has what it needs; like ``sys.exit()``."""
 
 
-class Seen:
+class LoaderState:
     """What the probe knows of one loader; it does not keep it alive."""
 
     def __init__(
-        self, process: Process, slot: int, site: str, built: tuple[str, ...], loader: Any
+        self, process: ProbedProcess, slot: int, site: str, built: tuple[str, ...], loader: Any
     ) -> None:
         self.process = process
         self.slot = slot
         self.site = site  # its name: no other loader of the process has it
         self.built = built
         self.loader = weakref.ref(loader)
-        self.describes = _described(loader)
+        self.describes = _describe_loader(loader)
         self.batch_size = loader.batch_size
         self.workers = loader.num_workers
         self.place = loader.__dict__.get("_stoker_place")
         self.epoch = -1
         self.count = 0
-        self.replay_at, self.take_at = 8 + 2 * slot, 9 + 2 * slot  # places in the header
+        self.replay_at, self.take_at = find_places(slot)  # places in the header
         self.length: int | None = None  # batches of an epoch that ended by itself
         self.bank: replay.Bank | None = None
         self.conducted: type | None = None  # of its iterators, once they read nothing any more
@@ -68,13 +69,13 @@ class Seen:
         """Take note of a new epoch."""
         self.epoch += 1
         iterator.__dict__["_stoker"] = self
-        iterator.__dict__["_stoker_loader"] = epochs.parts_of(loader)
+        iterator.__dict__["_stoker_loader"] = epochs.take_parts(loader)
         self.process.iterators.add(iterator)
         recorder = self.process.recorder
         recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
 
 
-class Process:
+class ProbedProcess:
     """The probe in one process that iterates loaders."""
 
     def __init__(self, folder: str, torch: ModuleType) -> None:
@@ -84,10 +85,10 @@ class Process:
         self.recorder = Recorder(folder)
         self.told_to_end = False
         self.takeover: takeover.Takeover | None = None
-        self.seen: list[Seen] = []
+        self.seen: list[LoaderState] = []
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self._end_with_parent()
-        ending.watch(self.recorder)
+        ending.watch_end(self.recorder)
 
     def _end_with_parent(self) -> None:
         # A rank must not outlive the launcher that the analyzer's own end takes down.
@@ -96,7 +97,7 @@ class Process:
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    def adopt(self, loader: Any) -> Seen | None:
+    def adopt(self, loader: Any) -> LoaderState | None:
         """Give a loader a slot; None where there is none left."""
         known: tuple[int, int] | None = loader.__dict__.get("_stoker_slot")
         if known is not None and known[0] == self.pid:
@@ -111,8 +112,8 @@ class Process:
                 return seen
         if len(self.seen) == SLOTS:
             return None
-        site = self._name(built)
-        seen = Seen(self, len(self.seen), site, built, loader)
+        site = self._make_name(built)
+        seen = LoaderState(self, len(self.seen), site, built, loader)
         loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
         self.seen.append(seen)
         plan = read_json(os.path.join(self.folder, "plan.json")) or {}
@@ -123,7 +124,7 @@ class Process:
         self.register()
         return seen
 
-    def _name(self, built: tuple[str, ...]) -> str:
+    def _make_name(self, built: tuple[str, ...]) -> str:
         """Name a loader by where it is built; loaders that one function makes, by its callers."""
         names = {seen.site for seen in self.seen}
         for site in built:
@@ -136,12 +137,12 @@ class Process:
         environ = os.environ
         about = {
             "pid": self.pid,
-            "rank": _number(_RANKS, 0),
-            "world_size": _number(_SIZES, 1),
-            "on_this_host": _number(_LOCAL_SIZES, 1),
+            "rank": _read_number(_RANKS, 0),
+            "world_size": _read_number(_SIZES, 1),
+            "on_this_host": _read_number(_LOCAL_SIZES, 1),
             "master": f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}",
             "parent": os.getppid(),
-            "generation": _number(("TORCHELASTIC_RESTART_COUNT",), 0),
+            "generation": _read_number(("TORCHELASTIC_RESTART_COUNT",), 0),
             "daemon": multiprocessing.current_process().daemon,
             "arguments": getattr(sys, "argv", []),
             "loaders": [
@@ -181,7 +182,7 @@ class Process:
             cuda.synchronize()
 
 
-def built() -> tuple[tuple[str, ...], tuple[str, int]]:
+def find_builders() -> tuple[tuple[str, ...], tuple[str, int]]:
     """Return what built a loader: file:line of it and of its callers, and its whole path and line.
 
     The nearest is first, outside of packages; where everything is in packages, it alone.
@@ -200,7 +201,7 @@ def built() -> tuple[tuple[str, ...], tuple[str, int]]:
     return sites, (os.path.abspath(path), line)
 
 
-def _described(loader: Any) -> str:
+def _describe_loader(loader: Any) -> str:
     size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
     if loader.batch_size is None and loader.batch_sampler is not None:
         size = f"batches by {type(loader.batch_sampler).__name__}"

@@ -1,4 +1,4 @@
-"""What the probe writes, and how: files in the folder of the analysis that survive any end.
+"""What the probe writes: files in the folder of the analysis, complete however a process ends.
 
 A process that iterates loaders has ``process-PID.rows``, a mapped file: first a header through
 which the analyzer says when to do what, then a row for each call of ``next()``. A worker appends
@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 NEVER = 1 << 62
 SLOTS = 32  # loaders that a process may have; later ones are not recorded
-HEADER = (
-    8 + 2 * SLOTS
-)  # count of rows, END_PLACE, six to spare, then (replay_at, take_at) of each loader
+# Count of rows, END_PLACE, six to spare, then (replay_at, take_at) of each loader.
+HEADER = 8 + 2 * SLOTS
 _ROWS = 1 << 20
 _ROW = struct.Struct("7q")
 _WORK = struct.Struct("8q")
@@ -44,6 +43,21 @@ class Row(NamedTuple):
     kind: int
     cpu_ns: int
     """Processor time of this process, with all its threads, where it was taken; else 0."""
+
+    @property
+    def event(self) -> int:
+        """Which kind it is, without the flags."""
+        return self.kind & ~(TRAINS | REPLAYED)
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients were on."""
+        return bool(self.kind & TRAINS)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the probe handed the batch over."""
+        return bool(self.kind & REPLAYED)
 
 
 class WorkRecord(NamedTuple):
@@ -115,6 +129,11 @@ class WatchedRows:
         """Give the mapping back."""
         self.header.release()
         self._map.close()
+
+
+def find_places(slot: int) -> tuple[int, int]:
+    """Return where in the header a loader's replay_at and take_at stand."""
+    return 8 + 2 * slot, 9 + 2 * slot
 
 
 def write_work(fd: int, work: WorkRecord) -> None:

@@ -31,10 +31,10 @@ class Bank:
         batch = self._batches[self._turn % len(self._batches)]
         self._turn += 1
         if not self._copies:
-            return _rebuilt(batch, _same)
-        handed = _rebuilt(batch, _copied)
+            return _rebuild(batch, _keep)
+        handed = _rebuild(batch, _copy)
         if self._turn <= len(self._batches):
-            self._lent.extend((tensor, _version(tensor)) for tensor in _tensors(handed))
+            self._lent.extend((tensor, _version(tensor)) for tensor in list_tensors(handed))
         elif self._lent:
             self._lent = []
         return handed
@@ -46,7 +46,7 @@ def read_some(read: Callable[[], Any]) -> tuple[list[Any], bool]:
     Raises StopIteration where there is none, and what reading the first one raises.
     """
     batches = [read()]
-    size = max(1, sum(t.element_size() * t.nelement() for t in _tensors(batches[0])))
+    size = max(1, sum(t.element_size() * t.nelement() for t in list_tensors(batches[0])))
     while len(batches) < _BATCHES and (len(batches) + 1) * size <= _BYTES:
         try:
             batches.append(read())
@@ -62,14 +62,15 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _tensors(value: Any) -> list[Any]:
+def list_tensors(value: Any) -> list[Any]:
+    """Return the tensors inside of a batch."""
     found: list[Any] = []
 
     def note(tensor: Any) -> Any:
         found.append(tensor)
         return tensor
 
-    _rebuilt(value, note)
+    _rebuild(value, note)
     return found
 
 
@@ -80,30 +81,30 @@ def _version(tensor: Any) -> int:
         return 0
 
 
-def _same(tensor: Any) -> Any:
+def _keep(tensor: Any) -> Any:
     return tensor
 
 
-def _copied(tensor: Any) -> Any:
+def _copy(tensor: Any) -> Any:
     copied = tensor.clone()
     return copied.pin_memory() if tensor.is_pinned() else copied
 
 
-def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
+def _rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Build containers anew around ``leaf(tensor)``; NumPy arrays are copied."""
     if _is_tensor(value):
         return leaf(value)
     if isinstance(value, tuple):
-        new = [_rebuilt(part, leaf) for part in value]
+        new = [_rebuild(part, leaf) for part in value]
         return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
     if isinstance(value, list):
         parts = copy.copy(value)
-        parts[:] = [_rebuilt(part, leaf) for part in value]
+        parts[:] = [_rebuild(part, leaf) for part in value]
         return parts
     if isinstance(value, MutableMapping):
         made = copy.copy(value)
         for key in list(value):
-            made[key] = _rebuilt(value[key], leaf)
+            made[key] = _rebuild(value[key], leaf)
         return made
     if type(value).__module__ == "numpy" and hasattr(value, "copy"):
         return value.copy()

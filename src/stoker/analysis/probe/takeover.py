@@ -19,6 +19,7 @@ from typing import Any
 
 from . import example, workers
 from .records import read_json, write_json
+from .replay import list_tensors
 
 draining = False  # loaders made and iterated now are the probe's own
 
@@ -41,7 +42,7 @@ class Takeover:
         process = seen.process
         self._process = process
         self._replayed = seen.bank.next() if seen.bank is not None else None
-        self._drains = _Drains(iterator.__dict__["_stoker_loader"], process)
+        self._drains = LoaderDrains(iterator.__dict__["_stoker_loader"], process)
         self._number = 0
         self._batches: Iterator[Any] | None = None
         self._left = 0
@@ -60,7 +61,7 @@ class Takeover:
                 if self._left > 0:
                     if over():
                         raise StopIteration
-                    batch, error = self._trained_on()
+                    batch, error = self._next_to_train_on()
                     if error is None:
                         self._left -= 1
                         return batch
@@ -71,28 +72,28 @@ class Takeover:
                 self._batches = None
                 self._answer(answer)
             base = self._process.recorder.base
-            command = _awaited(f"{base}.command.{self._number}", self._process.folder)
+            command = _wait_for_command(f"{base}.command.{self._number}", self._process.folder)
             if command is None or command["do"] == "end":
                 raise Finished
             try:
-                with _own():
+                with _mark_own_loaders():
                     if command["do"] == "describe":
                         self._answer(self._drains.describe(self._replayed))
                     elif command["do"] == "drain":
                         self._answer(self._drains.drain(command))
                     elif command["do"] == "look":
-                        self._answer(self._drains.look())
+                        self._answer(self._drains.look_at_example())
                     else:
-                        self._batches = self._drains.again(command["workers"])
+                        self._batches = self._drains.iterate(command["workers"])
                         self._left = command["steps"] + 1
             except Exception as error:
                 self._answer({"error": f"{type(error).__name__}: {error}"})
 
-    def _trained_on(self) -> tuple[Any, str | None]:
+    def _next_to_train_on(self) -> tuple[Any, str | None]:
         """Return the next batch to train on, or what went wrong with it."""
         assert self._batches is not None
         try:
-            with _own():
+            with _mark_own_loaders():
                 return next(self._batches), None
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"
@@ -103,7 +104,7 @@ class Takeover:
 
 
 @contextlib.contextmanager
-def _own() -> Iterator[None]:
+def _mark_own_loaders() -> Iterator[None]:
     """Loaders that are made and iterated within are the probe's own."""
     global draining
     draining = True
@@ -113,21 +114,20 @@ def _own() -> Iterator[None]:
         draining = False
 
 
-class _Recorded:
+class _RecordedIndices:
     """A sampler's indices, kept as they are handed out."""
 
-    def __init__(self, sampler: Any, most: int) -> None:
+    def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._most = most
         self.handed: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
-        for index in itertools.islice(self._sampler, self._most):
+        for index in self._sampler:
             self.handed.append(index)
             yield index
 
 
-class _Again:
+class _RepeatedIndices:
     """The same indices, round and round or once."""
 
     def __init__(self, indices: list[Any], once: bool) -> None:
@@ -137,7 +137,9 @@ class _Again:
         return iter(self._indices) if self._once else itertools.cycle(self._indices)
 
 
-class _Drains:
+class LoaderDrains:
+    """Drains of the script's dataset, through loaders made like the script's."""
+
     def __init__(self, loader: Any, process: Any) -> None:
         self._loader = loader
         self._process = process
@@ -160,14 +162,14 @@ class _Drains:
             "prefetch": loader.prefetch_factor or 0,
             "ordered": loader.in_order,
             "cuda": self._torch.cuda.is_initialized(),
-            "copy_s": self._copy_s(batch),
-            "sampler": _sampler(loader.sampler),
+            "copy_s": self._measure_copy_s(batch),
+            "sampler": _name_sampler(loader.sampler),
             "shuffles": bool(getattr(loader.sampler, "shuffle", False)),
             "drop_last": loader.drop_last,
             "collates": loader.collate_fn is not self._module._utils.collate.default_collate,
         }
 
-    def look(self) -> dict[str, Any]:
+    def look_at_example(self) -> dict[str, Any]:
         """Look at an example, where the script reads them: in a worker, if it has any.
 
         Last of all: in this process, a dataset may open what forks share.
@@ -176,26 +178,24 @@ class _Drains:
         if self._iterable:
             return {}
         if loader.num_workers == 0:
-            return example.described(loader.dataset)
+            return example.describe_example(loader.dataset)
         (found,) = self._module.DataLoader(
             loader.dataset,
             None,
             sampler=[0],
             num_workers=1,
-            collate_fn=_described_there,
+            collate_fn=_describe_in_worker,
             multiprocessing_context=loader.multiprocessing_context,
             worker_init_fn=loader.worker_init_fn,
             generator=self._torch.Generator(),
         )
         return dict(found)
 
-    def _copy_s(self, batch: Any) -> float | None:
-        from .replay import _tensors
-
+    def _measure_copy_s(self, batch: Any) -> float | None:
         cuda = self._torch.cuda
         if batch is None or not cuda.is_initialized():
             return None
-        tensors = [tensor for tensor in _tensors(batch) if not tensor.is_cuda]
+        tensors = [tensor for tensor in list_tensors(batch) if not tensor.is_cuda]
         times = []
         for _ in range(9):
             cuda.synchronize()
@@ -208,78 +208,59 @@ class _Drains:
 
     def drain(self, command: dict[str, Any]) -> dict[str, Any]:
         """Read batches for some seconds. ``fresh``: new ones, remembered; else these again."""
+        fresh, once, count = command["fresh"], command["once"], command["workers"]
+        tag = f"{command['tag']}-{self._process.pid}"
         recorded = None
-        if command["fresh"] and not self._iterable:
-            recorded = _Recorded(self._loader._index_sampler, command["most"])
-            indices: Any = recorded
-        else:
-            indices = _Again(self._indices, command["once"])
-        tag, count = f"{command['tag']}-{self._process.pid}", command["workers"]
-        hears = command["hears"]
-        loader = self._like(indices, count, functools.partial(_begin, tag, hears))
-        most = command["most"]
-        if self._iterable and not command["fresh"]:
-            most = self._batches
+        if fresh and not self._iterable:
+            recorded = _RecordedIndices(self._loader._index_sampler)
+        indices = recorded or _RepeatedIndices(self._indices, once)
+        loader = self._make_loader(indices, count, tag, fresh)
+        most = self._batches if self._iterable and not fresh else None
         if count == 0:
-            workers.LISTENER.begin(tag, hears)
+            workers.LISTENER.begin(tag, fresh)
         arrivals: list[int] = []
-        ended, error, rounds = "time", None, 0
+        error = None
         began, cpu = _clock(), 0
         until = began + int(command["seconds"] * 1e9)
         longest = began + int(command["longest"] * 1e9)
         iterator = iter(loader)
         try:
-            while True:
+            while len(arrivals) != most:
                 try:
                     next(iterator)
                 except StopIteration:
-                    ended = "epoch"
-                    if not arrivals or command["once"] or command["fresh"] or not self._iterable:
+                    if not arrivals or once or fresh or not self._iterable:
                         break
-                    iterator, rounds = iter(loader), rounds + 1
+                    iterator = iter(loader)
                     continue
                 except Exception as problem:
-                    ended, error = "error", f"{type(problem).__name__}: {problem}"
+                    error = f"{type(problem).__name__}: {problem}"
                     break
                 arrivals.append(_clock())
                 if len(arrivals) == 1:  # start-up is none of the batches' time
                     cpu = time.process_time_ns()
                     longest += arrivals[0] - began
                 enough = len(arrivals) >= command["least"] and arrivals[-1] >= until
-                if command["once"]:
-                    enough = False
-                if len(arrivals) >= most:
-                    ended = "most"
-                    break
-                if enough or arrivals[-1] >= longest:
+                if (enough and not once) or arrivals[-1] >= longest:
                     break
         finally:
             cpu = time.process_time_ns() - cpu if cpu else 0
             workers.LISTENER.end()
             _stop(iterator)
-        if command["fresh"]:
+        if fresh:
             self._batches = len(arrivals)
             if recorded is not None:
                 self._indices = recorded.handed[: len(arrivals)]
-        return {
-            "began_ns": began,
-            "arrivals_ns": arrivals,
-            "ended": ended,
-            "error": error,
-            "rounds": rounds,
-            "cpu_s": cpu / 1e9,
-        }
+        return {"began_ns": began, "arrivals_ns": arrivals, "error": error, "cpu_s": cpu / 1e9}
 
-    def again(self, workers: int) -> Iterator[Any]:
+    def iterate(self, workers: int) -> Iterator[Any]:
         """Return batches of what the first drain read, without end."""
+        loader = self._make_loader(_RepeatedIndices(self._indices, False), workers, "", False)
         if self._iterable:
-            return itertools.chain.from_iterable(
-                itertools.repeat(self._like([], workers, functools.partial(_begin, "", False)))
-            )
-        indices = _Again(self._indices, False)
-        return iter(self._like(indices, workers, functools.partial(_begin, "", False)))
+            return itertools.chain.from_iterable(itertools.repeat(loader))
+        return iter(loader)
 
-    def _like(self, indices: Any, count: int, begin: Any) -> Any:
+    def _make_loader(self, indices: Any, count: int, tag: str, hears: bool) -> Any:
         """Make a loader like the script's, on other indices."""
         loader, torch = self._loader, self._torch
         made: dict[str, Any] = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
@@ -295,14 +276,16 @@ class _Drains:
                 "prefetch_factor": loader.prefetch_factor or 2,
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
-                "worker_init_fn": functools.partial(_init, begin, loader.worker_init_fn),
+                "worker_init_fn": functools.partial(
+                    _init_worker, tag, hears, loader.worker_init_fn
+                ),
             }
         with warnings.catch_warnings():  # of more workers than processors, which is meant
             warnings.simplefilter("ignore")
             return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
 
 
-def _sampler(sampler: Any) -> str:
+def _name_sampler(sampler: Any) -> str:
     """Name a sampler; nothing for one that is not PyTorch's, or leaves out or repeats examples."""
     kind = type(sampler)
     repeats = getattr(sampler, "replacement", False)
@@ -311,18 +294,14 @@ def _sampler(sampler: Any) -> str:
     return kind.__name__ if kind.__module__.startswith("torch.utils.data.") else ""
 
 
-def _described_there(_: Any) -> dict[str, Any]:
+def _describe_in_worker(_: Any) -> dict[str, Any]:
     """Describe an example in a worker."""
     dataset = sys.modules["torch.utils.data.dataloader"].get_worker_info().dataset
-    return example.described(dataset)
+    return example.describe_example(dataset)
 
 
-def _begin(tag: str, hears: bool) -> None:
+def _init_worker(tag: str, hears: bool, init: Callable[[int], None] | None, worker: int) -> None:
     workers.LISTENER.begin(tag, hears)
-
-
-def _init(begin: Callable[[], None], init: Callable[[int], None] | None, worker: int) -> None:
-    begin()
     if init is not None:
         init(worker)
 
@@ -333,7 +312,7 @@ def _stop(iterator: Any) -> None:
         shut()
 
 
-def _awaited(path: str, folder: str) -> Any:
+def _wait_for_command(path: str, folder: str) -> Any:
     """Wait for a command; None where the analyzer is gone."""
     looked = time.monotonic()
     while True:
@@ -343,11 +322,11 @@ def _awaited(path: str, folder: str) -> Any:
         time.sleep(_POLL_S)
         if time.monotonic() - looked > 0.5:
             looked = time.monotonic()
-            if not analyzed(folder):
+            if not is_analyzer_alive(folder):
                 return None
 
 
-def analyzed(folder: str) -> bool:
+def is_analyzer_alive(folder: str) -> bool:
     """Whether the analyzer that made the folder is still there: it holds a lock on a file."""
     try:
         with open(os.path.join(folder, "alive"), "rb") as file:

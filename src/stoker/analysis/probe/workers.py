@@ -6,20 +6,82 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from . import residency
-from .held import Held
 from .records import WorkRecord, write_work
 
 _clock = time.perf_counter_ns
+_FILE_PAGES = "3"  # clear_refs(5): of pages mapped from files
 _STREAMS = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
+
+
+class HeldFiles:
+    """The files that this process has open or mapped now, as they are before it reads on.
+
+    What it merely inherited, such as a checkpoint that the training process has mapped, is not what
+    its loader reads.
+    """
+
+    def __init__(self) -> None:
+        self._positions = dict(_list_descriptors())
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write(_FILE_PAGES)
+            self._cleared = True
+        except OSError:  # then a mapping tells nothing of its use, and all of them count
+            self._cleared = False
+
+    def list_read(self, read_bytes: bool) -> Iterator[tuple[str, str]]:
+        """Return (file, "held" or "mapped") of those that were read since.
+
+        ``read_bytes``: whether the process read from files in a way that nothing else accounts for.
+        """
+        now = dict(_list_descriptors())
+        moved = [what for what, position in now.items() if self._positions.get(what) != position]
+        mapped = _list_mapped()
+        if not moved and read_bytes:  # at positions of its own; a file that is mapped is not read
+            moved = [what for what in now if what[1] not in mapped]
+        for _, name in moved:
+            yield name, "held"
+        for name, touched in mapped.items():
+            if touched or not self._cleared:
+                yield name, "mapped"
+
+
+def _list_descriptors() -> Iterator[tuple[tuple[int, str], int]]:
+    """Return ((descriptor, file), position) of what is open for reading."""
+    for text in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{text}")
+            with open(f"/proc/self/fdinfo/{text}") as file:
+                fields = dict(line.split(None, 1) for line in file if len(line.split()) > 1)
+        except (OSError, ValueError):
+            continue
+        if name[:1] == "/" and not int(fields["flags:"], 8) & os.O_ACCMODE:
+            yield (int(text), name), int(fields["pos:"])
+
+
+def _list_mapped() -> dict[str, bool]:
+    """Return the files that are mapped, programs apart, and whether they were touched."""
+    found: dict[str, bool] = {}
+    name = ""
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            parts = line.split(maxsplit=5)
+            if "-" in parts[0]:
+                is_data = len(parts) == 6 and "x" not in parts[1] and parts[5][0] == "/"
+                name = parts[5].rstrip("\n") if is_data else ""
+            elif name and parts[0] == "Referenced:":
+                found[name] = found.get(name, False) or int(parts[1]) > 0
+    return found
 
 
 class Listener:
     """Notes what this process opens while it prepares examples; in drains alone.
 
-    An audit hook cannot be taken back, so there is one a process, and it is deaf between drains.
+    An audit hook cannot be removed: a process has one, and it does nothing between drains.
     """
 
     def __init__(self) -> None:
@@ -67,11 +129,11 @@ class Listener:
         size = os.path.getsize(name)
         self._lines.append(json.dumps({"kind": kind, "name": name, "bytes": size, "pages": pages}))
 
-    def note_held(self, held: Held, read_bytes: int) -> None:
+    def note_held(self, held: HeldFiles, read_bytes: int) -> None:
         """Note files that were kept open or mapped, and read: archives, databases, memory maps."""
         self._busy = True
         try:
-            for name, kind in held.read(read_bytes > 0 and not self._known):
+            for name, kind in held.list_read(read_bytes > 0 and not self._known):
                 self.note_file(name, kind)
         except (OSError, KeyError, ValueError):  # a kernel that tells less
             pass
@@ -89,14 +151,14 @@ class Listener:
 LISTENER = Listener()
 
 
-def watch(fetcher: Any, worker: int) -> None:
+def watch_fetcher(fetcher: Any, worker: int) -> None:
     """Have a fetcher tell about each batch; on the instance, so that nothing else changes."""
     fetch, collate = fetcher.fetch, fetcher.collate_fn
     many = fetcher.auto_collation
-    fd, pid = _appending(LISTENER.tag), os.getpid()
+    fd, pid = _open_work_file(LISTENER.tag), os.getpid()
     io = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC) if LISTENER.hears else -1
     collate_ns = examples = 0
-    held = Held() if LISTENER.hears else None
+    held = HeldFiles() if LISTENER.hears else None
     looks = 2  # files that are kept open are sought while the first batches are made
 
     def timed_collate(data: Any) -> Any:
@@ -110,13 +172,13 @@ def watch(fetcher: Any, worker: int) -> None:
     def timed_fetch(index: Any) -> Any:
         nonlocal looks, collate_ns, examples
         collate_ns = examples = 0
-        read = _read_bytes(io)
+        read = _count_read_bytes(io)
         began = _clock()
         try:
             return fetch(index)
         finally:
             ended, cpu = _clock(), time.process_time_ns()
-            size = _read_bytes(io) - read if io >= 0 else -1
+            size = _count_read_bytes(io) - read if io >= 0 else -1
             if examples:
                 write_work(
                     fd, WorkRecord(pid, worker, began, ended, cpu, collate_ns, examples, size)
@@ -134,7 +196,7 @@ def watch(fetcher: Any, worker: int) -> None:
 _files: dict[str, int] = {}
 
 
-def _appending(base: str) -> int:
+def _open_work_file(base: str) -> int:
     """Return this process's descriptor of a file of work; one each, over all epochs."""
     path = f"{base}-{os.getpid()}.work"
     if path not in _files:
@@ -142,7 +204,7 @@ def _appending(base: str) -> int:
     return _files[path]
 
 
-def _read_bytes(io: int) -> int:
+def _count_read_bytes(io: int) -> int:
     if io < 0:
         return 0
     for line in os.pread(io, 512, 0).split(b"\n"):

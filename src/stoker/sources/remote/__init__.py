@@ -1,1 +1,1 @@
-"""Sources over files behind a URL."""
+"""Sources over files at URLs."""

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 from stoker.checks import is_whole_number
 from stoker.signals import deferred
 from stoker.sources.remote import storage
-from stoker.sources.remote.listing import Lister, waited
-from stoker.sources.remote.reader import FilePlace
-from stoker.sources.remote.storage import FileStorage, Storage, needed
+from stoker.sources.remote.listing import Lister
+from stoker.sources.remote.one_shot import run_on
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
 
 T = TypeVar("T")
@@ -26,10 +27,10 @@ class Root(NamedTuple):
     url: str
     """As people have it."""
 
-    def place(self, name: str, size: int) -> FilePlace:
+    def locate(self, name: str, size: int) -> RemoteFile:
         """Tell where a file of the listing is."""
         between = "" if self.url.endswith("/") else "/"
-        return FilePlace(f"{self.path}/{name}", f"{self.url}{between}{name}", size)
+        return RemoteFile(f"{self.path}/{name}", f"{self.url}{between}{name}", size)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Access:
 
         Raises ImportError when a package is missing, ValueError for an unknown protocol.
         """
-        asyn = needed("fsspec.asyn", self.url)
+        asyn = import_extra("fsspec.asyn", self.url)
         with deferred():  # a loop that is made by half stays so for all
             asyn.get_loop()
         protocol = self.url.partition("://")[0].lower()
@@ -90,7 +91,7 @@ class Access:
             fs.retries = 1
         return FileStorage(fs, fs.loop if fs.async_impl else asyn.get_loop(), self.url)
 
-    def listed(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
+    def list(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
         """Open the file system to list something below ``url``, and close it."""
         opened = self.open()
 
@@ -101,4 +102,4 @@ class Access:
                 await opened.close()
 
         url = opened.root if isinstance(opened, WebStorage) else self.url
-        return Root(opened.root, url), waited(run, opened.loop)
+        return Root(opened.root, url), run_on(opened.loop, run)

@@ -22,7 +22,7 @@ from stoker.sources.folder import LabeledImage
 from stoker.sources.local_files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
 from stoker.sources.remote.access import Access, Root
 from stoker.sources.remote.listing import Lister, Names
-from stoker.sources.remote.reader import FilePlace, RemoteReader
+from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import IndexedSource, Indices
 
@@ -65,7 +65,7 @@ class RemoteFolderSource(IndexedSource):
     ) -> None:
         self._access = Access(url, requests, retry_s, dict(storage_options or {}))
         self.requests, self.retry_s = self._access.requests, self._access.retry_s
-        self._root, (self.classes, self._found) = self._access.listed(Lister.classes)
+        self._root, (self.classes, self._found) = self._access.list(Lister.list_classes)
         # Files are numbered through all classes: here the next one begins.
         self._ends = np.cumsum([len(listing.names) for listing in self._found])
         if not len(self):
@@ -93,7 +93,7 @@ class RemoteFolderSource(IndexedSource):
 
     def path(self, index: int) -> str | None:
         """Return the file's URL."""
-        return self.place(index).url
+        return self.locate(index).url
 
     def local_path(self, index: int) -> None:
         """Return None: it is behind a URL."""
@@ -111,16 +111,16 @@ class RemoteFolderSource(IndexedSource):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
         label = self._label(index)
-        place = self.place(index)
+        file = self.locate(index)
         version = self._found[label].versions[index - int(self._ends[label])]
-        return Fingerprint(place.url, place.size, int(version), label)
+        return Fingerprint(file.url, file.size, int(version), label)
 
-    def place(self, index: int) -> FilePlace:
+    def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         label = self._label(index)
         names, sizes, _ = self._found[label]
         number = index - int(self._ends[label])  # from the end of the class
-        return self._root.place(names[number], int(sizes[number]))
+        return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage:
         """Make an example."""
@@ -165,15 +165,15 @@ class FilesSource(IndexedSource):
         self._listing: tuple[Root, NDArray[np.int64]] | None = None
         self._versions: NDArray[np.int64] | None = None
         alone = isinstance(files, (str, os.PathLike))
-        given = [_text(files)] if alone else [_text(file) for file in files]  # type: ignore[union-attr]
+        given = [_to_text(files)] if alone else [_to_text(file) for file in files]  # type: ignore[union-attr]
         if not given:
             raise ValueError("from_files needs at least one file")
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
         self._access: Access | None = None
-        if _protocol(given):
+        if _find_protocol(given):
             self._access = Access(given[0], requests, retry_s, dict(storage_options or {}))
             self.requests, self.retry_s = self._access.requests, self._access.retry_s
-        self._files = self._matching(given[0]) if alone else Names(given)
+        self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
     def name(self) -> str:
@@ -201,36 +201,36 @@ class FilesSource(IndexedSource):
 
     def path(self, index: int) -> str | None:
         """Return the file's path or URL."""
-        return self.place(index).url
+        return self.locate(index).url
 
     def identity(self) -> str | None:
-        """Return what tells files from others by their marks, if a version of each is known."""
+        """Return "files", where fingerprints tell them apart: a version of each is known."""
         if self._access is None:
             return "files"
         known = self._versions is not None and bool(self._versions.all())
         return "files" if known else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return the mark of a local file as it is now; of others URL, size, version as listed."""
+        """Return that of a local file as it is now; of others URL, size, version as listed."""
         if self._access is None:
-            file = os.path.abspath(self._files[index])
-            return of_file(file, os.stat(file))
-        place = self.place(index)
+            path = os.path.abspath(self._files[index])
+            return of_file(path, os.stat(path))
+        file = self.locate(index)
         version = 0 if self._versions is None else int(self._versions[index])
-        return Fingerprint(place.url, place.size, version)
+        return Fingerprint(file.url, file.size, version)
 
-    def place(self, index: int) -> FilePlace:
+    def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         if self._listing is None:
-            return FilePlace(None, self._files[index], UNKNOWN)
+            return RemoteFile(None, self._files[index], UNKNOWN)
         root, sizes = self._listing
-        return root.place(self._files[index], int(sizes[index]))
+        return root.locate(self._files[index], int(sizes[index]))
 
     def example(self, index: int, data: bytes) -> File:
         """Make an example."""
-        return File(self.place(index).url, data)
+        return File(self.locate(index).url, data)
 
-    def _matching(self, pattern: str) -> Names:
+    def _list_matching(self, pattern: str) -> Names:
         """List the files that fit, from the last folder on that the pattern spells out."""
         if self._access is None:
             literal = not glob.has_magic(pattern)
@@ -240,14 +240,14 @@ class FilesSource(IndexedSource):
                 raise ValueError(f"{pattern} is no regular file, and cannot be an example")
             warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
-        elif (start := _magic(pattern)) is None:
+        elif (start := _find_pattern(pattern)) is None:
             files = Names([pattern])
         else:
             protocol, _, rest = pattern.partition("://")
             folder, slash, _ = rest[:start].rpartition("/")
             tail = rest[len(folder) + len(slash) :]
             self._access = replace(self._access, url=f"{protocol}://{folder}")
-            root, listing = self._access.listed(lambda lister: lister.matching(tail))
+            root, listing = self._access.list(lambda lister: lister.list_matching(tail))
             self._listing, self._versions = (root, listing.sizes), listing.versions
             files = listing.names
         if not len(files):
@@ -255,7 +255,7 @@ class FilesSource(IndexedSource):
         return files
 
 
-def _text(file: object) -> str:
+def _to_text(file: object) -> str:
     if isinstance(file, os.PathLike):
         file = os.fspath(file)
     if not isinstance(file, str):
@@ -263,7 +263,7 @@ def _text(file: object) -> str:
     return file
 
 
-def _protocol(files: Sequence[str]) -> str:
+def _find_protocol(files: Sequence[str]) -> str:
     """Return the protocol of all files, "" for local ones."""
     found = {file.partition("://")[0].lower() if "://" in file else "" for file in files}
     if found == {"http", "https"}:
@@ -274,10 +274,10 @@ def _protocol(files: Sequence[str]) -> str:
     return found.pop()
 
 
-def _magic(url: str) -> int | None:
-    """Return where in a URL, counted from behind ``://``, a pattern begins."""
+def _find_pattern(url: str) -> int | None:
+    """Return where in a URL, counted from after ``://``, a pattern begins."""
     protocol, _, rest = url.partition("://")
     web = protocol.lower() in ("http", "https")
-    start = rest.find("/") + 1 if web else 0  # behind the host, which may be [::1]
+    start = rest.find("/") + 1 if web else 0  # after the host, which may be [::1]
     found = re.compile(r"[*\[]" if web else r"[*?\[]").search(rest, start)
     return found.start() if found else None

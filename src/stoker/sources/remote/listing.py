@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.sources.local_files import IMAGE_SUFFIXES
-from stoker.sources.remote.one_shot import OneShot
-from stoker.sources.remote.retry import persistently
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.storage import Entries, Storage
 
 T = TypeVar("T")
@@ -59,50 +58,50 @@ class Lister:
         storage: where.
         url: its root, for messages.
         requests: so many at a time.
-        retry_s: for each folder, as in ``persistently``.
+        retry_s: for each folder, as in ``retry``.
     """
 
     def __init__(self, storage: Storage, url: str, requests: int, retry_s: float) -> None:
         self._storage = storage
         self._url = url.rstrip("/")
         self._retry_s = retry_s
-        self._gate = asyncio.Semaphore(requests)
+        self._slots = asyncio.Semaphore(requests)
 
-    async def classes(self) -> tuple[list[str], list[Listing]]:
+    async def list_classes(self) -> tuple[list[str], list[Listing]]:
         """List image files by class folder; in both the order of a sorted local folder.
 
         Raises ValueError where there are no class folders; FileNotFoundError, RemoteError.
         """
         storage = self._storage
-        top = await self._entries("")
-        folders = sorted((storage.plain(name), name) for name in top.folders)
+        top = await self._list_folder("")
+        folders = sorted((storage.unquote(name), name) for name in top.folders)
         folders = [(plain, name) for plain, name in folders if not plain.startswith(".")]
         if not folders:
             raise ValueError(
                 f"{self._url} has no sub-folders; from_folder expects one a class, such as "
                 "train/cat/0001.jpg (over HTTP, on an index page that links to them)"
             )
-        found = await _together(self._images(name) for _, name in folders)
+        found = await _gather(self._list_images(name) for _, name in folders)
         return [plain for plain, _ in folders], found
 
-    async def _images(self, folder: str) -> Listing:
-        entries = await self._below(folder, None)
-        return self._sorted(entries, _IMAGE.fullmatch, f"{folder}/")
+    async def _list_images(self, folder: str) -> Listing:
+        entries = await self._list_below(folder, None)
+        return self._select(entries, _IMAGE.fullmatch, f"{folder}/")
 
-    async def matching(self, pattern: str) -> Listing:
+    async def list_matching(self, pattern: str) -> Listing:
         """List files below the root that fit a pattern; hidden ones only where it names such."""
         from fsspec.utils import glob_translate
 
-        pattern = self._storage.plain(pattern)
+        pattern = self._storage.unquote(pattern)
         fits = re.compile(glob_translate(pattern)).fullmatch
         hidden = _HIDDEN.search(pattern)
-        entries = await self._below("", None if "**" in pattern else pattern.count("/"))
-        return self._sorted(
+        entries = await self._list_below("", None if "**" in pattern else pattern.count("/"))
+        return self._select(
             entries, lambda name: (hidden or not _HIDDEN.search(name)) and fits(name)
         )
 
-    def _sorted(self, found: Entries, fits: Callable[[str], Any], prefix: str = "") -> Listing:
-        plain = [self._storage.plain(name) for name in found.files]
+    def _select(self, found: Entries, fits: Callable[[str], Any], prefix: str = "") -> Listing:
+        plain = [self._storage.unquote(name) for name in found.files]
         chosen = [i for i, name in enumerate(plain) if fits(name)]
         chosen.sort(key=plain.__getitem__)
         names = Names([prefix + found.files[i] for i in chosen])
@@ -111,44 +110,44 @@ class Lister:
             names, np.array(found.sizes, np.int64)[at], np.array(found.versions, np.int64)[at]
         )
 
-    async def _below(self, folder: str, levels: int | None, depth: int = 0) -> Entries:
+    async def _list_below(self, folder: str, levels: int | None, depth: int = 0) -> Entries:
         """List all files below a folder, or those in it and so many levels of folders."""
         if depth > _DEEPEST:
-            raise ValueError(f"{self._of(folder)}: too deep; does a link lead into itself?")
+            raise ValueError(f"{self._url_of(folder)}: too deep; does a link lead into itself?")
         if levels is None:
-            all_at_once = await self._tried(self._storage.below, folder)
+            all_at_once = await self._ask(self._storage.list_below, folder)
             if all_at_once is not None:
                 return all_at_once
-        here = await self._entries(folder)
+        here = await self._list_folder(folder)
         if levels == 0:
             return here
-        within = [name for name in here.folders if not self._storage.plain(name).startswith(".")]
+        within = [name for name in here.folders if not self._storage.unquote(name).startswith(".")]
         rest = None if levels is None else levels - 1
         start = f"{folder}/" if folder else ""
-        each = await _together(self._below(start + name, rest, depth + 1) for name in within)
+        each = await _gather(self._list_below(start + name, rest, depth + 1) for name in within)
         for name, entries in zip(within, each, strict=True):
             here.files.extend(f"{name}/{file}" for file in entries.files)
             here.sizes.extend(entries.sizes)
             here.versions.extend(entries.versions)
         return here
 
-    async def _entries(self, folder: str) -> Entries:
-        return await self._tried(self._storage.entries, folder)
+    async def _list_folder(self, folder: str) -> Entries:
+        return await self._ask(self._storage.list_folder, folder)
 
-    async def _tried(self, ask: Callable[[str], Awaitable[T]], folder: str) -> T:
+    async def _ask(self, ask: Callable[[str], Awaitable[T]], folder: str) -> T:
         path = f"{self._storage.root}/{folder}" if folder else self._storage.root
 
         async def attempt() -> T:
-            async with self._gate:
+            async with self._slots:
                 return await ask(path)
 
-        return await persistently(attempt, self._of(folder), self._retry_s)
+        return await retry(attempt, self._url_of(folder), self._retry_s)
 
-    def _of(self, folder: str) -> str:
+    def _url_of(self, folder: str) -> str:
         return f"{self._url}/{folder}" if folder else self._url
 
 
-async def _together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all; when one fails, the others are cancelled, and nothing is left."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -157,33 +156,4 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def waited(make: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> T:
-    """Run a coroutine on a loop of another thread; an interruption cancels it.
-
-    That thread makes it, too: here Ctrl-C might come before anything awaits it.
-    """
-    ended: OneShot[T] = OneShot()
-    tasks: list[asyncio.Task[None]] = []
-
-    async def run() -> None:
-        try:
-            ended.give(await make())
-        except BaseException as error:
-            ended.fail(error)
-
-    def start() -> None:
-        tasks.append(loop.create_task(run()))
-
-    def cancel() -> None:
-        for task in tasks:
-            task.cancel()
-
-    try:
-        loop.call_soon_threadsafe(start)
-        return ended.wait()
-    except BaseException:
-        loop.call_soon_threadsafe(cancel)
         raise

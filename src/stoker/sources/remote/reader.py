@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 from collections import deque
@@ -12,9 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from stoker.fork_safety import OwningProcess
 from stoker.signals import again_soon, deferred
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.one_shot import OneShot
-from stoker.sources.remote.retry import persistently
 from stoker.sources.remote.storage import Storage
 from stoker.sources.source import Indices
 
@@ -22,8 +22,8 @@ _GRACE_S = 2.0
 _CLOSED = "the reader is closed"
 
 
-class FilePlace(NamedTuple):
-    """Where a file is."""
+class RemoteFile(NamedTuple):
+    """Where a file is, and how large."""
 
     path: str | None
     """As its file system has it; None: the URL tells."""
@@ -39,7 +39,7 @@ class Files(Protocol):
     requests: int
     retry_s: float
 
-    def place(self, index: int) -> FilePlace:
+    def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         ...
 
@@ -69,7 +69,7 @@ class RemoteReader:
         self.retries = 0
         self._files = files
         self._storage = storage
-        self._pid = os.getpid()
+        self._owner = OwningProcess()
         # Finalisers may close while this very thread is in here.
         self._lock = threading.RLock()
         self._ahead: dict[int, deque[_Read]] = {}
@@ -79,15 +79,15 @@ class RemoteReader:
         self._loop = storage.loop
 
     def expect(self, indices: Indices) -> None:
-        """Begin to read these files, behind what was expected before; each is for one ``fetch``.
+        """Begin to read these files, after what was expected before; each is for one ``fetch``.
 
         Returns at once. Does nothing once closed.
         """
         with self._lock:
             if self._closing is not None:
                 return
-            reads = [_Read(index) for index in _plain(indices)]
-            self._keep(reads)
+            reads = [_Read(index) for index in _to_ints(indices)]
+            self._put_back(reads)
             self._queue.extend(reads)
         self._wake()
 
@@ -103,7 +103,7 @@ class RemoteReader:
             if self._closing is not None:
                 raise RuntimeError(_CLOSED)
             reads, new = [], []
-            for index in _plain(indices):
+            for index in _to_ints(indices):
                 ahead = self._ahead.get(index)
                 if ahead is None:
                     new.append(_Read(index))
@@ -118,11 +118,11 @@ class RemoteReader:
         except BaseException as error:
             if len(reads) > 1 or not isinstance(error, Exception):
                 with self._lock:
-                    self._keep(reads, first=True)
+                    self._put_back(reads, first=True)
             raise
 
     def close(self) -> None:
-        """Give up all reads and connections; who waits for one gets a RuntimeError.
+        """Give up all reads and connections; waiting calls get a RuntimeError.
 
         May be called by any thread, by finalisers, and again. Waits for the end of what was under
         way, but never long: nothing in it waits for a server.
@@ -134,7 +134,7 @@ class RemoteReader:
                 if closing is None:
                     closing = self._closing = OneShot()
                     self._ahead.clear()
-            if os.getpid() != self._pid or sys.is_finalizing() or not self._loop.is_running():
+            if not self._owner.is_current or sys.is_finalizing() or not self._loop.is_running():
                 return  # the loop's thread is not there: nothing of this is under way here
             if first:
                 self._loop.call_soon_threadsafe(self._begin_to_close)
@@ -148,18 +148,18 @@ class RemoteReader:
         except RuntimeError:
             return False
 
-    def _keep(self, reads: list[_Read], *, first: bool = False) -> None:
+    def _put_back(self, reads: list[_Read], *, first: bool = False) -> None:
         for read in reversed(reads) if first else reads:
             ahead = self._ahead.setdefault(read.index, deque())
             (ahead.appendleft if first else ahead.append)(read)
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed: close() says so
-            self._loop.call_soon_threadsafe(self._hire)
+            self._loop.call_soon_threadsafe(self._start_tasks)
 
     # What follows runs in the loop's thread.
 
-    def _hire(self) -> None:
+    def _start_tasks(self) -> None:
         free = self._files.requests - len(self._tasks)
         for _ in range(min(free, len(self._queue))):
             task = self._loop.create_task(self._work())
@@ -178,13 +178,13 @@ class RemoteReader:
                 raise
 
     async def _read(self, index: int) -> bytes:
-        path, url, size = self._files.place(index)
-        found = self._storage.path(url) if path is None else path
-        return await persistently(
-            lambda: self._storage.read(found, size), url, self._files.retry_s, self._retried
+        path, url, size = self._files.locate(index)
+        found = self._storage.to_path(url) if path is None else path
+        return await retry(
+            lambda: self._storage.read(found, size), url, self._files.retry_s, self._count_retry
         )
 
-    def _retried(self) -> None:
+    def _count_retry(self) -> None:
         if self._closing is not None:  # a cancellation that came too late for an attempt
             raise asyncio.CancelledError
         self.retries += 1
@@ -206,6 +206,6 @@ class RemoteReader:
             self._closing.give(None)
 
 
-def _plain(indices: Indices) -> list[int]:
+def _to_ints(indices: Indices) -> list[int]:
     plain: list[int] = np.asarray(indices, np.int64).tolist()
     return plain

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from stoker.sources.local_files import read_file
-from stoker.sources.remote.retry import StalledError, TruncatedError
+from stoker.sources.remote.failures import StalledError, TruncatedError
 
 STALL_S = 10.0
 """For how long no byte may come."""
@@ -20,7 +20,7 @@ _LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
 UNKNOWN = -1
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
 _TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
-_WEAK = ("mtime", "ino")  # who writes may set this time back: alone it says nothing
+_WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothing
 
 
 class Entries(NamedTuple):
@@ -48,19 +48,19 @@ class Storage(ABC):
         """Read a file, whose size is known or ``UNKNOWN``."""
 
     @abstractmethod
-    async def entries(self, path: str) -> Entries:
+    async def list_folder(self, path: str) -> Entries:
         """List a folder; NoListingError says that what came is none."""
 
-    async def below(self, path: str) -> Entries | None:
+    async def list_below(self, path: str) -> Entries | None:
         """List all files below a folder at once, or return None where that cannot be done."""
         return None
 
     @abstractmethod
-    def path(self, url: str) -> str:
+    def to_path(self, url: str) -> str:
         """Return the path of a URL."""
 
     @abstractmethod
-    def plain(self, name: str) -> str:
+    def unquote(self, name: str) -> str:
         """Return a name as people know it."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Storage(ABC):
         """Close what belongs to this object alone."""
 
 
-def needed(module: str, url: str) -> Any:
+def import_extra(module: str, url: str) -> Any:
     """Import a package of the extra, or raise ImportError with what to install."""
     try:
         return importlib.import_module(module)
@@ -95,7 +95,7 @@ class FileStorage(Storage):
         allowed_s = STALL_S + (_LARGE_BYTES if size == UNKNOWN else size) / _SLOWEST_BYTES_PER_S
         try:
             async with asyncio.timeout(allowed_s) as limit:
-                data: bytes = await self._whole(path)
+                data: bytes = await self._read_whole(path)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -104,7 +104,7 @@ class FileStorage(Storage):
             raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
-    async def entries(self, path: str) -> Entries:
+    async def list_folder(self, path: str) -> Entries:
         """List a folder."""
         self._fs.invalidate_cache()
         found = await self._call("ls", path, detail=True)
@@ -113,9 +113,9 @@ class FileStorage(Storage):
         folders = [name for name, info in names if info["type"] == "directory" and name]
         files = [(name, info) for name, info in names if info["type"] != "directory" and name]
         infos = [info for _, info in files]
-        return Entries(folders, [name for name, _ in files], *_told(infos))
+        return Entries(folders, [name for name, _ in files], *_read_infos(infos))
 
-    async def below(self, path: str) -> Entries | None:
+    async def list_below(self, path: str) -> Entries | None:
         """Ask an object store, which lists keys and knows no folders."""
         if not self._finds:
             return None
@@ -123,50 +123,50 @@ class FileStorage(Storage):
         found = await self._call("find", path, detail=True)
         self._fs.invalidate_cache()  # a large listing is kept once, and not there
         start = len(path) + 1
-        return Entries([], [name[start:] for name in found], *_told(found.values()))
+        return Entries([], [name[start:] for name in found], *_read_infos(found.values()))
 
-    def path(self, url: str) -> str:
+    def to_path(self, url: str) -> str:
         """Strip the protocol."""
         stripped: str = self._fs._strip_protocol(url)
         return stripped
 
-    def plain(self, name: str) -> str:
+    def unquote(self, name: str) -> str:
         """Return the name: nothing is quoted."""
         return name
 
     async def close(self) -> None:
         """Close nothing: fsspec keeps one such file system for all."""
 
-    async def _whole(self, path: str) -> Any:
+    async def _read_whole(self, path: str) -> Any:
         if self._local:  # where there are pipes and devices, too
-            return await _in_thread(lambda: read_file(path))
+            return await _run_in_thread(lambda: read_file(path))
         return await self._call("cat_file", path)
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:
             return await getattr(self._fs, f"_{method}")(*args, **options)
-        return await _in_thread(lambda: getattr(self._fs, method)(*args, **options))
+        return await _run_in_thread(lambda: getattr(self._fs, method)(*args, **options))
 
 
-def _told(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
+def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
     """Return sizes and versions."""
     sizes, versions = [], []
     for info in infos:
         size = info.get("size")
         sizes.append(UNKNOWN if size is None else int(size))
-        told = _values(info, _TAGS)[:1] or _values(info, _TIMES)
+        told = _find_values(info, _TAGS)[:1] or _find_values(info, _TIMES)
         if told:
-            told += _values(info, _WEAK)
+            told += _find_values(info, _WEAK)
         digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
         versions.append(int.from_bytes(digest, "little") if told else 0)
     return sizes, versions
 
 
-def _values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _find_values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     return [str(info[name]) for name in names if info.get(name)]
 
 
-async def _in_thread(function: Callable[[], Any]) -> Any:
+async def _run_in_thread(function: Callable[[], Any]) -> Any:
     """Run it in a daemon thread: one that hangs for good must not hold up the interpreter's end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

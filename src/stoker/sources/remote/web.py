@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from stoker.sources.local_files import refuse_too_large
 from stoker.sources.remote import storage
-from stoker.sources.remote.retry import (
+from stoker.sources.remote.failures import (
     GarbledError,
     NoListingError,
     StalledError,
@@ -22,7 +22,7 @@ from stoker.sources.remote.retry import (
     TruncatedError,
     UnusableError,
 )
-from stoker.sources.remote.storage import UNKNOWN, Entries, Storage, needed
+from stoker.sources.remote.storage import UNKNOWN, Entries, Storage, import_extra
 
 _LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-"
 _LEGAL_NAME = re.compile(rf"[{_LEGAL}]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}]*)*")
@@ -39,8 +39,8 @@ class WebStorage(Storage):
     """HTTP: paths are URLs, as they are sent."""
 
     def __init__(self, kind: Any, url: str, options: Mapping[str, Any], requests: int) -> None:
-        self._aiohttp = needed("aiohttp", url)
-        self._yarl = needed("yarl", url)
+        self._aiohttp = import_extra("aiohttp", url)
+        self._yarl = import_extra("yarl", url)
 
         async def client(**settings: Any) -> Any:
             aiohttp = self._aiohttp
@@ -51,8 +51,8 @@ class WebStorage(Storage):
         # A session of its own can be closed, and then by us alone.
         own = {"skip_instance_cache": True, "asynchronous": True}
         fs = kind(**{"get_client": client, **options, **own})
-        super().__init__(fs, needed("fsspec.asyn", url).get_loop(), "")
-        self.root = self.path(url).rstrip("/")
+        super().__init__(fs, import_extra("fsspec.asyn", url).get_loop(), "")
+        self.root = self.to_path(url).rstrip("/")
         timeout = self._aiohttp.ClientTimeout(
             total=None, connect=storage.STALL_S, sock_read=storage.STALL_S
         )
@@ -62,28 +62,28 @@ class WebStorage(Storage):
     async def read(self, path: str, size: int) -> bytes:
         """Read a file; that its length is what the answer tells is checked by the session."""
         data, answer = await self._get(path)
-        _check_promise(answer)
+        _check_tells_length(answer)
         if len(data) != size != UNKNOWN:
             raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
-    async def entries(self, path: str) -> Entries:
+    async def list_folder(self, path: str) -> Entries:
         """Read an index page."""
         url = f"{path}/"
         page, answer = await self._get(url)
         if answer.content_type not in ("text/html", "application/xhtml+xml"):
             raise NoListingError(f"{url} is no listing of a folder: it is {answer.content_type}")
-        _check_promise(answer)
-        names = _linked(page.decode("utf-8", "surrogateescape"), str(answer.url))
+        _check_tells_length(answer)
+        names = _find_links(page.decode("utf-8", "surrogateescape"), str(answer.url))
         files = [name for name in names if not name.endswith("/")]
         folders = [name.rstrip("/") for name in names if name.endswith("/")]
         return Entries(folders, files, [UNKNOWN] * len(files), [0] * len(files))
 
-    def path(self, url: str) -> str:
+    def to_path(self, url: str) -> str:
         """Return the URL; quoted, where it holds what no URL may."""
         return url if _LEGAL_URL.fullmatch(url) else str(self._yarl.URL(url))
 
-    def plain(self, name: str) -> str:
+    def unquote(self, name: str) -> str:
         """Undo the quoting; bytes that are no UTF-8 as ``os.fsdecode`` has them."""
         return unquote(name, errors="surrogateescape") if "%" in name else name
 
@@ -102,18 +102,18 @@ class WebStorage(Storage):
                 encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
                 if encoding != "identity":
                     raise UnusableError(f"the answer is encoded ({encoding}), unasked")
-                return await _body(answer, url), answer
+                return await _read_body(answer, url), answer
         except TimeoutError as error:
             raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
         except self._aiohttp.TooManyRedirects as error:
             raise UnusableError(f"more than {len(error.history)} redirects") from error
         except self._aiohttp.ClientResponseError as error:  # whose status is made up
-            raise GarbledError(f"the answer is no HTTP: {_line(error.message)}") from error
+            raise GarbledError(f"the answer is no HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
-            raise UnusableError(f"it redirects to {_line(str(error))}") from error
+            raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
 
 
-async def _body(answer: Any, url: str) -> bytes:
+async def _read_body(answer: Any, url: str) -> bytes:
     """Read a body, however long, as long as there is the memory for it."""
     if answer.content_length is not None:
         refuse_too_large(answer.content_length, url)
@@ -128,18 +128,18 @@ async def _body(answer: Any, url: str) -> bytes:
     return bytes(body)
 
 
-def _check_promise(answer: Any) -> None:
-    """Refuse an answer of which nobody can tell whether it is whole."""
+def _check_tells_length(answer: Any) -> None:
+    """Refuse an answer that does not tell its length: it may be cut short."""
     chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
     if answer.content_length is None and not chunked:
         raise UnusableError("the answer does not tell its length")
 
 
-def _line(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def _linked(page: str, base: str) -> list[str]:
+def _find_links(page: str, base: str) -> list[str]:
     """Return the names, quoted, that an index page links to right below it; folders end in ``/``.
 
     Links to itself (sorted otherwise), to its parent or to elsewhere are left out.

@@ -1,0 +1,75 @@
+"""How long does ``import stoker`` take, and what of it is NumPy?
+
+A new interpreter each time, from compiled files in warm memory, as at a program's second start.
+Time within the interpreter, whose own start does not count: of ``import numpy``, and of
+``import stoker``, which imports NumPy.
+
+Command::
+
+    python bench/import_time.py
+
+Target: ``import stoker`` within 150 ms, NumPy included.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
+from harness import Report, interleaved, parser, report
+
+LIMIT_S = 0.150
+TRIES = 15
+CASES = ("numpy", "stoker")
+PROGRAM = """
+import time
+began = time.perf_counter()
+import {module}
+print(time.perf_counter() - began)
+"""
+
+
+def import_s(module: str, compiled: str) -> float:
+    """Time the import of a module in a new interpreter, which keeps compiled files in a folder."""
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": compiled}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(module=module)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return float(found.stdout)
+
+
+def evaluate(found: Report) -> None:
+    """Hold the median against the limit."""
+    samples = {row["case"]: row["import_s"] for row in found.rows}
+    lines = []
+    for case, each in samples.items():
+        middle, low, high = (1e3 * s for s in (statistics.median(each), min(each), max(each)))
+        lines.append((case, f"{middle:.0f}", f"{low:.0f} .. {high:.0f}"))
+    found.show(("import", "ms", "lowest .. highest"), lines)
+    middle_s = statistics.median(samples["stoker"])
+    found.expect("import stoker, seconds", middle_s, LIMIT_S, at_least=False)
+
+
+def main() -> None:
+    arguments = parser(__doc__, evaluate).parse_args()
+    rounds = 2 if arguments.quick else max(TRIES, arguments.rounds)
+    with tempfile.TemporaryDirectory() as compiled, report(__file__, arguments) as found:
+        cases = {module: partial(import_s, module, compiled) for module in CASES}
+        samples = interleaved(cases, rounds)
+        samples["stoker without numpy"] = [
+            whole - numpy for whole, numpy in zip(samples["stoker"], samples["numpy"], strict=True)
+        ]
+        for case, each in samples.items():
+            found.add(case=case, import_s=each)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The loader's own files: which they are, and reading them again, cold and warm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.analysis.probe import residency
+
+_CHUNK = 1 << 20
+_PARTS = 8
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Blocks of files that were read."""
+
+    files: tuple[int, ...]
+    """Files of each block."""
+    seconds: tuple[float, ...]
+    """Wall seconds of each block."""
+
+
+def find_files(
+    opened: Sequence[dict[str, Any]], examples: int, read_bytes: int
+) -> tuple[list[str], str]:
+    """Return the files that a loader opened, and why they cannot be read again as it reads them.
+
+    Which they can (nothing is said then) where they are read whole, one or a few an example.
+    ``opened`` holds files and connections, ``read_bytes`` is what the loader read for so many
+    ``examples``.
+    """
+    sockets = {line["name"] for line in opened if line["kind"] == "socket"}
+    held = {line["name"]: line for line in opened if line["kind"] != "socket"}
+    files = [line for line in held.values() if line["kind"] == "file"]
+    total = sum(line["bytes"] for line in files)
+    whole = len(files) >= 0.2 * examples and 0.5 * total <= read_bytes <= 1.5 * total
+    if files and whole:
+        return [line["name"] for line in files], ""
+    if sockets:
+        why = f"the data comes over the network ({', '.join(sorted(sockets)[:3])})"
+    elif not held:
+        why = (
+            "no file was seen to be opened by the loader: its data is in memory, made up, or "
+            "read by a library that opens files by itself"
+        )
+    elif any(line["kind"] == "mapped" for line in held.values()):
+        why = "the data is mapped into memory from few large files"
+    else:
+        why = "examples are parts of few large files"
+    return list(held), why
+
+
+def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:
+    """Read whole files with ``readers`` threads, in blocks, for at most ``longest_s`` seconds.
+
+    Raises OSError for a file that cannot be read.
+    """
+    size = max(1, -(-len(paths) // _PARTS))
+    files: list[int] = []
+    seconds: list[float] = []
+    began = time.perf_counter()
+    with ThreadPoolExecutor(max(1, readers)) as pool:
+        for start in range(0, len(paths), size):
+            block = paths[start : start + size]
+            at = time.perf_counter()
+            for _ in pool.map(_read, block):
+                pass
+            files.append(len(block))
+            seconds.append(time.perf_counter() - at)
+            if time.perf_counter() - began > longest_s:
+                break
+    return Reads(tuple(files), tuple(seconds))
+
+
+def _read(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while os.read(fd, _CHUNK):
+            pass
+    finally:
+        os.close(fd)
+
+
+def drop_files(paths: Sequence[str]) -> None:
+    """Ask for these files to leave the page cache. Raises OSError."""
+    for path in paths:
+        residency.drop(path)
+
+
+def resident_fraction(paths: Sequence[str]) -> float | None:
+    """Return the share of the files' pages that lie in the page cache.
+
+    None where the kernel does not tell, for one of them. Raises OSError.
+    """
+    resident = pages = 0
+    for path in paths:
+        found = residency.resident_pages(path)
+        if found is None:
+            return None
+        resident += found[0]
+        pages += found[1]
+    return resident / pages if pages else 1.0

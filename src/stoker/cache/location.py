@@ -1,0 +1,182 @@
+"""Where stores lie, in memory or on a local disk, and how many bytes they may take there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import xxhash
+
+from stoker import machine
+from stoker.cache.folder import CacheFolder
+from stoker.cache.layout import PAGE_BYTES
+from stoker.caution import warn
+from stoker.checks import is_number, is_whole_number
+from stoker.errors import CacheError, CacheWarning
+from stoker.machine import format_bytes
+
+LEAST_BYTES = 1 << 20
+_AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
+_KEPT_FREE = 0.05  # of memory or disk, for everything else
+_NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
+
+Limit = int | float | str
+
+
+def memory_folder() -> str:
+    """Return where stores in memory lie: a folder of this user's alone, on tmpfs."""
+    shared = "/dev/shm"
+    root = shared if os.path.isdir(shared) else tempfile.gettempdir()
+    return os.path.join(root, f"stoker-{os.getuid()}")
+
+
+def is_in_memory(path: str) -> bool:
+    """Tell whether a store lies there."""
+    return os.path.dirname(path) == memory_folder()
+
+
+def make_memory_folder() -> str:
+    """Make that folder. Raises CacheError where another user made it."""
+    folder = memory_folder()
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    check_memory_folder()
+    return folder
+
+
+def check_memory_folder() -> None:
+    """Raise CacheError where another user made that folder, or something else in its place."""
+    try:
+        with CacheFolder(memory_folder()) as memory:
+            memory.check_owner(alone=True)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        raise CacheError(
+            f"{memory_folder()} is not a folder of this user's alone: somebody else made it"
+        ) from None
+
+
+def check_local(folder: str) -> None:
+    """Refuse a folder on a network file system, where LMDB's locks do not hold."""
+    kind = _file_system(folder)
+    if _NETWORK.match(kind):
+        raise ValueError(
+            f"path={folder!r} is on a network file system ({kind}): a cache needs a local disk"
+        )
+
+
+def remember(path: str) -> None:
+    """Put a store on a disk on this user's list: a folder of links, for ``stoker cache list``."""
+    with contextlib.suppress(OSError):  # without a home it is not listed
+        os.makedirs(_list_folder(), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(path, _link(path))
+
+
+def forget(path: str) -> None:
+    """Take a store off the list."""
+    with contextlib.suppress(OSError):
+        os.unlink(_link(path))
+
+
+def remembered() -> list[str]:
+    """Return the paths on the list; some of the stores may be gone."""
+    found = []
+    with contextlib.suppress(OSError):  # nothing was made yet, or there is no home
+        for name in os.listdir(_list_folder()):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(os.path.join(_list_folder(), name)))
+    return sorted(found)
+
+
+def parse_limit(limit: object) -> Limit:
+    """Read ``limit=``. Raises TypeError or ValueError, with examples."""
+    if isinstance(limit, str):
+        size: Limit = limit if limit == "auto" else machine.parse_bytes(limit)
+    elif is_number(limit):
+        size = int(limit) if is_whole_number(limit) else float(limit)
+    else:
+        raise TypeError(
+            f"a cache's limit is a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "
+            f"not {limit!r}"
+        )
+    if isinstance(size, float) and not 0 < size <= 1:
+        raise ValueError(f"limit={limit!r}: a share of memory lies between 0.0 and 1.0")
+    if isinstance(size, int) and size < LEAST_BYTES:
+        raise ValueError(f"limit={limit!r}: a cache takes at least {format_bytes(LEAST_BYTES)}")
+    return size
+
+
+def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
+    """Return the bytes that a store in ``folder`` may take, whole pages.
+
+    Less than was asked for, with a warning that says what to do, where there is not so much.
+    0 where there is no room at all.
+    """
+    disk = _nearest_existing(folder)
+    usage = shutil.disk_usage(disk)
+    free = int(usage.free - _KEPT_FREE * usage.total)
+    whole = machine.usable_memory_bytes() if in_memory else usage.free
+    room = min(free, int(whole * (1 - _KEPT_FREE))) if in_memory else free
+    if limit == "auto":
+        size = int(room * (_AUTO_MEMORY if in_memory else _AUTO_DISK))
+        if in_memory and free < whole * _AUTO_MEMORY:
+            size = free
+            _warn_small(f"of {format_bytes(max(0, size))}", usage.total, disk)
+    else:
+        size = int(limit * whole) if isinstance(limit, float) else int(limit)
+        if size > room:
+            got, asked = format_bytes(max(0, room)), format_bytes(size)
+            if in_memory and free < whole:
+                _warn_small(f"of {got}, not {asked}", usage.total, disk)
+            else:
+                what = "memory" if in_memory else f"room on {disk}"
+                warn(
+                    f"the cache takes {got} instead of {asked}: there is no more {what}. "
+                    "(limit='auto' asks for less)",
+                    CacheWarning,
+                )
+            size = room
+    return max(0, size) // PAGE_BYTES * PAGE_BYTES if size >= LEAST_BYTES else 0
+
+
+def _warn_small(size: str, total: int, disk: str) -> None:
+    warn(
+        f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
+        "unless told otherwise). Give the container more (docker run --shm-size=64g, or "
+        "--ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm), or put the cache "
+        "on a local disk: path=",
+        CacheWarning,
+    )
+
+
+def _nearest_existing(folder: str) -> str:
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _file_system(folder: str) -> str:
+    best, kind = "", ""
+    target = os.path.realpath(folder)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, point, found, *_ = line.split(" ")
+            inside = target == point or target.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, found
+    return kind
+
+
+def _list_folder() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "stoker", "caches")
+
+
+def _link(path: str) -> str:
+    return os.path.join(_list_folder(), xxhash.xxh3_64_hexdigest(path.encode()))

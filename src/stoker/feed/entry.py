@@ -1,0 +1,102 @@
+"""``share`` and ``from_feed``: pipelines that a feeder prepares for many jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stoker.checks import is_number, is_whole_number
+from stoker.pipeline import Pipeline
+
+_STARTING_S = 5.0  # how long a feeder may take until it listens
+
+
+def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
+    """Take what a feeder on this host prepares: the outputs of its pipeline, once an epoch.
+
+    Every job of a feed gets every output of each of its epochs exactly once, bit-identical to what
+    the feeder's pipeline yields in one process. A job joins where an epoch begins. Arrays are
+    read-only views, tensors are views that may be written to, of memory that the feeder shares:
+    nothing is copied, and what a job writes is seen by no other.
+
+    Where the feeder's pipeline ends with ``.batch(n)`` these are batches; else examples, which may
+    be augmented and batched here.
+
+    Args:
+        name: as in ``stoker feed FILE.py:FUNCTION --name NAME``.
+        seed: of echoing and random maps in this job; drawn if there is none.
+
+    Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting).
+    """
+    from stoker.feed.autostart import check_name, connect_within
+    from stoker.feed.connection import FeedAddress
+    from stoker.feed.feed_source import open_feed
+
+    check_name(name)
+    return open_feed(FeedAddress(name, lambda: connect_within(name, _STARTING_S)), seed)
+
+
+def share(
+    function: Callable[[], Pipeline] | str,
+    *,
+    name: str,
+    jobs: int = 1,
+    staging: int | str | None = None,
+    patience_s: float = 60.0,
+    seed: int | None = None,
+) -> Pipeline:
+    """Share one preparation with all jobs on this host that call this with the same name.
+
+    Coordinated prep (Mohan et al., VLDB 2021, section 6.3): each epoch is fetched and prepared
+    once, and each job trains on all of it. The first job starts a feeder, a process of its own,
+    which ends with the last job; should it be killed, one of the jobs starts another, which goes on
+    where it was.
+
+    Args:
+        function: makes the pipeline that is prepared once: a function without arguments at the top
+            of a file, or its name, ``"FILE.py:FUNCTION"`` or ``"module:FUNCTION"``. The feeder
+            imports that file: what trains stands below ``if __name__ == "__main__":`` there.
+        name: of the feed, the same in all its jobs.
+        jobs: how many jobs to wait for (``patience_s`` at most) before the first epoch begins;
+            others join where an epoch begins.
+        staging: how many batches may stand in shared memory (or parcels of up to 64 examples), or
+            bytes (``"2GiB"``); by default 8 (64). Of the job that starts the feeder.
+        patience_s: how long others wait for a job that says nothing, frozen perhaps, before they go
+            on without it. It may come back.
+        seed: of echoing and random maps in this job; drawn if there is none.
+
+    Raises FeedError when the feeder cannot be started, or serves another function under this name;
+    TypeError or ValueError for wrong arguments.
+    """
+    from stoker.feed.autostart import check_name, check_not_in_feeder, connect_or_start
+    from stoker.feed.connection import FeedAddress
+    from stoker.feed.feed_source import open_feed
+    from stoker.feed.target import FeedSettings, target_of
+
+    check_name(name)
+    _check_settings(jobs, staging, patience_s)
+    check_not_in_feeder()
+    target = target_of(function)
+    if is_whole_number(staging):
+        staging = int(staging)
+    path = tuple(sys.path)
+    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path)
+    address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
+    return open_feed(address, seed)
+
+
+def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
+    """Refuse what would only be noticed in the feeder. Raises TypeError, ValueError."""
+    if not is_whole_number(jobs):
+        raise TypeError(f"jobs= is a number of jobs to wait for, not {jobs!r}")
+    if jobs < 1:
+        raise ValueError(f"jobs= is at least 1, not {jobs}")
+    if not (staging is None or isinstance(staging, str) or is_whole_number(staging)):
+        raise TypeError(
+            f"staging= is a number of batches or a size such as '2GiB', not {staging!r}"
+        )
+    if not is_number(patience_s):
+        raise TypeError(f"patience_s= is a number of seconds, not {patience_s!r}")
+    if not patience_s > 0:
+        raise ValueError(f"patience_s= is more than 0, not {patience_s}")

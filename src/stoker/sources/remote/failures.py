@@ -1,0 +1,143 @@
+"""What remote storage fails with: whether it is worth trying again, how often, and what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stoker.errors import RemoteError
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_GONE = (404, 410)
+_PASSING = (408, 425, 429)  # and all from 500 on, but for
+_NOT_IMPLEMENTED = 501
+# Whatever else goes wrong may pass: storage libraries have errors of their own in great number.
+_LASTING = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
+    *(ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError),
+)
+_LASTING_ERRNOS = (errno.EINVAL, errno.EFBIG, errno.ENXIO)  # it is no file to be read
+_LASTING_NAMES = re.compile("Credential|Auth|Validation|Configuration|Unknown")
+
+
+class StatusError(Exception):
+    """An answer whose status is not 200.
+
+    Attributes:
+        retry_after_s: how long the server wants to be left alone, 0 where it does not say.
+    """
+
+    def __init__(self, status: int, reason: str | None, retry_after: str | None = None) -> None:
+        self.status = status
+        # Seconds; a date is rare, and a clock that is wrong would make it a long wait.
+        self.retry_after_s = int(retry_after) if retry_after and retry_after.isdecimal() else 0
+        super().__init__(f"HTTP {status} {reason or ''}".rstrip())
+
+
+class TruncatedError(Exception):
+    """Fewer bytes, or more, than the listing tells."""
+
+
+class StalledError(Exception):
+    """Nothing came for too long."""
+
+
+class GarbledError(Exception):
+    """What came is no HTTP."""
+
+
+class UnusableError(ValueError):
+    """An answer that says what cannot be used, and will say it again; not tried again."""
+
+
+class NoListingError(ValueError):
+    """What came is no listing of a folder; not tried again."""
+
+
+_OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
+
+
+async def retry(
+    attempt: Callable[[], Awaitable[T]],
+    url: str,
+    retry_s: float,
+    on_retry: Callable[[], None] = lambda: None,
+) -> T:
+    """Try until it works, a failure is there to stay, or time is up.
+
+    Args:
+        attempt: called for every attempt.
+        url: what is read, for messages.
+        retry_s: how long after the first failure there may be another attempt.
+        on_retry: called before every attempt but the first.
+
+    Raises FileNotFoundError when there is no such file, NoListingError or ImportError as it was
+    raised, RemoteError for everything else.
+    """
+    began = pause_s = 0.0
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            return await attempt()
+        except (NoListingError, ImportError):
+            raise
+        except Exception as error:
+            now = time.monotonic()
+            began = began or now
+            left_s = began + retry_s - now
+            status = _find_status(error)
+            if isinstance(error, FileNotFoundError) or status in _GONE:
+                raise FileNotFoundError(errno.ENOENT, _describe(error), url) from error
+            if left_s <= 0 or not _is_passing(error, status):
+                raise RemoteError(
+                    url, _describe(error), status=status, attempts=attempts, elapsed_s=now - began
+                ) from error
+            asked_s = getattr(error, "retry_after_s", 0)
+        pause_s = min(2 * pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        await asyncio.sleep(min(max(asked_s, pause_s * _jitter.uniform(0.5, 1)), left_s))
+        on_retry()
+
+
+_jitter = random.Random()  # of its own: users seed the global one
+
+
+def _is_passing(error: Exception, status: int | None) -> bool:
+    if status is not None:
+        return status in _PASSING or (status >= 500 and status != _NOT_IMPLEMENTED)
+    name = getattr(error, "os_error", error)
+    if isinstance(name, socket.gaierror) and name.errno == socket.EAI_NONAME:
+        return False  # no such host
+    if isinstance(error, OSError) and error.errno in _LASTING_ERRNOS:
+        return False
+    return not (isinstance(error, _LASTING) or _LASTING_NAMES.search(type(error).__name__))
+
+
+def _find_status(error: Exception) -> int | None:
+    """Return the HTTP status that an error tells of, as the storage libraries do it."""
+    for attribute in ("status", "status_code", "code"):
+        value = getattr(error, attribute, None)
+        if isinstance(value, int) and 100 <= value < 600:
+            return value
+    for each in (error, error.__cause__):  # s3fs: a built-in error because of botocore's
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):
+            value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if isinstance(value, int):
+                return value
+    return None
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, _OWN):
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")

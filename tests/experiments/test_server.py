@@ -1,0 +1,287 @@
+"""The demonstration's HTTP server: what it serves, its limits, its faults, its end."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote_to_bytes
+
+import pytest
+
+from experiments.server import Fault, Server, serving
+from scripts import Watch, children, script
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.jpg").write_bytes(b"a cat" * 100)
+    (tmp_path / "cat" / "b.jpg").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with serving(folder) as server:
+        yield server
+
+
+class Client:
+    """One connection that stays open."""
+
+    def __init__(self, server: Server) -> None:
+        self._connection = http.client.HTTPConnection(server.url.partition("://")[2], timeout=30)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._connection.close()
+
+    def ask(self, path: str, method: str = "GET") -> http.client.HTTPResponse:
+        self._connection.request(method, path)
+        return self._connection.getresponse()
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        answer = self.ask(path)
+        return answer.status, answer.read()
+
+    @property
+    def port(self) -> int:
+        port: int = self._connection.sock.getsockname()[1]
+        return port
+
+
+def get(server: Server, path: str) -> tuple[int, bytes]:
+    with Client(server) as client:
+        return client.get(path)
+
+
+# -- what it serves
+
+
+def test_files_are_served_on_one_connection(server: Server) -> None:
+    with Client(server) as client:
+        assert client.get("/cat/a.jpg") == (200, b"a cat" * 100)
+        port = client.port
+        assert client.get("/cat/b.jpg") == (200, b"")
+        assert client.get("/cat/none.jpg") == (404, b"")
+        assert client.get("/cat/a.jpg?version=1")[0] == 200
+        assert client.port == port
+
+
+def test_head_tells_the_length_and_sends_nothing(server: Server) -> None:
+    with Client(server) as client:
+        answer = client.ask("/cat/a.jpg", "HEAD")
+        assert (answer.status, answer.headers["Content-Length"]) == (200, "500")
+        assert answer.read() == b""
+        assert client.get("/cat/a.jpg")[0] == 200
+    assert server.stats().sent_bytes == 500
+
+
+def test_other_methods_are_refused(server: Server) -> None:
+    with Client(server) as client:
+        answer = client.ask("/cat/a.jpg", "DELETE")
+        assert answer.status == 501
+
+
+def test_a_connection_is_closed_when_asked(server: Server) -> None:
+    with Client(server) as client:
+        client._connection.request("GET", "/cat/a.jpg", headers={"Connection": "close"})
+        answer = client._connection.getresponse()
+        assert answer.read() == b"a cat" * 100
+        assert client._connection.sock is None or client._connection.sock.recv(1) == b""
+
+
+def test_nothing_outside_the_folder_is_served(server: Server, folder: Path) -> None:
+    (folder.parent / "secret").write_bytes(b"secret")
+    for path in ("/../secret", "/%2e%2e/secret", "/cat/../../secret", "//../secret", "/\0"):
+        assert get(server, quote(path, safe="/%"))[0] == 404
+
+
+def test_index_pages_link_to_everything_by_quoted_names(server: Server, folder: Path) -> None:
+    names = [b"a b", b"#?&%41%", b"<i>'\"", b"new\nline", "日本".encode(), b"caf\xe9", b"a:b"]
+    for name in names:
+        (folder / os.fsdecode(name)).write_bytes(name)
+    status, page = get(server, "/")
+    assert status == 200
+    hrefs = re.findall(rb'<a href="([^"]*)">', page)
+    assert sorted(map(unquote_to_bytes, hrefs)) == sorted([b"../", b"cat/", *names])
+    for name in names:
+        assert get(server, "/" + quote(name)) == (200, name)
+
+
+def test_a_folder_without_its_slash_is_redirected(server: Server, folder: Path) -> None:
+    (folder / "a class").mkdir()
+    with Client(server) as client:
+        answer = client.ask("/a%20class")
+        answer.read()
+        assert (answer.status, answer.headers["Location"]) == (301, "/a%20class/")
+        assert client.get("/a%20class/")[0] == 200
+
+
+def test_an_index_file_takes_the_place_of_the_page(server: Server, folder: Path) -> None:
+    (folder / "index.html").write_bytes(b"<p>welcome")
+    assert get(server, "/") == (200, b"<p>welcome")
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError), serving(tmp_path / "nowhere"):
+        pass
+
+
+# -- limits
+
+
+def get_many(server: Server, path: str, threads: int, each: int) -> None:
+    barrier = threading.Barrier(threads)
+
+    def run() -> None:
+        with Client(server) as client:
+            barrier.wait(30)
+            for _ in range(each):
+                assert client.get(path)[0] == 200
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
+def test_latency_is_waited_for_by_each_request_and_by_many_at_once(folder: Path) -> None:
+    with serving(folder, latency_s=0.3) as server:
+        began = time.monotonic()
+        get_many(server, "/cat/b.jpg", threads=8, each=2)
+        assert time.monotonic() - began >= 0.59  # timers are right on average
+        stats = server.stats()
+        assert stats.requests == 16
+        assert 2 <= stats.peak <= 8
+
+
+def test_bandwidth_is_shared(folder: Path) -> None:
+    (folder / "large").write_bytes(bytes(500_000))
+    with serving(folder, bandwidth_bytes_per_s=5e6) as server:
+        began = time.monotonic()
+        get_many(server, "/large", threads=4, each=1)
+        assert time.monotonic() - began >= 0.35  # 0.4 less what was saved up
+        assert server.stats().sent_bytes == 2_000_000
+
+
+def test_no_time_passes_while_it_is_stopped(folder: Path) -> None:
+    with serving(folder, latency_s=0.2) as server, Client(server) as client:
+        client.get("/cat/b.jpg")
+        asking = threading.Thread(target=client.get, args=("/cat/b.jpg",))
+        asking.start()
+        with server.stopped():
+            asking.join(0.6)
+            assert asking.is_alive()
+        began = time.monotonic()
+        asking.join()
+        assert time.monotonic() - began < 0.4
+
+
+# -- faults
+
+
+def test_a_status_for_the_first_requests_of_each_path(server: Server) -> None:
+    server.set_faults(Fault(503, first=2))
+    with Client(server) as client:
+        assert [client.get("/cat/a.jpg")[0] for _ in range(4)] == [503, 503, 200, 200]
+        assert client.get("/cat/b.jpg")[0] == 503
+
+
+def test_a_fault_of_one_path(server: Server) -> None:
+    server.set_faults(Fault(429, path="cat/a.jpg"))
+    assert [get(server, f"/cat/{name}.jpg")[0] for name in "ab"] == [429, 200]
+
+
+def test_faults_at_random_repeat(server: Server) -> None:
+    def statuses() -> list[int]:
+        server.set_faults(Fault(404, rate=0.5))
+        with Client(server) as client:
+            return [client.get("/cat/a.jpg")[0] for _ in range(40)]
+
+    found = statuses()
+    assert set(found) == {200, 404}
+    assert statuses() == found
+
+
+def test_a_reset(server: Server) -> None:
+    server.set_faults(Fault("reset", first=1))
+    with Client(server) as client, pytest.raises(ConnectionResetError):
+        client.get("/cat/a.jpg")
+    assert get(server, "/cat/a.jpg")[0] == 200
+
+
+def test_a_truncated_body(server: Server) -> None:
+    server.set_faults(Fault("truncate"))
+    with Client(server) as client, pytest.raises(http.client.IncompleteRead) as caught:
+        client.get("/cat/a.jpg")
+    assert len(caught.value.partial) == 250
+
+
+def test_a_stall(server: Server) -> None:
+    server.set_faults(Fault("stall", first=1))
+    with Client(server) as client:
+        answer = client.ask("/cat/a.jpg")
+        assert len(answer.read(250)) == 250
+        client._connection.sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            answer.read(1)
+    assert get(server, "/cat/a.jpg")[0] == 200
+
+
+def test_setting_faults_begins_to_count_anew(server: Server) -> None:
+    get(server, "/cat/a.jpg")
+    assert server.stats().requests == 1
+    server.set_faults()
+    assert server.stats().requests == 0
+
+
+# -- its life
+
+
+def test_it_dies_and_returns_at_the_same_place(server: Server) -> None:
+    url = server.url
+    server.set_faults(Fault(503, path="cat/b.jpg"))
+    server.kill()
+    with pytest.raises(ConnectionRefusedError):
+        get(server, "/cat/a.jpg")
+    with pytest.raises(RuntimeError):
+        server.stats()
+    server.start()
+    assert server.url == url
+    assert get(server, "/cat/a.jpg")[0] == 200
+    assert get(server, "/cat/b.jpg")[0] == 503
+
+
+def test_it_ends_with_the_block(folder: Path) -> None:
+    with serving(folder) as server, Client(server) as client:
+        client.get("/")
+        (process,) = children()
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_its_parent(folder: Path, how: signal.Signals) -> None:
+    body = f"""
+    import psutil
+    from experiments.server import serving
+    with serving({str(folder)!r}):
+        say(str(psutil.Process().children()[0].pid))
+        if os.fork() == 0:  # a child that lives on keeps the pipes open
+            time.sleep(50)
+        say("forked")
+        time.sleep(50)
+    """
+    with script(folder, body) as running, Watch([int(running.line())]) as watch:
+        assert running.line() == "forked"
+        os.kill(running.pid, how)
+        assert watch.gone()

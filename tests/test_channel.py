@@ -1,0 +1,112 @@
+"""What crosses between processes comes out as it went in, its arrays in the memory of both."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from multiprocessing import Pipe
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.ipc import channel
+from stoker.ipc.channel import Arena
+from stoker.ipc.flatten import Flattener
+
+
+class Tagged(np.ndarray[Any, Any]):
+    pass
+
+
+ARRAYS = {
+    "plain": np.arange(50_000.0),
+    "of no dimension": np.array(7),
+    "of no size": np.zeros((0, 3)),
+    "transposed": np.arange(60_000).reshape(200, 300).T,
+    "backwards": np.arange(50_000)[::-1],
+    "with gaps": np.arange(90_000)[::3],
+    "one value repeated": np.broadcast_to(np.float32(3), (300, 300)),
+    "dates": np.arange("2001", "2003", dtype="datetime64[h]"),
+    "records": np.zeros(9_000, [("a", "u1"), ("b", "f8")]),
+    "objects": np.array([{1: 2}, None], object),
+    "empty texts": np.zeros(3, "S0"),
+    "of a subclass": np.arange(50_000).view(Tagged),
+}
+
+
+def crossed(value: Any, arena: Arena | None) -> Any:
+    """Return what another process gets, that opens the arena."""
+    ours, theirs = Pipe()
+    there = None if arena is None else Arena.open(arena.handle)
+    with ours, theirs:
+        sender = threading.Thread(target=channel.send, args=(ours, value, 0, arena))
+        sender.start()
+        got = channel.receive(theirs, [there])
+        sender.join()
+    if there is not None:
+        there.close()
+    return got[1]
+
+
+@pytest.mark.parametrize("what", ARRAYS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_arrays(what: str, shared: bool) -> None:
+    arena = Arena.create() if shared else None
+    array = ARRAYS[what]
+    got = crossed({"a": (array, 1)}, arena)["a"][0]
+    assert (type(got), got.dtype, got.shape) == (type(array), array.dtype, array.shape)
+    assert got.tolist() == array.tolist()
+    assert got.flags.writeable == array.flags.writeable
+    if arena is not None:
+        arena.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+def test_tensors(dtype: torch.dtype) -> None:
+    arena = Arena.create()
+    assert arena is not None
+    tensor = torch.arange(60_000).reshape(200, 300).to(dtype)
+    for sent in (tensor, tensor.T, tensor[:, ::2]):
+        got = crossed([sent], arena)[0]
+        assert got.dtype == dtype
+        assert torch.equal(got, sent)
+    arena.close()
+
+
+def test_what_comes_twice_is_one_thing() -> None:
+    arena = Arena.create()
+    assert arena is not None
+    array = np.arange(1000)
+    first, second = crossed([array, array], arena)
+    assert first is second
+    arena.close()
+
+
+def test_an_arena_grows() -> None:
+    arena = Arena.create()
+    assert arena is not None
+    there = Arena.open(arena.handle)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        for size in (10, 1_000_000, 5, 3_000_000):
+            channel.send(ours, np.arange(size), 0, arena)
+            assert channel.receive(theirs, [there])[1].sum() == size * (size - 1) // 2
+    there.close()
+    arena.close()
+
+
+def test_what_was_flattened_is_not_kept() -> None:
+    """Not even until the next collection."""
+    array = np.arange(50_000)
+    gone = weakref.ref(array)
+    gc.disable()
+    try:
+        flattener = Flattener()
+        flattener.flatten([array, torch.arange(10)])
+        del flattener, array
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from stoker.cli import app
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "stoker"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_LIMIT_S = 240
 
@@ -118,3 +119,11 @@ def test_quotes_are_what_the_files_say(page: Path) -> None:
 
 def _flush_left(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", text))
+    assert {"engine/stream.py", "tests/conftest.py"} <= named
+    folders = (ROOT, PACKAGE, PACKAGE / "engine" / "pool")
+    assert not [name for name in sorted(named) if not any((f / name).is_file() for f in folders)]

@@ -1,4 +1,8 @@
-"""Where a pipeline is: its epoch, the run over it, what was handed out, and its saved states."""
+"""Where a pipeline is: its epoch, the run over it, what was handed out, and its saved states.
+
+A cursor is where its last iterator left it. An iterator that handed out nothing puts it back. One
+that handed out ``len()`` batches has had its epoch, even if nobody asked for the end.
+"""
 
 from __future__ import annotations
 

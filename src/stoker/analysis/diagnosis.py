@@ -1,4 +1,9 @@
-"""From rates to what they mean: the split of an epoch, what limits, and the report."""
+"""From rates to what they mean: the split of an epoch, what limits, and the report.
+
+The split is a difference: G against the job as it ran, at most the time spent inside ``next()``.
+The model, calibrated to the job's rate and to that difference, says which part of it is fetching,
+and what limits. Rates are those of the rank that waits longest.
+"""
 
 from __future__ import annotations
 

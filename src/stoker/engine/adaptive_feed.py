@@ -1,4 +1,17 @@
-"""The uses of an adaptive echo, decided step by step: by what is ready, a record, or ranks."""
+"""The uses of an adaptive echo, decided step by step: by what is ready, a record, or ranks.
+
+Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
+``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
+``Stream.poll`` reports, without waiting. Only if the pool has too little to use again, it waits for
+just the missing items; a worker that plans gets ``WouldBlock`` then.
+
+Decisions that are made early are made badly, because more items may be ready by the time of use. So
+the window after such a pool is two batches. The window before it holds at least eight batches, in
+tasks of an eighth of a batch: otherwise jitter alone would cause repeats. While the pool and the
+window before it are both full, a step of fresh items is ``ALONE``: nothing is kept, and so nothing
+is copied. Loaders and streams are read by a thread (``prefetch``), so that no planning waits for
+them.
+"""
 
 from __future__ import annotations
 

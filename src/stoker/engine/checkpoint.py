@@ -1,4 +1,19 @@
-"""Checkpoint and resume: what a resume needs of pools and filters, and how a run is restored."""
+"""Checkpoint and resume: what a resume needs of pools and filters, and how a run is restored.
+
+A position is: outputs handed out, uses, one snapshot for each pool, and one record for each filter.
+
+With nested pools, ``needed`` goes from the consumer to the source. Each pool's snapshot must reach
+back to the oldest item that the pool downstream of it still holds, because that item will be made
+again. ``resume`` goes the same way. Each pool is replayed from its snapshot, and recalls the draws
+of those steps whose outputs will be asked for again. Those outputs are made again, their own inputs
+included, when a draw first needs them.
+
+A loader that has a state of its own is asked for it behind every batch. A position in its epoch is
+that state, and pools begin empty (``begin_empty``).
+
+That parts of a state fit each other is found here. That each field is possible at all was checked
+before, by ``fitting``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""One epoch being run: a plan's streams, its worker_pool, and where it stands."""
+"""One epoch being run: a plan's streams, its worker pool, and where it stands.
+
+Called by the consumer alone, one thread at a time. In a forked child nothing of a run may be used
+(``is_inherited``). A run remembers where its last 64 outputs began, so that a trainer may
+acknowledge them late.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,17 @@
 
 Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
 known only once its value is computed. So planning may have to wait for values; a thread that must
-not block gets ``WouldBlock`` instead.
+not block gets ``WouldBlock`` instead, and planning is tried again when the value is there.
+
+A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
+plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
+drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
+it count survivors. Random maps go on with the ordinals of the source.
+
+A ``FilterRecord`` holds the numbers that were dropped, from the oldest that a resume needs on. It
+is saved, also for what was decided ahead of the position. So a resumed run drops the same examples,
+whether or not they fail again. A pool behind a filter learns its number of items at the end of the
+epoch; that number is saved as well.
 """
 
 from __future__ import annotations

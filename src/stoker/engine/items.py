@@ -1,8 +1,13 @@
 """Items: values in a stream, where they will be and how they are addressed.
 
-What comes next is decided on integers, by one thread at a time (it holds ``planning``); the
-values are filled in by any. So the order never depends on timing, and any item can be made
+What comes next is decided on integers, by one thread at a time, which holds ``Planning.lock``. The
+values are computed by any thread. So the order never depends on timing, and any item can be made
 again from its number, after a resume.
+
+The planner is a worker that plans a step ahead, or the consumer, where the window is empty or work
+is done inline. A worker never waits for the lock, because its holder may be waiting for a task of
+this worker (deadlock). For the same reason it never waits for values: ``Planning.may_block`` is
+false, and ``WouldBlock`` is raised.
 """
 
 from __future__ import annotations

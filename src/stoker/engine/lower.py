@@ -1,4 +1,9 @@
-"""From a chain to what the engine runs: what lies between two pools is one segment of work."""
+"""From a chain to what the engine runs: what lies between two pools is one segment of work.
+
+``lower`` lets the source and then each stage say what they need, in terms of ``Lowering``. The
+result is a ``Plan``: segments, and between them the points where items are kept, dropped or moved.
+Plans are made once for a chain and shared by its epochs; nothing in them changes when they run.
+"""
 
 from __future__ import annotations
 

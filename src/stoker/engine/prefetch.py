@@ -1,4 +1,9 @@
-"""A thread that prefetches from an iterator, so that planning never blocks on it."""
+"""A thread that prefetches from an iterator, so that planning never blocks on it.
+
+It is used where an adaptive echo follows a loader or a stream. The thread alone reads the inner
+stream, and closes it; others ask for its states and interrupt it. The thread never takes the
+planning lock.
+"""
 
 from __future__ import annotations
 

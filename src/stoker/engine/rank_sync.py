@@ -4,6 +4,20 @@ If each rank used whatever is ready, ranks would take different numbers of steps
 collective operation would hang. So the factor is fixed for a window of steps. It is the largest
 ratio of production time to consumption time that any rank measured. In each step every rank waits
 for the number of fresh items that the factor implies.
+
+The consumer agrees with the other ranks before steps 0, 8, 16, 32 and every 64th, on a gloo group
+of their own. What is agreed holds from four steps later on, so that planning ahead may go on
+meanwhile. Consumption is the median time between leaving ``next()`` and entering it again.
+Production is the time in which the window had room, for the items that came in that time.
+
+The ratio is agreed on, not the two times: a rank that waits in its step for another rank's data
+seems to consume slowly, and any factor would then look right.
+
+Quotas are counted in numbers of the source, so examples that are skipped do not change the number
+of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
+
+The group belongs to torch and ends with ``destroy_process_group()``. Only weak references to it are
+kept.
 """
 
 from __future__ import annotations

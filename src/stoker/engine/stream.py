@@ -1,4 +1,30 @@
-"""What a segment makes of its inputs, in order, through a bounded window."""
+"""What a segment makes of its inputs, in order, through a bounded window.
+
+A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
+are computed by tasks: one batch, or some examples for a pool (at least an eighth of a batch,
+because a task costs time), or a few batches that are gathered straight from arrays.
+
+The window holds the outputs that were submitted and not taken yet:
+
+- in general ``max(2 * group, 8 * workers * chunk)`` examples, in whole outputs;
+- 8 batches where batches are gathered from arrays, so that their memory stays in the CPU's caches;
+- at least twice as many as a source that reads ahead has requests;
+- around an adaptive echo, see ``adaptive_feed``;
+- nothing inline, and nothing after a feed that blocks in the consumer's thread (a loader, a
+  device).
+
+A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
+task would cost more.
+
+All uses of a stored item but the last get a copy; the last gets the item itself. Where items are
+only stacked into a batch nobody gets a copy. Items are stored with ``pytree.owned``, so that a
+small view does not keep a large array alive.
+
+The consumer calls ``pull`` of the last stream, workers call its ``plan_ahead``, and what is below
+"What follows runs in workers" is for the worker pool. The other methods of ``Stream`` are called
+with the planning lock held. Outputs are appended to a window under that lock. From the last window
+the consumer alone takes, without the lock; from the others the planner takes.
+"""
 
 from __future__ import annotations
 

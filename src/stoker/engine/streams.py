@@ -1,4 +1,9 @@
-"""The streams of one epoch: built from a plan, front to back, with who works for them."""
+"""The streams of one epoch: built from a plan, front to back, with who works for them.
+
+Segments on the host share one worker pool and one planning lock; the last of their streams plans
+for all. Segments behind a device have both for themselves, and the consumer alone plans and does
+their work.
+"""
 
 from __future__ import annotations
 

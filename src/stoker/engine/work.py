@@ -1,4 +1,15 @@
-"""What a segment does to its inputs; runs in any thread or process."""
+"""What a segment does to its inputs; runs in any thread or process.
+
+An exception becomes a ``Failure`` in place of the value, and is raised when an output that needs it
+is handed out. The first calls of a random map are looked at for draws from global generators,
+wherever they run; what they tell goes into the tally, and the consumer warns.
+
+A cache is one of the operations of the first segment. ``fetch`` looks examples up and returns a
+``Hit`` or, read from the source, a ``Miss``. ``apply`` takes misses through the operations before
+the cache one by one, which times them, offers them to the cache, and goes on with all. What a
+filter left out is stored as such. A source that reads ahead is told only of what the cache does not
+hold; what it was told of is taken from it, even if the cache has it by then.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A job's end of a feed: the epochs that it is handed, and where it is in them."""
+"""A job's end of a feed: the epochs that it is handed, and where it is in them.
+
+When a feeder dies, jobs connect again, or start another. They say which seed and outline they had,
+where they are, and who was served with them. The new feeder waits for those that are still alive
+before it chooses its positions.
+"""
 
 from __future__ import annotations
 

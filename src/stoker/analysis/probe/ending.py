@@ -1,6 +1,7 @@
 """Records in a file how a process that iterates loaders ends, when the interpreter exits.
 
-There is no file for a process that is killed, or that calls ``os._exit`` with an error.
+There is no file for a process that is killed, that calls ``os._exit`` with an error, or that is a
+daemonic child which its parent ends.
 """
 
 from __future__ import annotations

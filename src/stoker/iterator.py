@@ -6,13 +6,18 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stoker.caution import warn
 from stoker.engine.epoch import Run
 from stoker.errors import StokerError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
+
+    T = DefaultedTypeVar("T", default=Any)  # a bare Pipeline yields anything
+else:
+    T = TypeVar("T")
 _LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
 
 

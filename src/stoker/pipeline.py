@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from numpy.typing import NDArray
 
@@ -13,7 +13,7 @@ from stoker.chain import Chain
 from stoker.cursor import Cursor
 from stoker.describe import describe
 from stoker.engine.pool.make import Workers
-from stoker.iterator import PipelineIterator
+from stoker.iterator import PipelineIterator, T
 from stoker.schedule.record import read as read_record
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
@@ -28,12 +28,6 @@ from stoker.stages.take import Take
 from stoker.stages.to import To
 from stoker.stats import Clock, Stats
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as DefaultedTypeVar
-
-    T = DefaultedTypeVar("T", default=Any)
-else:
-    T = TypeVar("T")
 U = TypeVar("U")
 On = str | int | None
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from stoker.analysis.cold_reads import Reads
 from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
-from stoker.analysis.storage import Reads
 from stoker.analysis.trace import Drain, RankTrace, Trace
 
 BATCH_SIZE = 10

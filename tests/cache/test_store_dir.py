@@ -21,8 +21,8 @@ from stores import PRELUDE, content, found, item, joined, opened
 import stoker
 from scripts import script
 from stoker.cache import inventory, location
-from stoker.cache.folder import CacheFolder
 from stoker.cache.handles import HANDLES
+from stoker.cache.held_folder import CacheFolder
 
 pytestmark = pytest.mark.alone
 

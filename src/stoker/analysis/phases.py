@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stoker import machine
-from stoker.analysis import rates, storage
+from stoker.analysis import cold_reads, rates
 from stoker.analysis.formulas import most_workers
 from stoker.analysis.trace import RankTrace, Trace
 
@@ -115,8 +115,8 @@ def _drain_warm(job: DrivenJob) -> None:
     job.drain("found", rank.workers, limits.first_drain_s, fresh=True)
     drained = job.find_files()
     with contextlib.suppress(OSError):
-        if trace.files and storage.resident_fraction(drained) not in (None, 1.0):
-            storage.read_files(drained, 4, limits.filling_s)
+        if trace.files and cold_reads.resident_fraction(drained) not in (None, 1.0):
+            cold_reads.read_files(drained, 4, limits.filling_s)
     first = rank.drains["found"][-1]
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Where workers import a lot, they do so in each drain anew.
@@ -139,7 +139,7 @@ def _drain_warm(job: DrivenJob) -> None:
             job.train(count, (rounds - again) * len(counts) - place)
     with contextlib.suppress(OSError):
         if drained:
-            trace.warm_fraction = storage.resident_fraction(drained)
+            trace.warm_fraction = cold_reads.resident_fraction(drained)
 
 
 def _list_worker_counts(workers: int, cores: int) -> list[int]:
@@ -188,8 +188,8 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
     trace, limits = job.trace, job.limits
     rank = trace.ranks[0]
     job.say(f"S: dropping the loader's files from the page cache, {turn}")
-    storage.drop_files(job.files)
-    left = storage.resident_fraction(trace.files or job.files)
+    cold_reads.drop_files(job.files)
+    left = cold_reads.resident_fraction(trace.files or job.files)
     if left is None or left > _MOST_COLD:
         share = "an unknown part" if left is None else f"{left:.0%}"
         trace.reasons["S"] = (
@@ -220,14 +220,14 @@ def _read_files(trace: Trace, seconds: float) -> None:
     And cold by a reader a core, where these are more. Raises OSError.
     """
     files = trace.files
-    storage.drop_files(files)
-    reads = storage.read_files(files, trace.readers, 2 * seconds)
+    cold_reads.drop_files(files)
+    reads = cold_reads.read_files(files, trace.readers, 2 * seconds)
     trace.cold_reads.append(reads)
-    warm = storage.read_files(files[: sum(reads.files)], trace.readers, seconds)
+    warm = cold_reads.read_files(files[: sum(reads.files)], trace.readers, seconds)
     trace.warm_reads.append(warm)
     if machine.usable_cores() > trace.readers:
-        storage.drop_files(files)
-        most = storage.read_files(files, machine.usable_cores(), seconds)
+        cold_reads.drop_files(files)
+        most = cold_reads.read_files(files, machine.usable_cores(), seconds)
         trace.most_reads.append(most)
 
 
@@ -240,10 +240,10 @@ def _drop_part(trace: Trace, prep_files: float) -> bool:
     reads = trace.cold_reads[-1]
     rate = sum(reads.files) / max(1e-9, sum(reads.seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
-    storage.read_files(trace.files, machine.usable_cores(), 60.0)
+    cold_reads.read_files(trace.files, machine.usable_cores(), 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
-    storage.drop_files(chosen)
-    resident = storage.resident_fraction(trace.files)
+    cold_reads.drop_files(chosen)
+    resident = cold_reads.resident_fraction(trace.files)
     if resident is None or resident == 1.0:
         return False
     trace.partly_fraction = resident

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.analysis.cold_reads import Reads
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.report import Rate, Wait
-from stoker.analysis.storage import Reads
 from stoker.analysis.trace import Drain, RankTrace
 
 _BLOCKS = 8

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.analysis import rates, storage
+from stoker.analysis import cold_reads, rates
 from stoker.analysis.phases import PhaseLimits, Stopped, run_phases
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
-from stoker.analysis.session import Session, make_folder
+from stoker.analysis.script_run import Session, make_folder
 from stoker.analysis.trace import Drain, RankTrace, Trace
 from stoker.signals import deferred
 
@@ -362,7 +362,7 @@ class ScriptJob:
         opened = [line for rank in self._recorded for line in rank.opened]
         examples = sum(drain.made for drain in first)
         read_bytes = sum(max(0, work.read_bytes) for drain in first for work in drain.work)
-        self.files, why_not = storage.find_files(opened, examples, read_bytes)
+        self.files, why_not = cold_reads.find_files(opened, examples, read_bytes)
         if why_not:
             trace.reasons["files"] = why_not
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.analysis.cold_reads import Reads
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.report import Crash
-from stoker.analysis.storage import Reads
 
 
 @dataclass

@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from stoker.cache.counters import DAMAGED, DATA_NS, Counters
-from stoker.cache.folder import CacheFolder
+from stoker.cache.held_folder import CacheFolder
 from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_disorder
 from stoker.cache.store import COUNTERS, DATA, FILES, changed_ns, import_lmdb
 from stoker.errors import CacheError

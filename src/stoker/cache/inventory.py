@@ -20,7 +20,7 @@ from stoker.cache.counters import (
     Counters,
     read_counts,
 )
-from stoker.cache.folder import CacheFolder
+from stoker.cache.held_folder import CacheFolder
 from stoker.cache.integrity import About
 from stoker.cache.store import COUNTERS
 from stoker.errors import CacheError

@@ -12,7 +12,7 @@ from pathlib import Path
 import xxhash
 
 from stoker import machine
-from stoker.cache.folder import CacheFolder
+from stoker.cache.held_folder import CacheFolder
 from stoker.cache.layout import PAGE_BYTES
 from stoker.caution import warn
 from stoker.checks import is_number, is_whole_number

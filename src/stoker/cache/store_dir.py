@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 
 from stoker.cache import integrity, location
-from stoker.cache.folder import CacheFolder
+from stoker.cache.held_folder import CacheFolder
 from stoker.cache.integrity import ABOUT, FORMAT, About
 from stoker.cache.store import DATA, FILES, Store
 from stoker.caution import warn

@@ -1,0 +1,40 @@
+"""One name, one meaning: classes and files of the package are named once."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[1] / "src" / "stoker"
+
+
+def test_a_class_name_occurs_once() -> None:
+    names = Counter(
+        node.name
+        for file in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert len(names) > 100
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_a_file_name_occurs_once() -> None:
+    names = Counter(file.stem for file in SOURCES.rglob("*.py") if file.stem[0] != "_")
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    public = ast.parse((SOURCES / "__init__.py").read_text())
+    (exported,) = (
+        ast.literal_eval(node.value)
+        for node in public.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    modules = {path.stem for path in SOURCES.iterdir()} - {"images", "testing"}  # meant so
+    assert modules.isdisjoint(exported)
+
+
+def test_what_users_hold_is_a_short_facade() -> None:
+    assert len((SOURCES / "pipeline.py").read_text().splitlines()) <= 450

@@ -1,7 +1,8 @@
 """A store's folder: made as a whole, shared by its users, removed with the last of them.
 
 The folder is opened once, checked (who owns it, who may write to it), and used by its descriptor
-from then on. No link is followed; only regular files are opened, and none can block (``folder``).
+from then on. No link is followed; only regular files are opened, and none can block
+(``held_folder``).
 
 Every user holds a shared lock (``flock``) on the folder's file ``users``, which the kernel frees
 with its process. A user that gets the lock exclusively is alone, and may check or remove the store.

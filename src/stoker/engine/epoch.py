@@ -60,7 +60,7 @@ class Run:
         sizes: the sizes of the pools that are known; filled in here.
         position: where to begin.
         steps: how many outputs there are at most, or None.
-        ranks: with whom echoes that follow the stall agree, or None.
+        ranks: the ranks that adaptive echoes agree with, or None.
         recycler: where the memory of batches comes from, and stays; by default the run has its own.
         length: how many outputs the epoch has, if that is known.
     """
@@ -186,7 +186,7 @@ class Run:
 
     @property
     def together(self) -> bool:
-        """Whether other ranks may take more steps, and would wait for this one.
+        """Whether other ranks might take more steps, and then wait for this one.
 
         Not where the length is known beforehand: parts of equal length end alike.
         """

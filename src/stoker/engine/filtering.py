@@ -79,7 +79,7 @@ class SkipLog:
     """What was skipped in an epoch, against the budgets.
 
     Attributes:
-        examples: the number of examples in the epoch, None where nobody knows.
+        examples: the number of examples in the epoch, None if that is not known.
 
     Args:
         spent: what was skipped before a resume, by account.
@@ -168,7 +168,7 @@ class FilteredStream:
             yield item
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` survivors are there, and whether they are the last.
+        """Return how many of the next ``count`` survivors are ready, and if they are the last.
 
         Called with the planning lock held; never blocks. A spent budget counts as one item that is
         ready: taking it raises the error.
@@ -184,7 +184,7 @@ class FilteredStream:
         return min(count, max(kept, self._spent)), self._ended and kept <= count
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` survivors are there, or all that are left."""
+        """Wait until the next ``count`` survivors are ready, or all that are left."""
         self._have(count)
 
     @property
@@ -200,7 +200,7 @@ class FilteredStream:
     def surviving(self, number: int) -> int:
         """Return how many survivors wait of the items up to a number, once all are decided.
 
-        Raises WouldBlock if who plans must not wait.
+        Raises WouldBlock if the planner must not block.
         """
         while self.record.seen < number and not self._ended:
             self._have(len(self._kept) + 1)
@@ -246,7 +246,7 @@ class FilteredStream:
         self.record = self.record.since(survivor)
 
     def clear(self) -> None:
-        """Let go of what nobody will take any more."""
+        """Drop the survivors that will not be taken."""
         self._arriving.clear()
         self._kept.clear()
 

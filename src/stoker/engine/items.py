@@ -112,11 +112,11 @@ class Planning:
 
 
 class Stream(Protocol):
-    """A stream of items, in order. Its methods are called by who plans.
+    """A stream of items, in order. The planning lock must be held for all methods but ``clear``.
 
     Attributes:
         total: how many items an epoch has, None where only its end tells.
-        blocking: whether it is read in the thread that asks, so that nobody works ahead.
+        blocking: whether it is read in the thread that asks, so that there is no working ahead.
     """
 
     total: int | None
@@ -143,7 +143,7 @@ class Stream(Protocol):
         ...
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` items are there, or all that are left.
+        """Wait until the next ``count`` items are ready, or all that are left.
 
         Raises WouldBlock if the planning thread must not wait.
         """
@@ -170,7 +170,7 @@ class Stream(Protocol):
         ...
 
     def clear(self) -> None:
-        """Let go of what nobody will use any more."""
+        """Drop what will not be used any more."""
         ...
 
 
@@ -189,7 +189,7 @@ class HeadStream(PulledStream, Protocol):
     """A stream that stands at the head of a plan: a source that is read one item after another."""
 
     def has_ended(self) -> bool:
-        """Ask the source whether that is all; what it raises or gives then comes with the next."""
+        """Return whether the source is exhausted. An item or error that this reads comes next."""
         ...
 
     def loaded_with(self, item: Item, loaded: int) -> int:
@@ -208,16 +208,16 @@ class HeadStream(PulledStream, Protocol):
         ...
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether an error is the source's own, and it may go on; of each it is told once."""
+        """Whether the source raised this error, and may go on. True only once for each error."""
         ...
 
     def interrupt(self) -> None:
-        """Have who waits for a feed, in another thread, wait no more."""
+        """Interrupt another thread that waits for the source, if that can be done."""
         ...
 
 
 class Feed(Protocol):
-    """Where a segment gets its inputs from, unless they are fresh from the source.
+    """What gives a segment its inputs, unless it reads them from the source by number.
 
     Attributes:
         in_order: whether each item comes once, as it was made.

@@ -61,14 +61,14 @@ class Prefetcher:
         return self._fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` items are there, and whether they are the last."""
+        """Return how many of the next ``count`` items are ready, and whether they are the last."""
         self._begin()
         with self._lock:
             ready = len(self._queue)
             return min(count, ready), self._ended and ready <= count
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` items are there, or all that are left, or an error."""
+        """Wait until the next ``count`` items are ready, or all that are left, or an error."""
         self._begin()
         with self._lock:
             while not self._there(count):

@@ -138,7 +138,7 @@ class AgreedPolicy:
         self._total = total
         self._planning = planning
         self._legs: list[tuple[int, int, int]] = []  # from a step, with so many fresh, a factor
-        self._until = 0  # the first step that nobody agreed on yet
+        self._until = 0  # the first step that was not agreed on yet
         self._began = False
         self._consumed: list[int] = []
         self._producing_ns = self._produced = 0

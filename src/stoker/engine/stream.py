@@ -65,7 +65,7 @@ class SegmentStream:
         examples: the number of fresh examples in the epoch.
         depth: the segment's number among those of its worker_pool.
         group: the number of examples in a batch.
-        planning: held by whoever decides what comes next, in this run.
+        planning: the planning lock of this run.
         read_ahead: how many examples a source wants to be told of before they are fetched.
     """
 
@@ -194,11 +194,11 @@ class SegmentStream:
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.
 
-        Called by who plans.
+        Called with the planning lock held.
         """
         window = self._window
         while count:
-            # Inline nobody works ahead, so no more is begun than is wanted.
+            # Inline there is no working ahead, so no more is begun than is wanted.
             at_most = count if self.worker_pool.inline else None
             if not window and not self._submit_next(at_most):
                 return
@@ -217,9 +217,9 @@ class SegmentStream:
             self._planning.may_block = may_block
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` outputs are there, and whether they are the last.
+        """Return how many of the next ``count`` outputs are ready, and whether they are the last.
 
-        Called by who plans; never waits. Inline they are made here and now.
+        Called with the planning lock held. Never blocks; inline, outputs are made here and now.
         """
         window = self._window
         inline = self.worker_pool.inline
@@ -241,7 +241,7 @@ class SegmentStream:
         return ready, ready == len(window) and (self._ended or self._next == self.total)
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` outputs are there, or all that are left."""
+        """Wait until the next ``count`` outputs are ready, or all that are left."""
         window = self._window
         while len(window) < count and self._submit_next():
             pass
@@ -253,7 +253,7 @@ class SegmentStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the window is full and done; inline, outputs are there when they are wanted."""
+        """Whether the window is full and done; always true inline."""
         window = self._window
         if self.worker_pool.inline:
             return True
@@ -331,7 +331,7 @@ class SegmentStream:
         return -(-examples // self._group) if self._batches else examples
 
     def clear(self) -> None:
-        """Let go of what nobody will take any more."""
+        """Drop the outputs that will not be taken."""
         for item in self._window:
             item.task.waiting = item.task.items = None  # tasks that wait for each other are a cycle
         self._window.clear()

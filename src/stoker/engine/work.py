@@ -37,7 +37,7 @@ Misdrawn = tuple[int, str]
 
 
 class Failure:
-    """What stands for an example that a stage failed on, until a batch needs it.
+    """Stands in place of an example that a stage failed on, until a batch needs it.
 
     Attributes:
         error: what is raised then.
@@ -53,7 +53,7 @@ class Failure:
 
 
 class Rejected(Exception):
-    """The error of a failure that is none: a filter left the example out."""
+    """Stands in place of an error: a filter left the example out."""
 
 
 REJECTED = Failure(Rejected())

@@ -49,7 +49,7 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
-_FEW = 1024  # slots to begin with, where nobody knows how many items come
+_FEW = 1024  # slots to begin with, where the number of items is not known
 _SLACK = 8  # draws beyond what chance is expected to waste
 _NO_SLOTS = np.empty(0, np.int64)
 

@@ -101,7 +101,7 @@ class CostEstimate:
         return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
 
     def batch_ns(self) -> float:
-        """Return what a batch costs, 0 while nobody knows."""
+        """Return what a batch costs, 0 while that is not known."""
         return (self.row_ns or 0.0) * self.rows_per_batch
 
     def note(self, rows: int, work_ns: int) -> None:
@@ -268,7 +268,7 @@ class WorkerPool:
         self._chore = chore
 
     def plan(self) -> None:
-        """Have a worker plan ahead, in turns with other work; inline nobody does."""
+        """Have a worker plan ahead, in turns with other work. Inline, do nothing."""
         if self.active:
             with self.lock:
                 self._chore_due = True

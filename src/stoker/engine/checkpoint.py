@@ -59,7 +59,7 @@ def needed(
             oldest = snapshot.oldest
         else:
             oldest *= stream.inputs_each
-        upstream = _sieve(feed)
+        upstream = _filtered(feed)
         if upstream is not None:
             record = upstream.needed(oldest)
             records.append(record)
@@ -105,7 +105,7 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             break
         each = stream.inputs_each
         again = {n * each + i for n in again for i in range(each)}
-        upstream = _sieve(feed)
+        upstream = _filtered(feed)
         record = FilterRecord()
         if upstream is not None and records:
             record = records.pop()
@@ -137,7 +137,7 @@ def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoFeed[Any]]:
             yield feed
 
 
-def _sieve(feed: Feed) -> FilteredStream | None:
+def _filtered(feed: Feed) -> FilteredStream | None:
     return feed.upstream if isinstance(feed.upstream, FilteredStream) else None
 
 

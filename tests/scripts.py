@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[1]
+PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""Where programs find modules: `experiments`, and what this run was told."""
 TIMEOUT_S = 240
 """After which a program hangs; a busy machine takes its time."""
 REAL_WORLDS = [2, 4] if os.environ.get("STOKER_TEST_PROFILE") == "full" else [2]
@@ -71,7 +73,7 @@ class Script:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},  # for `experiments`
+            env={**os.environ, "PYTHONPATH": PATH},
             start_new_session=True,
         )
         self.pid = self.process.pid

@@ -3,7 +3,8 @@
 The ``python`` blocks of a page are one program, run in order in a folder of its own, warnings
 being errors; lines keep their numbers, so that a traceback points into the page. A comment
 ``<!-- setup: ... -->`` holds Python that readers need not see. A ``text`` block behind a comment
-``<!-- printed -->`` must have been printed by then, numbers and bars aside.
+``<!-- printed -->`` must have been printed by then, numbers and bars aside. A block
+behind a comment ``<!-- from: PATH -->`` is quoted from that file.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from typer.testing import CliRunner
 from stoker.cli import app
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "stoker"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NOTHING_TO_RUN = {"design.md"}
 RUN_LIMIT_S = 240
 
 _BLOCK = re.compile(
     r"^<!--[ ]setup:\n (?P<setup>.*?) ^-->$"
     r"| (?P<printed>^<!--[ ]printed[ ]-->\n\n?)? ^```(?P<language>\w+)\n (?P<body>.*?) ^```$",
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+_QUOTE = re.compile(
+    r"^<!--[ ]from:[ ](?P<path>\S+)[ ]-->\n ```\w+\n (?P<body>.*?) ^```$",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
@@ -61,8 +66,6 @@ def _without_numbers(text: str) -> list[str]:
 
 @every_page
 def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
-    if page.name in NOTHING_TO_RUN:
-        return
     runs = len(_blocks(page, "python"))
     assert 0 < runs == page.read_text().count("```python"), "a page shows something that runs"
     script = tmp_path / f"{page.stem}.py"
@@ -106,3 +109,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
             anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
             assert found["heading"] in anchors, found[0]
+
+
+@every_page
+def test_quotes_are_what_the_files_say(page: Path) -> None:
+    for quote in _QUOTE.finditer(page.read_text()):
+        assert _flush_left(quote["body"]) in _flush_left((ROOT / quote["path"]).read_text()), quote
+
+
+def _flush_left(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", text))
+    assert {"engine/stream.py", "tests/conftest.py"} <= named
+    folders = (ROOT, PACKAGE, PACKAGE / "engine" / "pool")
+    assert not [name for name in sorted(named) if not any((f / name).is_file() for f in folders)]

@@ -3,6 +3,10 @@
 A new array of a megabyte costs its page faults, often more than filling it. An array from
 here returns when the last reference to it or to a view of it is gone, by a finaliser, so a
 consumer may keep a batch as long as it likes and pays with a new array only then.
+
+Arrays of 64 KiB or more sit on memory from a free list, and a weak reference brings the memory
+back. There is no reference counting, and no explicit release. There is no lock either: a finalizer
+may run in any thread at any moment.
 """
 
 from __future__ import annotations

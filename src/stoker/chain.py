@@ -23,7 +23,7 @@ from stoker.stages.stage import Operation, Stage, not_known
 
 @dataclass(frozen=True)
 class Chain:
-    """What a pipeline is, apart from where it is.
+    """A pipeline without its position.
 
     Attributes:
         source: where it begins.
@@ -127,7 +127,7 @@ class Chain:
 
     @property
     def has_workers(self) -> bool:
-        """Whether anybody prepares while the consumer trains."""
+        """Whether anything is prepared while the consumer trains."""
         return self.workers is None or self.workers.count > 0
 
     @property
@@ -140,7 +140,7 @@ class Chain:
         return f"{'.'.join(names)} seed={self.seed}"
 
     def outline(self) -> list[str]:
-        """Return what must be alike for a state, a record or a feed to fit."""
+        """Return the lines that a state, a record or a feed must agree with."""
         lines = [stage.outline() for stage in self.stages]
         return [self.source.outline(), *(line for line in lines if line is not None)]
 
@@ -170,7 +170,7 @@ class Chain:
         return count
 
     def sure_count(self) -> int | None:
-        """Return ``count()``, or None where nobody knows it, or may rely on it."""
+        """Return ``count()``, or None if it is not known, or may turn out different."""
         if not self.source.is_counted:
             return self.steps
         try:
@@ -187,15 +187,15 @@ class Chain:
     def check_start(self) -> None:
         """Get ready for an epoch.
 
-        Raises ValueError or StateError where it cannot run, here and now; warns of what nobody
-        shards.
+        Raises ValueError or StateError where it cannot run, here and now; warns if
+        nothing is sharded.
         """
         self._check_ranks()
         for stage in self.stages:
             stage.begin(self)
 
     def _check_ranks(self) -> None:
-        """Refuse what has ranks take unequal numbers of steps; warn of what nobody shards."""
+        """Refuse what gives ranks unequal numbers of steps; warn if nothing is sharded."""
         share = self.selection.share
         if share is not None and share.world > 1 and self.steps is None:
             if self.follows_clock and (share.uneven or process_group() is None):

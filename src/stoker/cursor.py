@@ -1,4 +1,8 @@
-"""Where a pipeline is: its epoch, the run over it, what was handed out, and its saved states."""
+"""Where a pipeline is: its epoch, the run over it, what was handed out, and its saved states.
+
+A cursor is where its last iterator left it. An iterator that handed out nothing puts it back. One
+that handed out ``len()`` batches has had its epoch, even if nobody asked for the end.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats
 
 _PARENTS_RUNS: list[Run] = []
-"""What a forked child inherited is kept untouched until it ends: to free it could end its owner's
-workers (a ``DataLoader``'s iterator does so)."""
+"""Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
+workers (a ``DataLoader``'s iterator does that)."""
 
 
 class _Before(NamedTuple):
@@ -41,7 +45,7 @@ class _Before(NamedTuple):
 
 
 class Cursor:
-    """Where a pipeline is. Shared with its iterators, which outlive it or not.
+    """A pipeline's epoch and position. Shared with its iterators, which may outlive it.
 
     Args:
         chain: what is iterated over.

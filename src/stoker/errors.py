@@ -102,8 +102,8 @@ class Skip:
 class BudgetSpent(StokerError):
     """More examples failed in an epoch than ``on_error=`` lets be skipped.
 
-    Raised by ``next()`` where what comes next depends on the example too many; its ``__cause__``
-    is what failed there. The state of the last batch can be resumed with a larger budget.
+    Raised by ``next()`` when the next batch depends on the failure that exceeds the budget, which
+    is its ``__cause__``. The state of the last batch can be resumed with a larger budget.
 
     Attributes:
         skips: what failed since the epoch began or was resumed, the last one included (of very
@@ -129,7 +129,7 @@ class BudgetSpent(StokerError):
 
 
 class RemoteError(StokerError):
-    """A file or folder on remote storage could not be read, and trying again is of no more use.
+    """A file or folder on remote storage could not be read, and retrying did not or cannot help.
 
     Attributes:
         url: of the file or folder.

@@ -1,7 +1,11 @@
 """The order of one epoch, and which part of it is a rank's.
 
 Ordinals count what this process reads in an epoch, from 0; an order maps them to indices of the
-source. Nothing here takes memory that grows with the epoch above ``TRUE_PERMUTATION_LIMIT``.
+source. Nothing here takes memory that grows with the epoch above ``TRUE_PERMUTATION_LIMIT``: up to
+it an order is a permutation, above it a keyed Feistel network.
+
+With ``.shuffle().shard()`` a rank reads every ``world``-th place of a permutation of all examples.
+With ``.shard().shuffle()`` it reads a permutation of its own, fixed part.
 """
 
 from __future__ import annotations

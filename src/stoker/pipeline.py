@@ -217,11 +217,11 @@ class Pipeline(Generic[T]):
         augmentation*; between it and ``batch``: *example echoing after augmentation*; after
         ``batch``: *batch echoing*; after ``to``: batch echoing on the device.
 
-        With ``"auto"`` the factor follows the stall: a fresh item is used as soon as it is ready;
-        while none is, the item whose last use is oldest is used again (none that was in the batch
-        before); only when all of those were used ``max_factor`` times the consumer waits. Where
-        fresh items come fast enough nothing is echoed. What happens then depends on time;
-        ``record()`` has it, and ``replay=`` repeats it.
+        With ``"auto"`` the factor follows the stall. A fresh item is used as soon as it is ready.
+        While nothing fresh is ready, the least recently used item is repeated, unless it was in the
+        previous batch or has had ``max_factor`` uses. Only if there is no such item, the consumer
+        waits. If data is fast enough, nothing is repeated. The decisions depend on timing;
+        ``record()`` returns them, and ``replay=`` repeats them.
 
         Args:
             factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions by error
@@ -257,11 +257,11 @@ class Pipeline(Generic[T]):
     ) -> Pipeline[T]:
         """Keep what comes here, and never evict it: from then on it is not read or made again.
 
-        Behind the source raw bytes are kept, behind a ``map`` what it made. Examples enter as
-        they come until the limit is reached; then nothing enters and nothing leaves, which gives
-        the fewest misses there can be, every epoch (MinIO caching, Mohan et al., VLDB 2021,
-        section 6.1). All processes of this host that cache the same share one store: workers,
-        ranks, other jobs. A cache changes nothing of what comes out, nor of the state.
+        After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter in
+        the order in which they come, until the limit is reached. Then nothing enters and nothing
+        leaves, which gives the fewest possible misses in every epoch (MinIO caching, Mohan et al.,
+        VLDB 2021, section 6.1). All processes of this host that cache the same data share one
+        store: workers, ranks, other jobs. A cache does not change the batches or the state.
 
         Args:
             limit: of the store, fixed when it is made: bytes (``"64GiB"``), a share of usable

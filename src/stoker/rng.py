@@ -1,8 +1,15 @@
-"""Randomness with an address: what is drawn depends on where, never on who drew it or when.
+"""Addressed randomness: a draw depends on what it is for, never on the worker or the time.
 
 Every draw is keyed by (seed, epoch, purpose) and placed by a counter, so that the same use of
 the same example sees the same numbers under any number of workers, and again after a resume.
 Streams are those of NumPy's Philox generator and may differ between NumPy versions.
+
+The purpose of a random map is its position in the chain. Its counter is (ordinal, word). The word
+folds the use number of each echo above, 20 bits each. First uses fold to 0, so an echo changes
+nothing for first uses. Random maps and worker processes fold the rank into their keys too; pools do
+not, so that a state of one rank fits all.
+
+Each thread has one generator and places it anew for each use. It is valid during the call only.
 """
 
 from __future__ import annotations

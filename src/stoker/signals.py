@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that suits; and what signal handlers raise, which is no stage's error."""
+"""Deferring Ctrl-C to a safe moment, and recognising exceptions raised by signal handlers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def again_soon() -> None:
 
 @contextlib.contextmanager
 def deferred(come: Callable[[], None] = at_once) -> Iterator[None]:
-    """Let a block come to its end; a Ctrl-C comes behind it."""
+    """Run a block to its end; a Ctrl-C that comes meanwhile is raised after it."""
     one = Deferred()
     one.begin()
     try:
@@ -65,10 +65,11 @@ def deferred(come: Callable[[], None] = at_once) -> Iterator[None]:
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise an exception again if a signal handler raised it, or what it was raised for.
+    """Raise an exception again if it, or one of its causes, came from a signal handler.
 
-    To be called where an exception is taken for a stage's own: a handler's comes wherever the main
-    thread happens to be, and belongs to who installed the handler (a timeout, a request to stop).
+    Call this wherever an exception would be attributed to a stage. A handler's exception is raised
+    wherever the main thread happens to be, and must reach whoever installed the handler (such as a
+    timeout, or a request to stop).
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,4 +1,8 @@
-"""Saved states: exact at the last yielded batch, small, and sure of what they belong to."""
+"""Saved states: exact at the last yielded batch, small, and sure of what they belong to.
+
+A state is JSON, with the outline of its chain and a checksum. The checksum says that nothing was
+damaged, not that anything is right: ``fitting`` checks that.
+"""
 
 from __future__ import annotations
 

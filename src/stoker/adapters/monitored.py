@@ -17,7 +17,7 @@ from stoker.sources.unsharded import warn_unsharded_loader
 
 T = TypeVar("T")
 
-_FED = 0.05  # waiting less than this share of the time is not worth anybody's
+_FED = 0.05  # a smaller share of waiting time counts as keeping up
 _UNEVEN = 3.0
 
 

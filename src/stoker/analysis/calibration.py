@@ -1,8 +1,8 @@
-"""Rates that were measured apart, brought into line with the job as it ran.
+"""Calibration: the separately measured rates are adjusted to the job's measured speed.
 
-The job itself is one more measurement: of what limits it. So that alone is scaled until the model
-runs the job as it is at the rate that was measured, and computes for the share of the time that
-was measured. Whatever else is predicted starts from there.
+The job itself is one more measurement, of whatever limits it. So only the limiting rate is scaled,
+until the model gives the job's measured speed and its measured share of compute. All predictions
+start from the calibrated rates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.analysis.formulas import INFINITE, interpolate
 from stoker.analysis.model import Measured, predict
 
 TOLERANCE = 0.1
-"""So far may prediction and measurement lie apart before a report says so first."""
+"""A larger relative error of the prediction makes the report's verdict uncertain."""
 _ALL = 0.99  # of the time in compute: what else takes time was too short to be measured
 
 Scale = Callable[[Measured, float], Measured]
@@ -25,10 +25,10 @@ def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
 
     ``compute`` is the share of the time that the job computed, above 0 and at most 1.
 
-    A part that, apart, gave less than the job took was measured too low and is raised. Where the
-    job is slower than all parts, the one that limits is lowered; where that would be training,
-    which the job's share of compute says that it is not, the slowest part of the data path, or, up
-    to the tolerance, how well both overlap.
+    A rate below the job's speed was measured too low, and is raised to it. If the job is slower
+    than all parts, the limiting rate is lowered. If that would be training's, which contradicts
+    the measured share of compute, the slowest part of the data path is lowered instead; within
+    the tolerance, the overlap of both.
     """
     if apart.workers == 0:
         return _calibrate_alone(apart, rate, compute)
@@ -56,7 +56,7 @@ def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
 
 
 def _calibrate_alone(apart: Measured, rate: float, compute: float) -> Measured:
-    """The same where training prepares by itself: what one takes, the other has not."""
+    """Calibrate a job without workers, where training and preparation do not overlap."""
     overlaps = tuple((count, 1.0 if count == 0 else share) for count, share in apart.efficiency)
     job = replace(apart, efficiency=overlaps)
     if compute < _ALL:

@@ -1,4 +1,9 @@
-"""From rates to what they mean: the split of an epoch, what limits, and the report."""
+"""From rates to what they mean: the split of an epoch, what limits, and the report.
+
+The split is a difference: G against the job as it ran, at most the time spent inside ``next()``.
+The model, calibrated to the job's rate and to that difference, says which part of it is fetching,
+and what limits. Rates are those of the rank that waits longest.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from stoker.analysis.trace import AnalysisError, RankTrace, Trace, list_raw_phas
 from stoker.analysis.verdict import explain_nothing_seen, find_doubts, write_verdict
 from stoker.version import __version__
 
-_SLOWER = 0.1  # a loader that reads its files slower than this share is not storage's fault
+_SLOWER = 0.1  # a loader at less than this share of its files' rate is not limited by storage
 
 
 def make_report(trace: Trace) -> Report:

@@ -1,4 +1,13 @@
-"""The script under analysis: starting it, ending it with all that it started, how it crashed."""
+"""The script under analysis: starting it, ending it with all that it started, how it crashed.
+
+The script is in a session of its own. Its first process and its ranks die with their parent
+(PR_SET_PDEATHSIG). What its launchers leave behind becomes the analyzer's (PR_SET_CHILD_SUBREAPER),
+and is known by ``STOKER_PROBE`` in its environment.
+
+A crash is told from the first process, its exit code, and the ``.ended`` files of processes that
+came to their end (``probe.ending``), also behind a launcher that hides it. Of torchrun's text two
+things are known: where its own lines begin, and the root cause.
+"""
 
 from __future__ import annotations
 

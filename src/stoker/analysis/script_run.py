@@ -1,4 +1,19 @@
-"""One start of the script under analysis, with the probe in it: waiting, asking, switching."""
+"""One start of the script under analysis, with the probe in it: waiting, asking, switching.
+
+The script starts with ``analysis/startup`` first on ``PYTHONPATH``. The ``sitecustomize`` there
+loads the probe, under a name of its own, in every Python process below, and then the
+``sitecustomize`` that it hides.
+
+The analyzer asks through files and mapped headers (``probe.records``). From which batch on to
+replay (``replay_at``) and to take over (``take_at``) are step numbers in the future, so that ranks,
+which are in step, switch at the same step. Nothing is sent, so a kill loses nothing.
+
+A script may come to its end during a phase. It is then started again, with the number of its
+batches known.
+
+The run's folder has a file ``alive``, locked while the analyzer lives. A waiting probe ends when it
+can take the lock, and the next analysis removes the folder.
+"""
 
 from __future__ import annotations
 

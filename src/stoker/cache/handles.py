@@ -1,4 +1,9 @@
-"""The stores that this process has open: one handle for all caches that name the same folder."""
+"""The stores that this process has open: one handle for all caches that name the same folder.
+
+There is one handle, because a process that closes a file loses all its locks on it (``lockf``),
+also those that were taken through another descriptor: the rows of ``counters`` are locked so by
+their writers. And LMDB allows no two environments of one folder in a process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What tells cached items apart: the source, what was done to its examples, the file as it was."""
+"""What tells cached items apart: the source, what was done to its examples, the file as it was.
+
+A key is a digest of the chain's identity and the example's fingerprint. A chain has an identity if
+its source has one and the functions before the cache are stoker's own, or if the user gives a
+version. Otherwise the identity is random, is made with the stage, and reaches workers with it
+(under torchrun it is made of the launcher and a count). A file's fingerprint is looked up before it
+is read and after.
+"""
 
 from __future__ import annotations
 

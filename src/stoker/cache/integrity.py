@@ -1,8 +1,10 @@
 """What a store says about itself, and whether its files are as they were left.
 
-The first user of a store trusts nothing in it before it is checked. Where others than its users
-have written to its items, the whole table is read, in a process of its own (this module, run as a
-program): damage may crash the reader.
+The first user of a store trusts nothing in it before it is checked: format, boot, length of the
+file, damage that readers noted, and a digest (``left``) of LMDB's first pages and of the counters,
+as the last user left them. Where others than its users have written to its items (the file was
+changed after the last item entered), the whole table is read, in a process of its own (this module,
+run as a program): damage may crash the reader.
 """
 
 from __future__ import annotations

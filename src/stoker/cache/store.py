@@ -2,7 +2,13 @@
 
 What LMDB asks for, by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync`` (what a
 crash of the machine leaves is thrown away as a whole), the file as long as the map from the
-beginning (or a file that was cut kills its readers), and no environment across a fork.
+beginning (or a file that was cut kills its readers), and no environment across a fork. The file is
+sparse. The size of the map is the budget: LMDB itself refuses what goes beyond it.
+
+Reading goes through ``ForkGate``, which a fork shuts. Environments are closed before the fork and
+opened again where they are needed; in the child everything inherited is dropped. One thread of each
+process writes (``writer``). A writer's lock that is taken is tried again later. Readers never wait
+for a writer.
 """
 
 from __future__ import annotations

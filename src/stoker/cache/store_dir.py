@@ -1,9 +1,17 @@
 """A store's folder: made as a whole, shared by its users, removed with the last of them.
 
-Every user holds a shared lock on the folder's file ``users``, which the kernel frees with its
-process. A user that gets the lock exclusively is alone, and may check or remove the store. A folder
-is renamed to its path only when it is complete and locked, and away from it before it is removed.
-What killed processes leave of either is removed by the next process that gets its lock.
+The folder is opened once, checked (who owns it, who may write to it), and used by its descriptor
+from then on. No link is followed; only regular files are opened, and none can block
+(``held_folder``).
+
+Every user holds a shared lock (``flock``) on the folder's file ``users``, which the kernel frees
+with its process. A user that gets the lock exclusively is alone, and may check or remove the store.
+A folder is renamed to its path only when it is complete and locked, and away from it before it is
+removed, ``users`` last. What killed processes leave of either is removed by the next process that
+gets its lock, if there is nothing in it but a store's files.
+
+A store is opened where an epoch begins. So what LMDB says then is refused or warned of there, and
+is not the failure of an example.
 """
 
 from __future__ import annotations

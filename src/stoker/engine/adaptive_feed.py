@@ -1,4 +1,17 @@
-"""The uses of an echo that follows the stall: what is ready decides, or what was decided before."""
+"""The uses of an adaptive echo, decided step by step: by what is ready, a record, or ranks.
+
+Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
+``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
+``Stream.poll`` reports, without waiting. Only if the pool has too little to use again, it waits for
+just the missing items; a worker that plans gets ``WouldBlock`` then.
+
+Decisions that are made early are made badly, because more items may be ready by the time of use. So
+the window after such a pool is two batches. The window before it holds at least eight batches, in
+tasks of an eighth of a batch: otherwise jitter alone would cause repeats. While the pool and the
+window before it are both full, a step of fresh items is ``ALONE``: nothing is kept, and so nothing
+is copied. Loaders and streams are read by a thread (``prefetch``), so that no planning waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +54,11 @@ class OnDemandPolicy:
 
 
 class AdaptiveFeed(EchoFeed[AdaptivePool]):
-    """Feeds a segment by what is decided step by step.
+    """Feeds a segment by a policy's decisions, one step at a time.
 
     Args:
-        leaks: whether uses may be left out behind it. Then a state tells which ones, ahead of its
-            position, and the steps that they belong to must be the same after a resume.
+        leaks: whether stages after it may drop uses. A state then lists drops beyond its own
+            position, so a resume must replay the steps that they belong to.
     """
 
     total = None
@@ -132,11 +145,11 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
 
 
 class Replay:
-    """What a record says.
+    """A policy that repeats recorded decisions.
 
     Args:
         decisions: those of this echo in this epoch.
-        planning: says whether who plans may wait, and is told where the record ends.
+        planning: tells whether the planner may block.
     """
 
     def __init__(self, decisions: Decisions, planning: Planning) -> None:

@@ -1,4 +1,19 @@
-"""The way back: what a resume needs of every pool and sift, and how a run goes there."""
+"""Checkpoint and resume: what a resume needs of pools and filters, and how a run is restored.
+
+A position is: outputs handed out, uses, one snapshot for each pool, and one record for each filter.
+
+With nested pools, ``needed`` goes from the consumer to the source. Each pool's snapshot must reach
+back to the oldest item that the pool downstream of it still holds, because that item will be made
+again. ``resume`` goes the same way. Each pool is replayed from its snapshot, and recalls the draws
+of those steps whose outputs will be asked for again. Those outputs are made again, their own inputs
+included, when a draw first needs them.
+
+A loader that has a state of its own is asked for it behind every batch. A position in its epoch is
+that state, and pools begin empty (``begin_empty``).
+
+That parts of a state fit each other is found here. That each field is possible at all was checked
+before, by ``fitting``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +31,7 @@ from stoker.schedule.fixed import Snapshot
 
 
 def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
-    """Return the filtered that feed segments, in the order that data meets them."""
+    """Return the filtered streams that feed segments, in data-flow order."""
     upstreams = [stream.feed.upstream for stream in segments if stream.feed is not None]
     return [upstream for upstream in upstreams if isinstance(upstream, FilteredStream)]
 
@@ -24,9 +39,9 @@ def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
 def needed(
     segments: Sequence[SegmentStream], yielded: int, planning: Planning
 ) -> tuple[list[Snapshot | Moment], list[FilterRecord]]:
-    """Return what a resume at ``yielded`` needs of each pool and each sift, in order.
+    """Return the pool snapshots and filter records that a resume at ``yielded`` needs, in order.
 
-    Nothing at all while a pool was not begun. The caller holds ``planning``.
+    Both are empty if a pool has not started yet. The caller must hold ``planning``.
     """
     assert planning.is_held()
     snapshots: list[Any] = []
@@ -44,7 +59,7 @@ def needed(
             oldest = snapshot.oldest
         else:
             oldest *= stream.inputs_each
-        upstream = _sieve(feed)
+        upstream = _filtered(feed)
         if upstream is not None:
             record = upstream.needed(oldest)
             records.append(record)
@@ -62,7 +77,7 @@ def forget(segments: Sequence[SegmentStream], yielded: int, planning: Planning) 
 
 
 def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
-    """Go on behind what a loader or a feed gave before, with empty pools."""
+    """Continue after the batches that a loader or a feed has already yielded, with empty pools."""
     outputs = position.yielded
     for stream in reversed(segments):
         stream.start_at(outputs)
@@ -90,7 +105,7 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             break
         each = stream.inputs_each
         again = {n * each + i for n in again for i in range(each)}
-        upstream = _sieve(feed)
+        upstream = _filtered(feed)
         record = FilterRecord()
         if upstream is not None and records:
             record = records.pop()
@@ -122,7 +137,7 @@ def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoFeed[Any]]:
             yield feed
 
 
-def _sieve(feed: Feed) -> FilteredStream | None:
+def _filtered(feed: Feed) -> FilteredStream | None:
     return feed.upstream if isinstance(feed.upstream, FilteredStream) else None
 
 

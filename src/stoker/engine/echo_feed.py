@@ -77,7 +77,7 @@ class EchoFeed(ABC, Generic[AnyPool]):
         return 0
 
     def clear(self) -> None:
-        """Let go of what nobody will use any more."""
+        """Drop what will not be used any more."""
         for item in self._items.values():
             item.task.waiting = None
         self._items.clear()
@@ -180,7 +180,7 @@ class PooledFeed(EchoFeed[Pool]):
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
         self.total = None if upstream.total is None else self.echo.count(upstream.total)
-        # Where nobody knows how many items come: looked ahead to, so that the end is seen in time.
+        # Where the number of items is not known, one is peeked at, so that the end is seen in time.
         self._unknown = upstream.total is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()
         self._items_before: int | None = None  # in the epoch, as the run before a resume knew
@@ -199,7 +199,7 @@ class PooledFeed(EchoFeed[Pool]):
         return None if self._have(at_least) else len(self._prefetcher)
 
     def clear(self) -> None:
-        """Let go of what nobody will use any more."""
+        """Drop what will not be used any more."""
         super().clear()
         self._prefetcher.clear()
 

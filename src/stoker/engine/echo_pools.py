@@ -35,7 +35,7 @@ class Pools:
         seed, epoch: they key the draws.
         sizes: the sizes that are known, by the echo's position; filled in here.
         autotuner: remembers the factor that ranks agreed on last.
-        ranks: who agrees, None where nobody has to.
+        ranks: the ranks that agree, or None.
         skip_log: knows how many examples the epoch has.
         steps: how many outputs there are at most, or None.
     """

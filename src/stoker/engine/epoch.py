@@ -1,4 +1,9 @@
-"""One epoch being run: a plan's streams, its worker_pool, and where it stands."""
+"""One epoch being run: a plan's streams, its worker pool, and where it stands.
+
+Called by the consumer alone, one thread at a time. In a forked child nothing of a run may be used
+(``is_inherited``). A run remembers where its last 64 outputs began, so that a trainer may
+acknowledge them late.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +60,7 @@ class Run:
         sizes: the sizes of the pools that are known; filled in here.
         position: where to begin.
         steps: how many outputs there are at most, or None.
-        ranks: with whom echoes that follow the stall agree, or None.
+        ranks: the ranks that adaptive echoes agree with, or None.
         recycler: where the memory of batches comes from, and stays; by default the run has its own.
         length: how many outputs the epoch has, if that is known.
     """
@@ -167,10 +172,10 @@ class Run:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a child, forked from the one that runs this.
+        """Whether this process was forked from the one that runs this.
 
-        Then nothing in here may be used: its threads are not there, its locks may be held for ever,
-        its processes are the parent's.
+        If so, nothing here may be used: the threads do not exist in the child, locks may stay held
+        for ever, and the worker processes belong to the parent.
         """
         return not self._owner.is_current
 
@@ -181,7 +186,7 @@ class Run:
 
     @property
     def together(self) -> bool:
-        """Whether other ranks may take more steps, and would wait for this one.
+        """Whether other ranks might take more steps, and then wait for this one.
 
         Not where the length is known beforehand: parts of equal length end alike.
         """
@@ -288,9 +293,9 @@ class Run:
         return _Handed(*self._handed[0])
 
     def unfinished(self) -> deque[Position | None]:
-        """Return, oldest first, where each output began that was handed out and not acknowledged.
+        """Return the start positions of the outputs not yet acknowledged, oldest first.
 
-        None for those that are too long ago; empty if nothing was acknowledged at all.
+        None for outputs that are no longer remembered. Empty if ``acknowledge`` was never called.
         """
         if self.finished is None:
             return deque()
@@ -300,10 +305,10 @@ class Run:
         return deque([*[None] * forgotten, *map(self._position, known)])
 
     def position(self) -> Position:
-        """Return where the last output stands that was handed out, or acknowledged if any was.
+        """Return the position after the last acknowledged output, else after the last one yielded.
 
-        Of a loader or a stream without what a resume needs, for there is none; and without waiting
-        for who may be reading it.
+        For a loader or a stream it has no snapshots, as nothing can be made again; and it does not
+        wait for the thread that may be reading.
         """
         if self.finished is None:
             return self.last_position()

@@ -1,8 +1,18 @@
-"""Survivors: what filters let through and skip budgets do not leave out, numbered anew.
+"""Filters and skip budgets: the examples that survive them are renumbered.
 
-Numbers upstream count what went in, numbers downstream what came out. Which is which is known
-only once the values are there, so deciding what comes next may have to wait for them: who must
-not wait gets ``WouldBlock``.
+Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
+known only once its value is computed. So planning may have to wait for values; a thread that must
+not block gets ``WouldBlock`` instead, and planning is tried again when the value is there.
+
+A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
+plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
+drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
+it count survivors. Random maps go on with the ordinals of the source.
+
+A ``FilterRecord`` holds the numbers that were dropped, from the oldest that a resume needs on. It
+is saved, also for what was decided ahead of the position. So a resumed run drops the same examples,
+whether or not they fail again. A pool behind a filter learns its number of items at the end of the
+epoch; that number is saved as well.
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 
 _log = logging.getLogger("stoker")
-_LISTED = 1_000  # skips that are kept in use_keys
+_LISTED = 1_000  # skips that are kept with their details
 
 
 @dataclass
@@ -69,7 +79,7 @@ class SkipLog:
     """What was skipped in an epoch, against the budgets.
 
     Attributes:
-        examples: the number of examples in the epoch, None where nobody knows.
+        examples: the number of examples in the epoch, None if that is not known.
 
     Args:
         spent: what was skipped before a resume, by account.
@@ -109,7 +119,7 @@ class FilteredStream:
         point: which budgets apply.
         upstream: where the items come from.
         skip_log: where skips are entered.
-        planning: says whether who plans may wait.
+        planning: tells whether the planner may block.
     """
 
     blocking = False
@@ -141,7 +151,7 @@ class FilteredStream:
 
     @property
     def segment(self) -> Segment:
-        """The segment whose outputs are sifted."""
+        """The segment whose outputs are filtered."""
         return self._upstream.segment
 
     @property
@@ -158,9 +168,10 @@ class FilteredStream:
             yield item
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` survivors are there, and whether they are the last.
+        """Return how many of the next ``count`` survivors are ready, and if they are the last.
 
-        Called by who plans; never waits. A budget that is spent counts as one: who takes it learns.
+        Called with the planning lock held; never blocks. A spent budget counts as one item that is
+        ready: taking it raises the error.
         """
         may_block, self._planning.may_block = self._planning.may_block, False
         try:
@@ -173,7 +184,7 @@ class FilteredStream:
         return min(count, max(kept, self._spent)), self._ended and kept <= count
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` survivors are there, or all that are left."""
+        """Wait until the next ``count`` survivors are ready, or all that are left."""
         self._have(count)
 
     @property
@@ -189,7 +200,7 @@ class FilteredStream:
     def surviving(self, number: int) -> int:
         """Return how many survivors wait of the items up to a number, once all are decided.
 
-        Raises WouldBlock if who plans must not wait.
+        Raises WouldBlock if the planner must not block.
         """
         while self.record.seen < number and not self._ended:
             self._have(len(self._kept) + 1)
@@ -235,12 +246,12 @@ class FilteredStream:
         self.record = self.record.since(survivor)
 
     def clear(self) -> None:
-        """Let go of what nobody will take any more."""
+        """Drop the survivors that will not be taken."""
         self._arriving.clear()
         self._kept.clear()
 
     def _have(self, count: int) -> None:
-        """See to it that ``count`` survivors wait, or all that are left."""
+        """Make ``count`` survivors available, or all that are left. May raise WouldBlock."""
         assert self._planning.is_held()
         while len(self._kept) < count and not self._ended:
             if not self._arriving:
@@ -282,9 +293,9 @@ class FilteredStream:
             self._kept.append(item)
 
     def _skipped(self, item: Item, failure: Failure) -> bool:
-        """Tell whether a failure is skipped; raise BudgetSpent if it is one too many.
+        """Return whether a failure is skipped. Raise BudgetSpent if that exceeds the budget.
 
-        That is raised where an output is asked for: who plans ahead stops in front of it.
+        BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """
         budget = self._point.budgets.get(failure.account, RAISE)
         error = failure.error

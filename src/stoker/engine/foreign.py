@@ -165,7 +165,7 @@ class LoaderStream:
         return max(loaded, item.ordinal + 1)
 
     def has_ended(self) -> bool:
-        """Ask the loader whether that is all; what it raises or gives then comes with the next."""
+        """Return whether the loader is exhausted. A batch or error that this reads comes next."""
         if self._failed is not None:
             return False
         try:
@@ -189,15 +189,15 @@ class LoaderStream:
             self._states.popleft()
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether an error is the loader's own; of each it is told once."""
+        """Whether the loader raised this error. True only once for each error."""
         for at, own in enumerate(self._errors):
             if own is error:
-                del self._errors[at]  # in place: who reads ahead may add another
+                del self._errors[at]  # in place: the reading thread may add another
                 return True
         return False
 
     def interrupt(self) -> None:
-        """Have who waits for a feed, in another thread, wait no more."""
+        """Interrupt another thread that waits for the next batch, if the loader can do that."""
         interrupt(self._iterator)
 
     def clear(self) -> None:
@@ -335,7 +335,7 @@ class DeviceStream:
 
 
 def interrupt(iterator: Iterator[Any] | None) -> None:
-    """Have who waits in ``next()``, in another thread, wait no more; where that can be done."""
+    """Interrupt another thread that waits in ``next()`` of an iterator, if that can be done."""
     tell = getattr(iterator, "interrupt", None)
     if tell is not None:
         tell()

@@ -1,8 +1,13 @@
 """Items: values in a stream, where they will be and how they are addressed.
 
-What comes next is decided on integers, by one thread at a time (it holds ``planning``); the
-values are filled in by any. So the order never depends on timing, and any item can be made
+What comes next is decided on integers, by one thread at a time, which holds ``Planning.lock``. The
+values are computed by any thread. So the order never depends on timing, and any item can be made
 again from its number, after a resume.
+
+The planner is a worker that plans a step ahead, or the consumer, where the window is empty or work
+is done inline. A worker never waits for the lock, because its holder may be waiting for a task of
+this worker (deadlock). For the same reason it never waits for values: ``Planning.may_block`` is
+false, and ``WouldBlock`` is raised.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ class Item:
 
     Attributes:
         task, row: where the value is when the task is done.
-        ordinal, use_key: its address (see ``randomness``).
+        ordinal, use_key: its address (see ``rng``).
         rows: the examples in it.
         repeats: those of them that are in it already.
         fresh: the fresh examples of the epoch that were read up to this item.
@@ -77,10 +82,10 @@ class Tally:
 
 
 class WouldBlock(Exception):
-    """What comes next depends on a value that is not there, and who plans must not wait.
+    """The next decision needs a value that is not computed yet, and the planner must not block.
 
     Attributes:
-        task: what it depends on, or None where only the consumer can go on.
+        task: the task that computes the value; None if only the consumer can continue.
     """
 
     def __init__(self, task: Task | None) -> None:
@@ -88,12 +93,12 @@ class WouldBlock(Exception):
 
 
 class Planning:
-    """Held by whoever decides what comes next, one thread at a time.
+    """The planning lock: one thread at a time decides what comes next.
 
     Attributes:
-        lock: what is held.
-        may_block: whether who holds it may wait for values: the consumer may, a worker might wait
-            for itself.
+        lock: the lock.
+        may_block: whether its holder may wait for values. The consumer may; a worker may not, as
+            it might wait for itself (deadlock).
     """
 
     def __init__(self) -> None:
@@ -107,11 +112,11 @@ class Planning:
 
 
 class Stream(Protocol):
-    """A stream of items, in order. Its methods are called by who plans.
+    """A stream of items, in order. The planning lock must be held for all methods but ``clear``.
 
     Attributes:
         total: how many items an epoch has, None where only its end tells.
-        blocking: whether it is read in the thread that asks, so that nobody works ahead.
+        blocking: whether it is read in the thread that asks, so that there is no working ahead.
     """
 
     total: int | None
@@ -131,14 +136,14 @@ class Stream(Protocol):
         ...
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` items are there, and whether they are the last.
+        """Return how many of the next ``count`` items are ready, and whether they are the last.
 
-        Sees to it that more are begun; never waits.
+        Also submits work for further items. Never blocks.
         """
         ...
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` items are there, or all that are left.
+        """Wait until the next ``count`` items are ready, or all that are left.
 
         Raises WouldBlock if the planning thread must not wait.
         """
@@ -165,7 +170,7 @@ class Stream(Protocol):
         ...
 
     def clear(self) -> None:
-        """Let go of what nobody will use any more."""
+        """Drop what will not be used any more."""
         ...
 
 
@@ -184,7 +189,7 @@ class HeadStream(PulledStream, Protocol):
     """A stream that stands at the head of a plan: a source that is read one item after another."""
 
     def has_ended(self) -> bool:
-        """Ask the source whether that is all; what it raises or gives then comes with the next."""
+        """Return whether the source is exhausted. An item or error that this reads comes next."""
         ...
 
     def loaded_with(self, item: Item, loaded: int) -> int:
@@ -203,16 +208,16 @@ class HeadStream(PulledStream, Protocol):
         ...
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether an error is the source's own, and it may go on; of each it is told once."""
+        """Whether the source raised this error, and may go on. True only once for each error."""
         ...
 
     def interrupt(self) -> None:
-        """Have who waits for a feed, in another thread, wait no more."""
+        """Interrupt another thread that waits for the source, if that can be done."""
         ...
 
 
 class Feed(Protocol):
-    """Where a segment gets its inputs from, unless they are fresh from the source.
+    """What gives a segment its inputs, unless it reads them from the source by number.
 
     Attributes:
         in_order: whether each item comes once, as it was made.

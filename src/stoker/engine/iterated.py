@@ -23,7 +23,7 @@ from stoker.sources.iterable import IterableSource
 
 
 class IteratedStream:
-    """One pass over an iterable, by whoever plans, one thread at a time.
+    """One pass over an iterable. Read by the planner, so by one thread at a time.
 
     Args:
         source: the iterable.
@@ -135,7 +135,7 @@ class IteratedStream:
         return False
 
     def interrupt(self) -> None:
-        """Have who waits for a feed, in another thread, wait no more."""
+        """Interrupt another thread that waits for the next example, if the iterator can do that."""
         interrupt(self._whole)
 
     def clear(self) -> None:

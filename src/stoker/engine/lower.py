@@ -1,4 +1,9 @@
-"""From a chain to what the engine runs: what lies between two pools is one segment of work."""
+"""From a chain to what the engine runs: what lies between two pools is one segment of work.
+
+``lower`` lets the source and then each stage say what they need, in terms of ``Lowering``. The
+result is a ``Plan``: segments, and between them the points where items are kept, dropped or moved.
+Plans are made once for a chain and shared by its epochs; nothing in them changes when they run.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +29,19 @@ class PartVisitor(Protocol):
     """Goes through the parts of a plan, in the order that data meets them."""
 
     def segment(self, part: Segment) -> None:
-        """Meet work."""
+        """Visit a segment."""
         ...
 
     def filter_point(self, part: FilterPoint) -> None:
-        """Meet the place where examples may be left out."""
+        """Visit a filter point."""
         ...
 
     def echo_point(self, part: EchoPoint) -> None:
-        """Meet a pool."""
+        """Visit a pool."""
         ...
 
     def device_point(self, part: DevicePoint) -> None:
-        """Meet the way to a device."""
+        """Visit the move to a device."""
         ...
 
 
@@ -51,7 +56,7 @@ class Segment:
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind it.
         batches_in: whether what comes in are batches already.
-        on_device: whether it stands behind ``.to(device)``.
+        on_device: whether it comes after ``.to(device)``.
         at: its place among the parts.
         into_pool: whether a pool keeps what comes out.
         is_followed: whether that is the pool of an adaptive echo, on a device perhaps.
@@ -100,13 +105,13 @@ class Segment:
         return names + [stage.name for stage in self.batch_maps]
 
     def visit(self, visitor: PartVisitor) -> None:
-        """Tell a visitor what this is."""
+        """Call the visitor's method for this kind of part."""
         visitor.segment(self)
 
 
 @dataclass
 class FilterPoint:
-    """Stands behind a segment some of whose outputs do not survive.
+    """The point after a segment some of whose outputs do not survive.
 
     Attributes:
         budgets: the skip budgets, by account: 0 is the pipeline's, the others are those of stages
@@ -119,7 +124,7 @@ class FilterPoint:
     needs_work_behind = True
 
     def visit(self, visitor: PartVisitor) -> None:
-        """Tell a visitor what this is."""
+        """Call the visitor's method for this kind of part."""
         visitor.filter_point(self)
 
 
@@ -130,7 +135,7 @@ class EchoPoint:
     Attributes:
         echo: the stage.
         holds_batches: whether its items are batches.
-        on_device: whether it stands behind ``.to(device)``.
+        on_device: whether it comes after ``.to(device)``.
         group: how many items a step of its pool has: one, where those are batches.
         leaks: whether uses may be left out behind it.
         at: its place among the parts.
@@ -145,13 +150,13 @@ class EchoPoint:
     needs_work_behind = True
 
     def visit(self, visitor: PartVisitor) -> None:
-        """Tell a visitor what this is."""
+        """Call the visitor's method for this kind of part."""
         visitor.echo_point(self)
 
 
 @dataclass
 class DevicePoint:
-    """The way of batches to a device.
+    """The point where batches move to a device.
 
     Attributes:
         to: the stage.
@@ -163,7 +168,7 @@ class DevicePoint:
     needs_work_behind = False
 
     def visit(self, visitor: PartVisitor) -> None:
-        """Tell a visitor what this is."""
+        """Call the visitor's method for this kind of part."""
         visitor.device_point(self)
 
 
@@ -172,7 +177,7 @@ Part = Segment | FilterPoint | EchoPoint | DevicePoint
 
 @dataclass(frozen=True)
 class Plan:
-    """What a chain comes to.
+    """What the engine runs for a chain.
 
     Attributes:
         indexed, iterable, loader: the source, as the one of these that it is.
@@ -225,7 +230,7 @@ class Plan:
 
 
 def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
-    """Return what a chain comes to; ``budget`` is its own for skipping examples."""
+    """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
     lowering = _Lowering(budget)
     source.lower(lowering)
     for stage in stages:
@@ -234,7 +239,7 @@ def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
 
 
 class _Lowering:
-    """Sorts what the source and the stages say of themselves into parts."""
+    """Collects what the source and the stages need, as the parts of a plan."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -304,7 +309,7 @@ class _Lowering:
         self._on_device = True
 
     def plan(self) -> Plan:
-        """Return what was taken down."""
+        """Return the plan of what was collected."""
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(Segment(batches_in=self._batches, on_device=self._on_device))
@@ -361,7 +366,7 @@ class _Lowering:
 
 
 class _Neighbours:
-    """Goes through the parts from the last to the first, and tells each what is behind it."""
+    """Visits the parts from the last to the first, and tells each what comes after it."""
 
     def __init__(self, group: int) -> None:
         self.segments: list[Segment] = []

@@ -19,7 +19,7 @@ class Position:
         loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         snapshots: one of each pool, in the order that data meets them.
         items: how many fresh items each pool had in the epoch, where its end has told.
-        records: of each sift, which examples it left out.
+        records: of each filtered stream, which examples it left out.
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
     """
 

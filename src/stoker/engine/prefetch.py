@@ -1,4 +1,9 @@
-"""What can only be iterated, read ahead by a thread, so that nobody who plans waits for it."""
+"""A thread that prefetches from an iterator, so that planning never blocks on it.
+
+It is used where an adaptive echo follows a loader or a stream. The thread alone reads the inner
+stream, and closes it; others ask for its states and interrupt it. The thread never takes the
+planning lock.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +22,16 @@ _JOIN_S = 5.0
 
 
 class Prefetcher:
-    """A stream that a thread of its own reads, up to so many items ahead.
+    """A stream that a background thread prefetches into a bounded queue.
 
-    What reading raises stands in the queue as what it is, and is raised where it is met; then
-    reading goes on, for a loader may.
+    An exception of the inner stream is queued, and raised at its place. Reading then continues,
+    because a loader may recover.
 
     Args:
-        inner: what is read.
-        size: how many items wait at most.
-        planning: says whether who plans may wait.
-        worker_pool: is called to plan when something arrived.
+        inner: the stream to read.
+        size: the largest number of items in the queue.
+        planning: tells whether the planner may block.
+        worker_pool: notified to plan when an item has arrived.
     """
 
     blocking = False
@@ -56,14 +61,14 @@ class Prefetcher:
         return self._fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` items are there, and whether they are the last."""
+        """Return how many of the next ``count`` items are ready, and whether they are the last."""
         self._begin()
         with self._lock:
             ready = len(self._queue)
             return min(count, ready), self._ended and ready <= count
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` items are there, or all that are left, or an error."""
+        """Wait until the next ``count`` items are ready, or all that are left, or an error."""
         self._begin()
         with self._lock:
             while not self._there(count):

@@ -1,9 +1,23 @@
-"""Ranks that agree on a factor: every rank takes the same number of steps, whatever its stalls.
+"""Ranks agree on one echoing factor, so that all take the same number of steps.
 
-Where each rank used what is ready, they would take unequal numbers of steps, and the one with more
-would wait for the others forever. So the factor is planned: it holds for a window of steps, from
-the largest ratio of production to consumption time that any rank has measured, and in each step
-every rank takes the quota of fresh items that it implies, and waits for it.
+If each rank used whatever is ready, ranks would take different numbers of steps, and the next
+collective operation would hang. So the factor is fixed for a window of steps. It is the largest
+ratio of production time to consumption time that any rank measured. In each step every rank waits
+for the number of fresh items that the factor implies.
+
+The consumer agrees with the other ranks before steps 0, 8, 16, 32 and every 64th, on a gloo group
+of their own. What is agreed holds from four steps later on, so that planning ahead may go on
+meanwhile. Consumption is the median time between leaving ``next()`` and entering it again.
+Production is the time in which the window had room, for the items that came in that time.
+
+The ratio is agreed on, not the two times: a rank that waits in its step for another rank's data
+seems to consume slowly, and any factor would then look right.
+
+Quotas are counted in numbers of the source, so examples that are skipped do not change the number
+of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
+
+The group belongs to torch and ends with ``destroy_process_group()``. Only weak references to it are
+kept.
 """
 
 from __future__ import annotations
@@ -124,7 +138,7 @@ class AgreedPolicy:
         self._total = total
         self._planning = planning
         self._legs: list[tuple[int, int, int]] = []  # from a step, with so many fresh, a factor
-        self._until = 0  # the first step that nobody agreed on yet
+        self._until = 0  # the first step that was not agreed on yet
         self._began = False
         self._consumed: list[int] = []
         self._producing_ns = self._produced = 0
@@ -222,8 +236,8 @@ class AgreedPolicy:
     def measured(self) -> int:
         """Return this rank's ratio of production to consumption time since this was last asked.
 
-        The largest ratio decides, not the largest times: who waits for another rank's data inside
-        its step seems to consume slowly.
+        Ranks exchange this ratio, not the two times: a rank that waits in its step for another
+        rank's data would report a step time that is too large.
         """
         busy_ns = int(np.median(self._consumed)) if self._consumed else 0
         ratio = UNIT

@@ -1,4 +1,30 @@
-"""What a segment makes of its inputs, in order, through a bounded window."""
+"""What a segment makes of its inputs, in order, through a bounded window.
+
+A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
+are computed by tasks: one batch, or some examples for a pool (at least an eighth of a batch,
+because a task costs time), or a few batches that are gathered straight from arrays.
+
+The window holds the outputs that were submitted and not taken yet:
+
+- in general ``max(2 * group, 8 * workers * chunk)`` examples, in whole outputs;
+- 8 batches where batches are gathered from arrays, so that their memory stays in the CPU's caches;
+- at least twice as many as a source that reads ahead has requests;
+- around an adaptive echo, see ``adaptive_feed``;
+- nothing inline, and nothing after a feed that blocks in the consumer's thread (a loader, a
+  device).
+
+A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
+task would cost more.
+
+All uses of a stored item but the last get a copy; the last gets the item itself. Where items are
+only stacked into a batch nobody gets a copy. Items are stored with ``pytree.owned``, so that a
+small view does not keep a large array alive.
+
+The consumer calls ``pull`` of the last stream, workers call its ``plan_ahead``, and what is below
+"What follows runs in workers" is for the worker pool. The other methods of ``Stream`` are called
+with the planning lock held. Outputs are appended to a window under that lock. From the last window
+the consumer alone takes, without the lock; from the others the planner takes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +65,7 @@ class SegmentStream:
         examples: the number of fresh examples in the epoch.
         depth: the segment's number among those of its worker_pool.
         group: the number of examples in a batch.
-        planning: held by whoever decides what comes next, in this run.
+        planning: the planning lock of this run.
         read_ahead: how many examples a source wants to be told of before they are fetched.
     """
 
@@ -118,10 +144,10 @@ class SegmentStream:
         return self._passes and (self.worker_pool.inline or self.cost.batch_ns() < INLINE_BATCH_NS)
 
     def pull(self, *, may_block: bool = True) -> Item | None:
-        """Return the next output, and see to it that the window is filled up.
+        """Return the next output, and have the window refilled.
 
-        Called by the consumer, who plans only where it has to: workers plan ahead. Raises
-        WouldBlock where it would have to wait and not ``may_block``.
+        Called by the consumer. It plans only if the window is empty; otherwise workers plan ahead.
+        Raises WouldBlock if it would have to wait and ``may_block`` is false.
         """
         if self._window:  # nobody else takes from it
             item: Item | None = self._window.popleft()
@@ -131,7 +157,7 @@ class SegmentStream:
                 item = self._first()
         if item is not None and (self._pulled or self._gathers):
             self.worker_pool.plan()
-        self._pulled = True  # nothing delays the first output; who takes it calls for planning
+        self._pulled = True  # the first output is handed out before planning ahead
         return item
 
     def _first(self) -> Item | None:
@@ -143,9 +169,10 @@ class SegmentStream:
         return self._window.popleft()
 
     def plan_ahead(self) -> bool:
-        """Begin one more output, if the window has room; return whether it has room for more.
+        """Submit one more output if the window has room; return whether there is room for another.
 
-        Called by workers. Never waiting, for who plans may wait for a worker.
+        Called by workers. Must not block: the holder of the planning lock may be waiting for this
+        worker (deadlock).
         """
         if (
             self.worker_pool.closed or self._passes_here
@@ -167,11 +194,11 @@ class SegmentStream:
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window up.
 
-        Called by who plans.
+        Called with the planning lock held.
         """
         window = self._window
         while count:
-            # Inline nobody works ahead, so no more is begun than is wanted.
+            # Inline there is no working ahead, so no more is begun than is wanted.
             at_most = count if self.worker_pool.inline else None
             if not window and not self._submit_next(at_most):
                 return
@@ -190,9 +217,9 @@ class SegmentStream:
             self._planning.may_block = may_block
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` outputs are there, and whether they are the last.
+        """Return how many of the next ``count`` outputs are ready, and whether they are the last.
 
-        Called by who plans; never waits. Inline they are made here and now.
+        Called with the planning lock held. Never blocks; inline, outputs are made here and now.
         """
         window = self._window
         inline = self.worker_pool.inline
@@ -214,7 +241,7 @@ class SegmentStream:
         return ready, ready == len(window) and (self._ended or self._next == self.total)
 
     def wait_for(self, count: int) -> None:
-        """Return when the next ``count`` outputs are there, or all that are left."""
+        """Wait until the next ``count`` outputs are ready, or all that are left."""
         window = self._window
         while len(window) < count and self._submit_next():
             pass
@@ -226,7 +253,7 @@ class SegmentStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the window is full and done; inline, outputs are there when they are wanted."""
+        """Whether the window is full and done; always true inline."""
         window = self._window
         if self.worker_pool.inline:
             return True
@@ -304,7 +331,7 @@ class SegmentStream:
         return -(-examples // self._group) if self._batches else examples
 
     def clear(self) -> None:
-        """Let go of what nobody will take any more."""
+        """Drop the outputs that will not be taken."""
         for item in self._window:
             item.task.waiting = item.task.items = None  # tasks that wait for each other are a cycle
         self._window.clear()

@@ -1,4 +1,9 @@
-"""The streams of one epoch: built from a plan, front to back, with who works for them."""
+"""The streams of one epoch: built from a plan, front to back, with who works for them.
+
+Segments on the host share one worker pool and one planning lock; the last of their streams plans
+for all. Segments behind a device have both for themselves, and the consumer alone plans and does
+their work.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from stoker.stages.to import Mover
 
 
 class EpochStreams:
-    """The streams of one epoch, and who works for them; a visitor of the plan that builds them.
+    """The streams and worker pools of one epoch; as a visitor of the plan it builds them.
 
     Args:
         plan: the plan.
@@ -33,7 +38,7 @@ class EpochStreams:
         workers: how work is shared out.
         position: where to begin.
         pools: makes the feeds of echoes.
-        planning: held by whoever decides what comes next.
+        planning: the planning lock.
         recycler: where the memory of batches comes from.
         tally: where time is counted.
         skip_log: where skips are entered.
@@ -197,13 +202,13 @@ class EpochStreams:
         self._depth += 1
 
     def filter_point(self, part: FilterPoint) -> None:
-        """Build the stream of those that survive."""
+        """Build the stream of survivors."""
         self._stream = FilteredStream(
             part, self.segments[-1], self.worker_pool, self._skip_log, self._planning
         )
 
     def echo_point(self, part: EchoPoint) -> None:
-        """Build what a pool draws."""
+        """Build the feed that a pool draws."""
         assert self._stream is not None
         pool, planning = self._where(part)
         self._feed = self._pools.feed(part, self._stream, self._tally, pool, planning)

@@ -1,4 +1,15 @@
-"""What a segment does to its inputs; runs in any thread or process."""
+"""What a segment does to its inputs; runs in any thread or process.
+
+An exception becomes a ``Failure`` in place of the value, and is raised when an output that needs it
+is handed out. The first calls of a random map are looked at for draws from global generators,
+wherever they run; what they tell goes into the tally, and the consumer warns.
+
+A cache is one of the operations of the first segment. ``fetch`` looks examples up and returns a
+``Hit`` or, read from the source, a ``Miss``. ``apply`` takes misses through the operations before
+the cache one by one, which times them, offers them to the cache, and goes on with all. What a
+filter left out is stored as such. A source that reads ahead is told only of what the cache does not
+hold; what it was told of is taken from it, even if the cache has it by then.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +37,11 @@ Misdrawn = tuple[int, str]
 
 
 class Failure:
-    """What stands for an example that a stage failed on, until a batch needs it.
+    """Stands in place of an example that a stage failed on, until a batch needs it.
 
     Attributes:
         error: what is raised then.
-        part: the segment that failed, by its place among the parts: the sift behind it may skip
+        part: the segment that failed, by its place among the parts: the filter after it may skip
             the example, later ones not. None where nothing may.
         account: the skip budget that it counts against (see ``FilterPoint``).
     """
@@ -42,7 +53,7 @@ class Failure:
 
 
 class Rejected(Exception):
-    """The error of a failure that is none: a filter left the example out."""
+    """Stands in place of an error: a filter left the example out."""
 
 
 REJECTED = Failure(Rejected())

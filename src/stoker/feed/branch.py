@@ -1,7 +1,9 @@
 """Branches of a feed: output logs, each with the producer that fills it.
 
-New jobs join the oldest branch, where an epoch begins. The others make again what a job missed,
-until the older one has what the job needs next.
+New jobs join the oldest branch at the beginning of an epoch, or while its first item is still
+there. A job that asks for a position that no branch comes to gets a branch of its own. Behind
+filters and echoes that makes again what comes before, since any output can be made by its number.
+The job is moved to an older branch as soon as that has what the job needs next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A job's end of a feed: the epochs that it is handed, and where it is in them."""
+"""A job's end of a feed: the epochs that it is handed, and where it is in them.
+
+When a feeder dies, jobs connect again, or start another. They say which seed and outline they had,
+where they are, and who was served with them. The new feeder waits for those that are still alive
+before it chooses its positions.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +143,7 @@ class FeedClient:
                 else:
                     raise self.damaged(f"{type(message).__name__} where an epoch was to begin")
                 message = self.next_message(interrupt)
-        except BaseException:  # nobody shall wait for who does not wait any more
+        except BaseException:  # the feeder must not wait for a job that has given up
             self._connection.send(Leave())
             raise
         begun = message.epoch, message.number
@@ -195,9 +200,9 @@ class FeedClient:
         return value
 
     def settle(self) -> None:
-        """Before asking for more: make one's own what would keep the feeder waiting.
+        """Before asking for more, copy batches that would keep the feeder waiting.
 
-        Raises FeedError when something was overwritten that could be seen here.
+        Raises FeedError if a batch that is still in use was overwritten.
         """
         self._leases.settle(self.about.lent)
 

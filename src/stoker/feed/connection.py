@@ -1,8 +1,13 @@
 """What a job and one feeder exchange: the greeting, messages, and leases of the feeder's memory.
 
-A job gets outputs in the memory that the feeder made them in, mapped privately. It is done with one
-when nothing refers to its arrays any more. What it still refers to when it asks for the output
-after the next becomes its own memory then, by a copy.
+A job maps the feeder's memory privately, and anew for each hand-over, so that a page that it wrote
+to is not taken for the next output. A finalizer of the mapping ends the lease: the job is done with
+an output when nothing refers to its arrays any more. What it still refers to when it asks for the
+output after the next becomes its own memory, by a write to each page, so that the feeder need not
+wait.
+
+``Ask`` has a number that all answers to it repeat; what answers an older one is dropped. What makes
+no sense is one ``FeedError``, not another attempt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An output log: items in the order in which they are made, for readers at their own positions.
+"""The output log: items in the order in which they are made, for readers at their own positions.
 
-Positions are pairs of epoch and number; nothing here waits, sends or copies. A log runs on from
-epoch to epoch. An item stays in it until every reader that it is owed to is done with it; that is
-all that bounds how far production may go ahead of the slowest reader.
+Positions are pairs of epoch and number. Nothing here waits, sends or copies. A log continues from
+epoch to epoch. It keeps an item until every reader that it is owed to is done with it. This alone
+bounds how far production may run ahead of the slowest reader.
 """
 
 from __future__ import annotations

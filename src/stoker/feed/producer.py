@@ -1,4 +1,8 @@
-"""A pipeline's outputs, made by a thread of their own as there is room for them."""
+"""A pipeline's outputs, made by a thread of their own as there is room for them.
+
+The thread iterates a copy of the pipeline. Its recycler takes memory from shared blocks, so a batch
+is made where the jobs will see it. What lies elsewhere is copied into a block.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,15 @@
 
 One thread, here, talks to the jobs and decides; each branch has a thread that makes its outputs.
 All of them block where there is nothing to do.
+
+What a job is handed is a lease. It ends with ``Done``, with the connection, or with the process
+(pidfd). Leases outlive membership: a job that left or was evicted keeps its memory.
+
+Patience: if a branch has no room, a reader waits, and the slowest readers have said nothing for too
+long, they are told ``Evicted``. They ask again, from where they are.
+
+Nothing that a job sends can do more than end its own connection: messages are bounded by their
+schema (``messages``), so whatever is decoded can be answered.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What is used next where the factor follows the stall: on integers only.
 
-Every step is told how many fresh items go into it; the rest of it are items that were used
-before, those whose last use is oldest first. How many are fresh is decided elsewhere (by what is
-ready, by a record, or by ranks that agree) and is all there is to record: from it, a byte a step,
-the schedule is made again exactly.
+Each step takes a given number of fresh items and fills up with the least recently used ones. How
+many are fresh is decided elsewhere (by what is ready, by a record, or by ranks that agree). These
+numbers, a byte per step, are all that has to be recorded: the schedule follows from them exactly.
 
 Guarantees:
 
@@ -11,6 +10,17 @@ Guarantees:
 - No item is used twice in a step, nor in two steps that follow each other.
 - A full pool drops the most used items, of these the oldest. A step of fresh items alone may leave
   the pool as it is: while there are plenty, no item need be copied to be kept.
+
+The byte of a step counts grains: a grain is one item, or several in groups above 254. ``ALONE``
+stands for a step of fresh items that the pool does not keep. Ties between items that were last used
+in the same step go to the one with fewest uses.
+
+Items stand in queues, one for each number of uses. In each queue the order of entering is the order
+of last uses, and a full pool drops from the front of the queue with the most uses. The last batch
+of an epoch is filled up with uses from the pool. The epoch ends after its last fresh item, without
+a drain.
+
+Not safe for threads: the engine calls this with the planning lock held.
 """
 
 from __future__ import annotations

@@ -1,20 +1,31 @@
-"""What is used next: the counted pool, on integers only.
+"""What is used next with a fixed factor: the counted pool, on integers only.
 
-Each fresh item enters once, with its number of uses; every step draws a group of items
-without replacement. The draws depend on the seed, the epoch and the step alone, never on
-time or on data, so a schedule can be replayed from a snapshot of ordinals and counts.
+Each fresh item enters once, with its number of uses. Each step draws a group of items without
+replacement. The draws depend on the seed, the epoch and the step alone, never on time or on data,
+so a schedule can be replayed from a snapshot of ordinals and counts.
 
 Guarantees:
 
 - Every item is drawn exactly as often as its count says, and ``uses = assigned - remaining``
   holds at every moment.
-- While fresh items remain, draws are uniform; afterwards, draining, most remaining uses come
+- While fresh items remain, draws are uniform. Afterwards the pool drains: most remaining uses
   first, ties by oldest use (as far back as the last snapshot knows, then by age).
 - The items of one draw are distinct if ``size >= ceil(factor) * group`` and the epoch has at
-  least ``group`` items; elsewhere there are as few duplicates as the pool allows.
+  least ``group`` items. Otherwise there are as few duplicates as the pool allows.
 - Groups of one never repeat the item before while the pool holds another.
 - The pool grows by at most one group a step until it is full (an epoch of less than two
   groups is admitted whole).
+
+Each item has a slot in four arrays: ordinal, uses in all, remaining uses, step of the last use.
+(One-dimensional arrays: gathering rows of a table took ten times as long.) The next fresh items
+fill the slots of items that are used up. In a drain, items wait in queues by remaining uses.
+
+A snapshot is taken every ``snapshot_steps`` steps while fresh items come: ordinals, remaining uses,
+and which items were used in the step before. At each snapshot the slots are sorted by ordinal, so
+that their order is not part of a state. A state holds the newest snapshot at or before its
+position, and loading replays the draws from there.
+
+Not safe for threads: the engine calls this with the planning lock held.
 """
 
 from __future__ import annotations
@@ -38,7 +49,7 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
-_FEW = 1024  # slots to begin with, where nobody knows how many items come
+_FEW = 1024  # slots to begin with, where the number of items is not known
 _SLACK = 8  # draws beyond what chance is expected to waste
 _NO_SLOTS = np.empty(0, np.int64)
 

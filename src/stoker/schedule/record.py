@@ -14,7 +14,7 @@ from stoker.errors import StateError
 from stoker.schedule.adaptive import MOST_FACTOR
 
 FORMAT = 1
-_MOST_STEPS = 1 << 24  # in an epoch whose length nobody knows: a byte each
+_MOST_STEPS = 1 << 24  # in an epoch of unknown length: a byte each
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def read(record: Any, items: int | None) -> RunRecord:
     """Read what ``written`` wrote.
 
     Args:
-        items: how many fresh items an epoch has at most, None where nobody knows.
+        items: how many fresh items an epoch has at most, None if that is not known.
 
     Raises StateError when it is something else, or damaged.
     """

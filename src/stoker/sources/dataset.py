@@ -64,5 +64,5 @@ class DatasetSource(IndexedSource):
         return None
 
     def reader(self) -> None:
-        """Return None: nobody knows what it does when asked twice."""
+        """Return None: a dataset may not give the same when it is asked twice."""
         return None

@@ -112,7 +112,7 @@ class IterableSource(Source):
         return type(self).__name__
 
     def extent(self, *, is_followed: bool) -> str:
-        """Say that nobody knows."""
+        """Say that the length is not known."""
         return "a stream: no length, no state in the middle of an epoch"
 
     def lower(self, to: Lowering) -> None:

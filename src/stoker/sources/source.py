@@ -75,11 +75,11 @@ class Source(ABC):
 
     @abstractmethod
     def outline(self) -> str:
-        """Return what must be alike for a state to fit."""
+        """Return its line of what a state must agree with."""
 
     @abstractmethod
     def extent(self, *, is_followed: bool) -> str:
-        """Say how much there is, and who reads it.
+        """Say how much there is, and what reads it.
 
         Args:
             is_followed: whether an adaptive echo follows how fast it is.

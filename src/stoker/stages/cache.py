@@ -269,5 +269,5 @@ def _kept(value: Any, left_out: bool) -> Any:
 def _size(path: str | None) -> int:
     try:
         return os.path.getsize(path or "")
-    except OSError:  # who reads it will learn of it
+    except OSError:  # reading it will raise this again
         return 0

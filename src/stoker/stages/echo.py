@@ -94,7 +94,7 @@ class Echo:
         return replace(self, position=position, max_factor=most)
 
     def begin(self, chain: Before) -> None:
-        """Refuse to follow what nobody prepares meanwhile, or to replay another pipeline."""
+        """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
         if self.follows_clock and not chain.has_workers:
             raise ValueError(
                 f"{self.name} follows what workers prepare meanwhile, and .workers(0) leaves none: "

@@ -11,7 +11,7 @@ import numpy as np
 from stoker.checks import is_number
 
 LEAST_SEEN = 1_000
-"""Where nobody knows how long an epoch is, a fraction is taken of so many examples at least."""
+"""If the length of an epoch is not known, a fraction is taken of at least so many examples."""
 
 OnError = str | int | float
 """``"raise"``, or how many examples of an epoch may be skipped: a count, or a fraction."""
@@ -30,7 +30,7 @@ class Budget:
     def allows(self, skipped: int, examples: int | None, seen: int) -> bool:
         """Tell whether so many may be skipped, of an epoch of ``examples`` of which ``seen`` came.
 
-        ``examples`` is None where nobody knows.
+        ``examples`` is None if that is not known.
         """
         if self.count is not None:
             return skipped <= self.count

@@ -66,7 +66,7 @@ class PoolSize:
 
     Attributes:
         size: items.
-        item_bytes: bytes of the first item, 0 while nobody has looked.
+        item_bytes: bytes of the first item, 0 while that is not known.
     """
 
     size: int
@@ -74,7 +74,7 @@ class PoolSize:
 
 
 class Before(Protocol):
-    """What stands before a stage: a chain, as far as checks ask."""
+    """The chain before a stage, as far as checks of stages ask."""
 
     @property
     def source(self) -> Source:
@@ -123,11 +123,11 @@ class Before(Protocol):
 
     @property
     def has_workers(self) -> bool:
-        """Whether anybody prepares while the consumer trains."""
+        """Whether anything is prepared while the consumer trains."""
         ...
 
     def outline(self) -> list[str]:
-        """Return what must be alike for a state to fit."""
+        """Return the lines that a state must agree with."""
         ...
 
 
@@ -170,11 +170,11 @@ class Stage(Protocol):
         ...
 
     def outline(self) -> str | None:
-        """Return what must be alike for a state to fit; None where it changes no stream."""
+        """Return its line of what a state must agree with; None if it changes no stream."""
         ...
 
     def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return what ``print`` says of it behind its name.
+        """Return what ``print(pipeline)`` says of it after its name.
 
         Args:
             chain: the whole chain that it stands in.
@@ -184,7 +184,7 @@ class Stage(Protocol):
 
 
 class Operation(Protocol):
-    """What is done to single items on their way: a map, or a filter.
+    """A function that is applied to single items: a map, or a filter.
 
     Attributes:
         fn: the user's function.
@@ -230,7 +230,7 @@ class Operation(Protocol):
 
 
 class Lowering(Protocol):
-    """Takes down what a chain comes to, in its order; the engine has one.
+    """Collects what a chain needs from the engine, in order; ``engine.lower`` has the only one.
 
     The source calls one of the first three, then each stage one of the others.
     """
@@ -248,15 +248,15 @@ class Lowering(Protocol):
         ...
 
     def shuffle(self, buffer: int) -> None:
-        """What comes is drawn anew every epoch; streams through a buffer of so many examples."""
+        """A new order every epoch; streams are shuffled through a buffer of so many examples."""
         ...
 
     def shard(self, rank: int, world: int, *, uneven: bool) -> None:
-        """A rank's part of the epoch is left."""
+        """Only this rank's part of the epoch is read."""
         ...
 
     def take(self, count: int) -> None:
-        """The first ``count`` examples are left."""
+        """Only the first ``count`` examples are read."""
         ...
 
     def map(self, stage: Map) -> None:
@@ -268,7 +268,7 @@ class Lowering(Protocol):
         ...
 
     def cache(self, stage: CacheStage) -> None:
-        """What comes here is kept."""
+        """What comes here is kept in a cache."""
         ...
 
     def batch(self, stage: Batch) -> None:
@@ -285,7 +285,7 @@ class Lowering(Protocol):
 
 
 def first_with(stages: Iterable[Stage], has: Callable[[Traits], object]) -> Stage | None:
-    """Return the first of the stages whose traits are such."""
+    """Return the first stage whose traits pass a test, or None."""
     return next((stage for stage in stages if has(stage.traits)), None)
 
 

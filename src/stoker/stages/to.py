@@ -1,4 +1,8 @@
-"""Batches as torch tensors on a device, copied one batch ahead of their use."""
+"""Batches as torch tensors on a device, copied one batch ahead of their use.
+
+``Mover`` is all that knows devices. Only CUDA has a side stream and pinned staging memory; for
+other devices a batch is copied at once.
+"""
 
 from __future__ import annotations
 

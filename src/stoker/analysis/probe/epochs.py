@@ -1,4 +1,8 @@
-"""Epochs of batches that the probe hands over: each as long as the loader says, then it ends."""
+"""Epochs of batches that the probe hands over: each as long as the loader says, then it ends.
+
+Each ``iter()`` gives an iterator of PyTorch's class that reads nothing, and its count is the one
+that PyTorch keeps itself (``_num_yielded``).
+"""
 
 from __future__ import annotations
 

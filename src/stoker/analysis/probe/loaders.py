@@ -1,4 +1,9 @@
-"""The loaders that a process iterates, and what the probe knows of each."""
+"""The loaders that a process iterates, and what the probe knows of each.
+
+A loader's parts are kept on its iterator, not on the loader: the loader may be gone, and with
+persistent workers the two would keep each other alive. Names of loaders are unique in a process:
+where the loader was built, or the caller's line.
+"""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ class Finished(Exception):
 
 
 class Takeover:
-    """What next() does from then on: what the analyzer asks for.
+    """Replaces ``next()`` once the analyzer takes over, and carries out its commands.
 
-    Drains happen inside it. In between, it may hand batches to the script again, for a number of
-    steps: made by a given number of workers from data that was drained before.
+    Drains run inside ``next()``. Between drains it may hand batches to the script again, for a
+    given number of steps: made by a given number of workers, from data that was drained before.
     """
 
     def __init__(self, iterator: Any, seen: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who does the work of a run: threads, processes, or nobody but the consumer."""
+"""Makes the worker pool of a run: threads, processes, or the consumer alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,16 @@
 """Worker processes: each has its own copy of the dataset and does what it is sent.
 
-Two threads of the worker pool talk to one process, each through an arena of its own. What runs in
-the process is in ``worker``.
+Two threads of the worker pool talk to one process, each through an arena of its own, so that the
+process finds its next request waiting: a thread that comes late, because all cores are busy, would
+leave it idle. What runs in the process is in ``worker``; how values cross is in ``ipc.channel``.
+
+- A message ends an idle process; a busy one is killed. A parent-death signal, a pidfd of the parent
+  and the closed pipe end it with its parent, however that dies.
+- An error loses what does not pickle, and carries its traceback as a note.
+- A map after ``.batch``, or a ``collate``, makes a process take whole batches.
+- Global generators are seeded anew for each use that a user's function or dataset sees, and for
+  each batch. So a dataset with ``__getitems__`` is asked for one example at a time there.
+- A source that reads ahead is read in the training process; what was read is sent.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ reveal_type(stoker.from_folder("train"))
 reveal_type(stoker.from_files("*.txt").map(lambda file: len(file.data)))
 reveal_type(stoker.from_dataset([1, 2, 3]).filter(bool))
 reveal_type(stoker.from_iterable(["a", "b"]).batch(2, collate=lambda texts: ",".join(texts)))
-reveal_type(stoker.from_loader([x, y]))
+reveal_type(stoker.from_loader([["a"], ["b"]]))
 
 
 def noisy(row: NDArray[Any], rng: np.random.Generator) -> float:
@@ -47,7 +47,7 @@ SEEN = [
     "Pipeline[int]",
     "Pipeline[int]",
     "Pipeline[str]",
-    "Pipeline[ndarray[Any, dtype[Any]]]",
+    "Pipeline[list[str]]",
     "Pipeline[float]",
 ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from typer.testing import CliRunner
 
 from analysis.browser import needs_chromium, opened
@@ -42,6 +42,11 @@ SLOW = replace(FED, rate=110.0, wait=0.45)
 """The job waits for its data, for a reason that its parts do not show."""
 QUICK = replace(FED, rate=186.0, wait=0.3, G=300.0, P={1: 55.0, 2: 110.0})
 """The job is faster than its loader was by itself."""
+ALONE = Parts(
+    rate=224.0, wait=0.0, G=16.0, P={0: 6.0, 1: 5.0}, trained={0: 6.0, 1: 5.0}, workers=0,
+    S=5.0, C=5.0, cached=0.0, prep_cpu_s=0.0, step_cpu_s=1 / 128,
+)  # fmt: skip
+"""A job without workers that never waited, and all of whose parts are slower than it was."""
 JOBS = {"fed": FED, "slow": SLOW, "quick": QUICK}
 LIMITS = {
     "compute": "fed: ",
@@ -52,6 +57,7 @@ LIMITS = {
 
 
 @given(parts())
+@example(ALONE)
 def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Parts) -> None:
     report = make_report(recorded(job))
     assert report.as_it_is is not None

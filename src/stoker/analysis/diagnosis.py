@@ -224,6 +224,8 @@ class _RankFindings:
             lost = 1.0 - compute
             return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
         model = predict(self._to_calibrated(compute))
+        # Once more, by what the report will say: who reads it calibrates by that.
+        model = predict(self._to_calibrated(model.compute))
         return Split(model.compute, model.prep_stall, model.fetch_stall)
 
     def _limit_loss(self) -> float:

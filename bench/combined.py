@@ -248,7 +248,9 @@ def evaluate(made: Report) -> None:
     def of(arm: str, number: int, what: str) -> float:
         rows = [row for row in made.rows if row["arm"] == arm and row["round"] == number]
         if what == "epoch_s":
-            return statistics.median(s for row in rows for s in row["epoch_s"][1:])
+            return statistics.median(
+                s for row in rows for s in row["epoch_s"][1:] or row["epoch_s"]
+            )
         reached = [row["target_s"] or float("inf") for row in rows]
         return statistics.median(reached)
 

@@ -183,8 +183,9 @@ class Plan:
         indexed, iterable, loader: the source, as the one of these that it is.
         selection: which examples an epoch has, and in what order.
         buffer: how many examples of a stream are shuffled among each other, 1 for none.
-        parts: in the order that data meets them. A segment stands first (unless a loader does),
-            last, and between any two of the others, but that a pool may follow a filter point.
+        parts: in the order that data meets them; none for a bare loader. A segment stands first
+            unless a loader does, and behind every filter point and pool, but that a pool may follow
+            a filter point or the way to a device.
         segments, echoes: those among the parts.
         filters: how many filter points there are; ``has_filter``: whether a filter is in the chain.
         group: the number of examples in a batch, 1 where examples are never batched.

@@ -210,6 +210,7 @@ def echo(
     factor: float | str = "auto",
     *,
     max_factor: int | None = None,
+    min_distance: int | None = None,
     pool: int | str | None = None,
     transform: Callable[[Any, Any], Any] | None = None,
     device: Any = None,
@@ -223,7 +224,7 @@ def echo(
 
     Args:
         loader: as in ``from_loader``.
-        factor, max_factor, pool, replay: as in ``Pipeline.echo``.
+        factor, max_factor, min_distance, pool, replay: as in ``Pipeline.echo``.
         transform: called as ``transform(batch, rng)`` anew for each use: augment there. On a
             device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
         device: keep batches there, as torch tensors, and transform them there.
@@ -232,5 +233,7 @@ def echo(
     pipeline = from_loader(loader, seed=seed)
     if device is not None:
         pipeline = pipeline.to(device)
-    pipeline = pipeline.echo(factor, max_factor=max_factor, pool=pool, replay=replay)
+    pipeline = pipeline.echo(
+        factor, max_factor=max_factor, min_distance=min_distance, pool=pool, replay=replay
+    )
     return pipeline if transform is None else pipeline.random_map(transform)

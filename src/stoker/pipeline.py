@@ -208,6 +208,7 @@ class Pipeline(Generic[T]):
         factor: float | str = "auto",
         *,
         max_factor: int | None = None,
+        min_distance: int | None = None,
         pool: int | str | None = None,
         replay: Mapping[str, Any] | None = None,
     ) -> Pipeline[T]:
@@ -238,7 +239,7 @@ class Pipeline(Generic[T]):
         """
         chain = self.chain
         record = None if replay is None else read_record(replay, chain.most_items())
-        stage = Echo.of(factor, max_factor, pool, record)
+        stage = Echo.of(factor, max_factor, min_distance, pool, record)
         chain = chain if stage is None else chain.then(stage)
         if record is not None and chain.is_seed_drawn:
             chain = chain.seeded(record.seed)

@@ -73,7 +73,7 @@ class Rank:
     def __init__(self, total: int, item_ns: float) -> None:
         self.ranks = Together()
         self.upstream = Upstream(total, item_ns)
-        self.pool = AdaptivePool(4, 16 * GROUP, GROUP)
+        self.pool = AdaptivePool(4, 8, 16 * GROUP, GROUP)
         self.planning = Planning()
         self.planned = AgreedPolicy(self.ranks, 4, GROUP, total, UNIT, self.planning, leaky=False)  # type: ignore[arg-type]
         self.fresh: list[int] = []
@@ -189,7 +189,7 @@ def test_who_plans_ahead_stops_where_nobody_agreed() -> None:
     planning = Planning()
     planned = AgreedPolicy(Together(), 4, GROUP, None, UNIT, planning, leaky=False)  # type: ignore[arg-type]
     planned.agree(0, 0)
-    pool = AdaptivePool(4, 16 * GROUP, GROUP)
+    pool = AdaptivePool(4, 8, 16 * GROUP, GROUP)
     upstream = Upstream(10**6, 0.0)
     upstream.pass_time(1)
     planning.may_block = False
@@ -221,7 +221,7 @@ def test_batches_larger_than_a_byte_can_count_leave_nothing_over(
     group, ranks, step = 301, Together(), 0
     planning = Planning()
     planned = AgreedPolicy(ranks, 4, group, total, UNIT, planning, leaky=False)  # type: ignore[arg-type]
-    pool, upstream = AdaptivePool(4, 16 * group, group), Upstream(total, 0.0)
+    pool, upstream = AdaptivePool(4, 8, 16 * group, group), Upstream(total, 0.0)
     upstream.made = total
     while True:
         if planned.due(step):

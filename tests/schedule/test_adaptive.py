@@ -29,15 +29,22 @@ from strategies import few
 class Model:
     """The pool as the docs describe it: a dictionary that is sorted at every step."""
 
-    def __init__(self, max_factor: int, size: int, group: int) -> None:
+    def __init__(self, max_factor: int, min_distance: int, size: int, group: int) -> None:
         self.max_factor, self.size, self.group = max_factor, size, group
+        self.longest = max(2, min(min_distance, size // group))
         self.uses: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.step = self.admitted = 0
 
-    def reusable(self) -> list[int]:
-        """Those not used in the step before, oldest last use first; then least used, then first."""
-        rested = [n for n in self.uses if self.last[n] != self.step]
+    def distance(self) -> int:
+        """How many steps ago an item must have been used that the next step uses again."""
+        whole = max(48, self.longest - 2)
+        return 2 + (self.longest - 2) * min(self.step, whole) // whole
+
+    def reusable(self, distance: int | None = None) -> list[int]:
+        """Those that have rested, oldest last use first; then least used, then first."""
+        latest = self.step + 1 - (distance or self.distance())
+        rested = [n for n in self.uses if self.last[n] <= latest]
         return sorted(rested, key=lambda n: (self.last[n], self.uses[n], n))
 
     def draw(self, fresh: int, *, alone: bool) -> tuple[list[int], list[int], set[int]]:
@@ -47,7 +54,10 @@ class Model:
         if alone:  # they pass by the pool
             self.step += 1
             return [*entering], [0] * fresh, set()
-        drawn = [*entering, *self.reusable()[: self.group - fresh]]
+        again = self.reusable()
+        if fresh + len(again) < self.group:  # nothing is to come
+            again = self.reusable(2)
+        drawn = [*entering, *again[: self.group - fresh]]
         numbers = [self.uses.get(n, 0) for n in drawn]
         self.step += 1
         for n in drawn:
@@ -70,12 +80,13 @@ class Case:
     """
 
     max_factor: int
+    min_distance: int
     size: int
     group: int
     eagerness: tuple[int, ...]
 
     def pool(self) -> AdaptivePool:
-        return AdaptivePool(self.max_factor, self.size, self.group)
+        return AdaptivePool(self.max_factor, self.min_distance, self.size, self.group)
 
     def code(self, pool: AdaptivePool, eagerness: int) -> int:
         if eagerness == 13:
@@ -93,6 +104,7 @@ def fits(pool: AdaptivePool) -> dict[str, int]:
 @st.composite
 def cases(draw: st.DrawFn, max_steps: int = 60, max_group: int = 9, min_steps: int = 0) -> Case:
     max_factor = draw(st.integers(2, 6))
+    min_distance = draw(st.sampled_from([2, 3, 8, 100]))
     group = draw(st.integers(1, max_group))
     size = draw(
         st.one_of(
@@ -106,7 +118,7 @@ def cases(draw: st.DrawFn, max_steps: int = 60, max_group: int = 9, min_steps: i
     wanted = draw(st.integers(min_steps, max_steps))
     while len(eagerness) < wanted:
         eagerness += [draw(st.integers(0, 13))] * draw(lengths)
-    return Case(max_factor, size, group, tuple(eagerness[:wanted]))
+    return Case(max_factor, min_distance, size, group, tuple(eagerness[:wanted]))
 
 
 @dataclass(frozen=True)
@@ -146,11 +158,11 @@ def plain(draw: Draw) -> tuple[object, ...]:
 
 
 @given(cases())
-@example(Case(2, 1, 1, (12, 0, 0, 12)))
-@example(Case(4, 3, 3, (12,) * 5 + (0,) * 5))
-@example(Case(3, 9, 3, (12, 12, 13, 0, 13, 13, 0, 0, 0, 0)))
+@example(Case(2, 2, 1, 1, (12, 0, 0, 12)))
+@example(Case(4, 8, 3, 3, (12,) * 5 + (0,) * 5))
+@example(Case(3, 8, 9, 3, (12, 12, 13, 0, 13, 13, 0, 0, 0, 0)))
 def test_it_draws_what_the_model_draws(case: Case) -> None:
-    model, pool = Model(case.max_factor, case.size, case.group), case.pool()
+    model, pool = Model(case.max_factor, case.min_distance, case.size, case.group), case.pool()
     for step in steps(case, pool):
         assert step.reusable == len(model.reusable())
         alone = step.code == ALONE
@@ -247,8 +259,8 @@ def test_items_of_a_level_stand_in_their_order(case: Case) -> None:
 
 
 @given(cases(max_group=700), st.integers(0, 700))
-@example(Case(2, 301, 301, (12, 12)), 301)
-@example(Case(4, 511, 511, (0, 12, 12)), 511)
+@example(Case(2, 8, 301, 301, (12, 12)), 301)
+@example(Case(4, 8, 511, 511, (0, 12, 12)), 511)
 def test_a_code_is_a_byte_and_asks_for_no_more_than_is_ready(case: Case, ready: int) -> None:
     pool = case.pool()
     ready = min(ready, case.group)
@@ -272,7 +284,7 @@ def test_an_epoch_with_less_than_a_group_gives_what_there_is(
     items: int, group: int, max_factor: int, more: int
 ) -> None:
     items = min(items, group)
-    pool = AdaptivePool(max_factor, 4 * group, group)
+    pool = AdaptivePool(max_factor, 8, 4 * group, group)
     draw = pool.draw(pool.code_of(items, over=True), items)
     assert draw.ordinals.tolist() == list(range(items))
     assert pool.uses == pool.held == items
@@ -340,7 +352,7 @@ def test_forgetting_keeps_what_later_steps_need_and_the_record(case: Case) -> No
 def full_size(group: int, ratio: float, jitter: float) -> AdaptivePool:
     """Return a pool of 65,536 in its steady state."""
     size = 65_536
-    pool = AdaptivePool(4, size, group)
+    pool = AdaptivePool(4, 8, size, group)
     rng = np.random.default_rng(5)
     for _ in range(7 * size // group):
         ready = round(group / ratio * math.exp(jitter * rng.standard_normal()))
@@ -485,6 +497,7 @@ def simulated(
     *,
     group: int = 32,
     max_factor: int = 4,
+    min_distance: int = 8,
     sigma: float = 0.0,
     seed: int = 0,
     pauses: dict[int, float] | None = None,
@@ -500,7 +513,7 @@ def simulated(
         pauses: seconds that the consumer is away before some steps.
         first: seconds that upstream takes to start up.
     """
-    pool, demand = AdaptivePool(max_factor, 16 * group, group), OnDemandPolicy()
+    pool, demand = AdaptivePool(max_factor, min_distance, 16 * group, group), OnDemandPolicy()
     rng = np.random.default_rng(seed)
     chunk = group if whole_batches else max(1, group // 8)
     step = 0

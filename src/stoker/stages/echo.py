@@ -11,7 +11,7 @@ from stoker import machine
 from stoker.checks import is_whole_number
 from stoker.errors import StateError
 from stoker.machine import format_bytes, process_group
-from stoker.schedule.adaptive import MOST_FACTOR
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR
 from stoker.schedule.factor import exact_factor, uses_of_first
 from stoker.schedule.record import RunRecord, difference_of
 from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
@@ -19,6 +19,7 @@ from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 DEFAULT_MAX_FACTOR = 4
+DEFAULT_MIN_DISTANCE = 8
 WINDOW_STEPS = 64
 """Every so many batches ranks agree on the factor of an adaptive echo."""
 
@@ -31,6 +32,8 @@ class Echo:
         factor: the exact echoing factor, above 1 (a factor of 1 leaves no stage behind), or None
             where it follows the stall.
         max_factor: how often an item is used at most.
+        min_distance: how many steps lie between two uses of an item at least, where the factor
+            follows the stall.
         pool: the pool's size in items, or None.
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         position: how many echoes stand before it in the chain: part of its address.
@@ -39,29 +42,43 @@ class Echo:
 
     factor: Fraction | None
     max_factor: int
+    min_distance: int
     pool: int | None
     pool_bytes: int | None
     position: int = 0
     record: RunRecord | None = None
 
     @classmethod
-    def of(cls, factor: Any, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
+    def of(
+        cls,
+        factor: Any,
+        max_factor: Any,
+        min_distance: Any,
+        pool: Any,
+        record: RunRecord | None,
+    ) -> Echo | None:
         """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
         size, size_bytes = _pool_size(pool)
         if factor == "auto":
-            if record is not None and (pool is not None or max_factor is not None):
-                raise ValueError("replay= has pool and max_factor of its own: leave them out")
-            return cls(None, _max_factor(max_factor), size, size_bytes, record=record)
+            if record is not None and any(
+                given is not None for given in (pool, max_factor, min_distance)
+            ):
+                raise ValueError(
+                    "replay= has pool, max_factor and min_distance of its own: leave them out"
+                )
+            most, apart = _max_factor(max_factor), _min_distance(min_distance)
+            return cls(None, most, apart, size, size_bytes, record=record)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
             )
-        if max_factor is not None or record is not None:
-            raise ValueError('max_factor= and replay= go with .echo("auto")')
+        if any(given is not None for given in (max_factor, min_distance, record)):
+            raise ValueError('max_factor=, min_distance= and replay= go with .echo("auto")')
         exact = exact_factor(factor)
         if exact == 1:
             return None
-        return cls(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
+        most = -(-exact.numerator // exact.denominator)
+        return cls(exact, most, DEFAULT_MIN_DISTANCE, size, size_bytes)
 
     @property
     def name(self) -> str:
@@ -88,10 +105,12 @@ class Echo:
     def placed(self, before: Before) -> Echo:
         """Number it among the echoes, and look up its record."""
         position = len(before.echoes)
-        most = self.max_factor
-        if self.record is not None:
-            most = self.record.echo(position, ".echo(replay=)").max_factor
-        return replace(self, position=position, max_factor=most)
+        if self.record is None:
+            return replace(self, position=position)
+        made = self.record.echo(position, ".echo(replay=)")
+        return replace(
+            self, position=position, max_factor=made.max_factor, min_distance=made.min_distance
+        )
 
     def begin(self, chain: Before) -> None:
         """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
@@ -127,7 +146,7 @@ class Echo:
     def outline(self) -> str:
         """Return its factor and pool; of an adaptive one another pool makes no other pipeline."""
         if self.factor is None:
-            return f"echo(auto, max_factor={self.max_factor})"
+            return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"
         size = self.pool if self.pool is not None else self.pool_bytes
         return f"echo({self.factor}, pool={size})"
 
@@ -207,6 +226,21 @@ def _max_factor(most: Any) -> int:
     if most > MOST_FACTOR:
         raise ValueError(f"max_factor= is at most {MOST_FACTOR:,}, not {most:,}")
     return int(most)
+
+
+def _min_distance(steps: Any) -> int:
+    if steps is None:
+        return DEFAULT_MIN_DISTANCE
+    if not is_whole_number(steps):
+        raise TypeError(f"min_distance= takes a whole number of steps, not {steps!r}")
+    if steps < 2:
+        raise ValueError(
+            f"min_distance= is at least 2 steps, not {steps}: no item is used in two steps that "
+            "follow each other"
+        )
+    if steps > MOST_DISTANCE:
+        raise ValueError(f"min_distance= is at most {MOST_DISTANCE:,}, not {steps:,}")
+    return int(steps)
 
 
 def _pool_size(pool: Any) -> tuple[int | None, int | None]:

@@ -5,6 +5,7 @@ How well the factor tracks is tried under a simulated clock: nothing here sleeps
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter, deque
@@ -206,13 +207,74 @@ def test_no_item_is_used_twice_in_a_step_nor_in_two_that_follow_each_other(case:
         before = drawn
 
 
+@given(cases(max_steps=120))
+@example(Case(4, 8, 8, 1, (0,) * 120))
+@example(Case(4, 100, 120, 1, (12,) + (0,) * 119))
+def test_two_uses_of_an_item_are_never_closer_than_the_distance_of_the_step(case: Case) -> None:
+    pool = case.pool()
+    last: dict[int, int] = {}
+    longest = max(2, min(case.min_distance, case.size // case.group))
+    whole = max(adaptive.RAMP_STEPS, longest - 2)
+    asked = [pool.distance]
+    for number, step in enumerate(steps(case, pool)):
+        drawn = step.draw.ordinals.tolist()
+        assert all(number - last[n] >= asked[-1] for n in drawn if n in last)
+        last |= dict.fromkeys(drawn, number)
+        asked.append(pool.distance)
+    assert asked[0] == 2
+    assert all(one <= other <= one + 1 for one, other in itertools.pairwise(asked))
+    assert all(distance == longest for distance in asked[whole:])
+    assert asked[-1] <= longest
+
+
+@given(
+    st.integers(2, 6), st.integers(2, 100), st.integers(1, 9), st.integers(2, 20), st.integers(1, 99)
+)
+def test_a_full_pool_always_has_a_step_of_copies(
+    max_factor: int, min_distance: int, group: int, batches: int, steps: int
+) -> None:
+    """However small it is: a rule that it cannot meet would make the consumer wait."""
+    pool = AdaptivePool(max_factor, min_distance, batches * group, group)
+    for _ in range(max(steps, 2 * batches)):
+        pool.draw(pool.code_of(group, over=False), group)
+    assert pool.held == pool.size
+    assert pool.reusable >= group
+    assert pool.needed == 0
+
+
+@given(cases(min_steps=1))
+def test_the_last_batch_is_filled_up_with_what_is_there(case: Case) -> None:
+    pool = case.pool()
+    before: set[int] = set()
+    for step in steps(case, pool):
+        before = set(step.draw.ordinals.tolist())
+    left = [n for n in pool.held_ordinals().tolist() if n not in before]
+    assert pool.left_over == len(left)
+    drawn = pool.draw(pool.code_of(0, over=True), 0).ordinals.tolist()
+    assert len(drawn) == min(case.group, len(left))
+    assert set(drawn) <= set(left)
+
+
+@given(cases())
+def test_shares_are_even_and_asked_for_only_where_few_copies_are_left(case: Case) -> None:
+    pool = case.pool()
+    uses: Counter[int] = Counter()
+    for step in steps(case, pool):
+        uses.update(step.draw.ordinals.tolist())
+        left = sum(case.max_factor - uses[n] for n in pool.held_ordinals().tolist())
+        assert pool.copies_left == left
+        enough = (pool.distance * (case.max_factor - 1) / 2 + 1) * case.group
+        share = case.group / case.max_factor if left <= enough else 0
+        assert abs(pool.even_share - share) < 1
+
+
 @given(cases())
 def test_what_is_used_again_is_what_has_rested_longest(case: Case) -> None:
     last: dict[int, int] = {}
     gone: set[int] = set()
     for number, step in enumerate(steps(case)):
         drawn = set(step.draw.ordinals.tolist())
-        left = [last[n] for n in last.keys() - gone - drawn if last[n] < number - 1]
+        left = [last[n] for n in last.keys() - gone - drawn]
         again = [last[n] for n in drawn if n < step.first]
         assert max(again, default=-1) <= min(left, default=number)
         assert step.draw.repeats == len(again)
@@ -323,7 +385,9 @@ def test_restored_from_a_packed_moment_and_its_codes_it_draws_the_same(
         for step in whole[moment.step :]:
             draw = restored.draw(step.code, restored.fresh_of(step.code))
             assert plain(draw) == plain(step.draw)
-        for name in ("step", "admitted", "held", "uses", "reusable", "needed"):
+        for name in ("step", "admitted", "held", "uses", "reusable", "needed", "distance"):
+            assert getattr(restored, name) == getattr(pool, name)
+        for name in ("copies_left", "even_share", "left_over"):
             assert getattr(restored, name) == getattr(pool, name)
         assert bytes(restored.codes) == codes[moment.step :]
 
@@ -472,6 +536,7 @@ class Ran:
     fresh: list[int] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)  # means; 0 in steps without copies
 
     def factor(self, start: int, stop: int) -> float:
         """Uses per fresh item in some steps."""
@@ -538,6 +603,7 @@ def simulated(
         assert got == pool.fresh_of(code) or items is not None
         assert len(draw.ordinals) == group or items is not None
         ran.fresh.append(got)
+        ran.distances.append(draw.distance_sum / max(1, draw.repeats))
         upstream.now += 1.0
     return ran
 
@@ -635,6 +701,27 @@ def test_above_the_most_the_stock_of_the_pool_is_used_first() -> None:
     assert ran.wait_share(300, 330) == 0.0
     assert max(ran.factors(312, stock, 20)) <= 6.5
     assert within(ran.factors(420, 1200, 20), 4.0)
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+@pytest.mark.parametrize("ratio", [4.0, 5.0, 8.0])
+def test_copies_stay_apart_where_the_pool_runs_short(ratio: float, sigma: float, group: int) -> None:
+    ran = simulated(lambda _: ratio, 600, sigma=sigma, group=group)
+    assert min(filter(None, ran.distances[48:])) >= 8
+    assert ran.wait_share(100, 600) == pytest.approx(1 - 4 / ratio, abs=0.06)
+    assert within([ran.factor(100, 600)], 4.0, 0.05)
+    less = simulated(lambda _: ratio, 600, sigma=sigma, group=group, min_distance=2)
+    # The reserve: it is filled once, and then costs nothing.
+    reserve = ratio * (8 * 3 / 4 + 1)
+    assert sum(ran.waited) - sum(less.waited) <= reserve + 0.06 * ratio * 100
+
+
+@pytest.mark.parametrize("min_distance", [2, 8])
+@pytest.mark.parametrize("ratio", [5.0, 6.0])
+def test_above_the_most_waiting_has_no_swings(ratio: float, min_distance: int) -> None:
+    ran = simulated(lambda step: ratio if step >= 300 else 1.0, 1200, min_distance=min_distance)
+    assert within(ran.factors(500, 1200, 8), 4.0, 0.05)
 
 
 def test_pauses_of_the_consumer_mislead_nobody() -> None:

@@ -271,7 +271,7 @@ def test_it_is_what_echo_does_and_4_uses_are_the_most() -> None:
     full.batch(4).load_state_dict(state)
     with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
         chain.echo(max_factor=5).batch(4).load_state_dict(state)
-    with pytest.raises(stoker.StateError, match="min_distance=8.*min_distance=2"):
+    with pytest.raises(stoker.StateError, match=r"min_distance=8.*min_distance=2"):
         chain.echo(min_distance=2).batch(4).load_state_dict(state)
     with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
         chain.echo(4).batch(4).load_state_dict(state)
@@ -686,7 +686,7 @@ def test_a_record_has_the_distance_of_its_run() -> None:
     assert record["echoes"]["0"]["min_distance"] == 3
     assert stream(slow(80, "before", auto(replay=record))) == found
     record["echoes"]["0"]["min_distance"] = 8  # none of that rule
-    with pytest.raises(stoker.StateError, match="another pipeline: .*min_distance=3"):
+    with pytest.raises(stoker.StateError, match=r"another pipeline: .*min_distance=3"):
         list(slow(80, "before", auto(replay=record)))
     del record["echoes"]["0"]["min_distance"]
     with pytest.raises(stoker.StateError, match="damaged"):

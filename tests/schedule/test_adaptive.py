@@ -228,7 +228,11 @@ def test_two_uses_of_an_item_are_never_closer_than_the_distance_of_the_step(case
 
 
 @given(
-    st.integers(2, 6), st.integers(2, 100), st.integers(1, 9), st.integers(2, 20), st.integers(1, 99)
+    st.integers(2, 6),
+    st.integers(2, 100),
+    st.integers(1, 9),
+    st.integers(2, 20),
+    st.integers(1, 99),
 )
 def test_a_full_pool_always_has_a_step_of_copies(
     max_factor: int, min_distance: int, group: int, batches: int, steps: int
@@ -706,7 +710,9 @@ def test_above_the_most_the_stock_of_the_pool_is_used_first() -> None:
 @pytest.mark.parametrize("group", [1, 32])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
 @pytest.mark.parametrize("ratio", [4.0, 5.0, 8.0])
-def test_copies_stay_apart_where_the_pool_runs_short(ratio: float, sigma: float, group: int) -> None:
+def test_copies_stay_apart_where_the_pool_runs_short(
+    ratio: float, sigma: float, group: int
+) -> None:
     ran = simulated(lambda _: ratio, 600, sigma=sigma, group=group)
     assert min(filter(None, ran.distances[48:])) >= 8
     assert ran.wait_share(100, 600) == pytest.approx(1 - 4 / ratio, abs=0.06)

@@ -28,7 +28,9 @@ def echoes(draw: st.DrawFn) -> dict[int, EchoRecord]:
             ).items()
         }
         size, group = draw(st.integers(1, 10**6)), draw(st.integers(1, 10**4))
-        found[position] = EchoRecord(draw(st.integers(2, 50)), draw(st.integers(2, 50)), size, group, epochs)
+        found[position] = EchoRecord(
+            draw(st.integers(2, 50)), draw(st.integers(2, 50)), size, group, epochs
+        )
     return found
 
 

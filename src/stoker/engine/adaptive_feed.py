@@ -3,8 +3,8 @@
 Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
 ``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
 ``Stream.poll`` reports, without waiting. Only if the pool has too little that has rested long
-enough, it waits for just the missing items; a worker that plans gets ``WouldBlock`` then. A pool that
-comes near to that waits for an even share in each step, or it would have to wait for many at once.
+enough, it waits for just the missing items; a worker that plans gets ``WouldBlock`` then. If the
+pool comes near to that, each step waits for an even share, or later ones would wait for many.
 
 Decisions that are made early are made badly, because more items may be ready by the time of use. So
 the window after such a pool is two batches. The window before it holds at least eight batches, in

@@ -13,11 +13,11 @@ Production is the time in which the window had room, for the items that came in 
 The ratio is agreed on, not the two times: a rank that waits in its step for another rank's data
 seems to consume slowly, and any factor would then look right.
 
-A quota is exceeded where the pool has too few items that have rested: all ranks' pools need the same
-then, as they were given the same. With the last fresh item the epoch ends on all of them.
+A quota is exceeded where the pool has too few items that have rested. All ranks' pools need the
+same then, as they were given the same. With the last fresh item the epoch ends on all of them.
 
 Quotas are counted in numbers of the source, so examples that are skipped do not change the number
-of steps; what is too little is used again, then. Where stages after the pool may skip uses, the pool draws on until the steps are full.
+of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
 
 The group belongs to torch and ends with ``destroy_process_group()``. Only weak references to it are
 kept.

@@ -8,12 +8,13 @@ Guarantees:
 
 - Every fresh item is used in the step that it enters, and at most ``max_factor`` times in all.
 - No item is used twice in a step.
-- An item is used again at the earliest ``distance`` steps after its last use. The distance grows from
-  2, in a pool's first step, to ``min_distance``, by 1 a step at most: over ``RAMP_STEPS`` steps, or
-  as many as that takes. It is never more than the steps that a full pool holds items for, so a full
-  pool always has a step of copies to give. What is missing is waited for, in fresh items.
-- Where fresh items end, the last batch is filled up with items that were used more lately than that,
-  but with none of the step before.
+- An item is used again at the earliest ``distance`` steps after its last use. What is missing then
+  is waited for, in fresh items. The distance grows from 2, in a pool's first step, to
+  ``min_distance``, by 1 a step at most: over ``RAMP_STEPS`` steps, or as many as that takes. It is
+  at most the number of steps that a full pool holds items for, so a full pool always has a step of
+  copies to give.
+- Where fresh items end, the last batch is filled up with items that were used more lately, but
+  with none of the step before.
 - A full pool drops the most used items, of these the oldest. A step of fresh items alone may leave
   the pool as it is: while there are plenty, no item need be copied to be kept.
 

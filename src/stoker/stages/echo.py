@@ -11,7 +11,7 @@ from stoker import machine
 from stoker.checks import is_whole_number
 from stoker.errors import StateError
 from stoker.machine import format_bytes, process_group
-from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.schedule.factor import exact_factor, uses_of_first
 from stoker.schedule.record import RunRecord, difference_of
 from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
@@ -152,7 +152,8 @@ class Echo:
 
     def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it stands in the echoing paper's words, its pool, and who decides."""
-        return f"  {self._insertion_point(chain)}; {self._pool(chain, sizes)}{self._decides()}"
+        place, pool = self._insertion_point(chain), self._pool(chain, sizes)
+        return f"  {place}; {pool}{self._decides()}{self._apart(chain, sizes)}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
@@ -214,6 +215,18 @@ class Echo:
         if ranks is None or ranks[1] == 1:
             return "; follows the stall, on demand"
         return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
+
+    def _apart(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+        """Say how far apart copies are, where a rule says so."""
+        if self.factor is not None:
+            return ""
+        known = sizes.get(self.position)
+        size = self.pool if known is None else known.size
+        steps = self.min_distance
+        if size is not None:
+            group = 1 if self._holds_batches(chain) else chain.batch_size
+            steps = longest_distance(steps, size, group)
+        return f", copies at least {steps} steps apart"
 
 
 def _max_factor(most: Any) -> int:

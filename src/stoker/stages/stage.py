@@ -92,6 +92,11 @@ class Before(Protocol):
         ...
 
     @property
+    def batch_size(self) -> int:
+        """The examples in a batch, 1 where the chain makes none."""
+        ...
+
+    @property
     def may_leave_out(self) -> bool:
         """Whether examples may be left out on the way."""
         ...

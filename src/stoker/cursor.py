@@ -18,6 +18,7 @@ from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
 from stoker.engine.epoch import FORGOTTEN, Run
+from stoker.engine.items import Item
 from stoker.engine.pool.threads import Autotuner, is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
@@ -59,6 +60,7 @@ class Cursor:
         self._autotuner = Autotuner()
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
+        self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
         self.sizes: dict[int, PoolSize] = {}
         self.before = Clock()  # what was handed out before the epoch at hand
         self._records: dict[int, EchoRecord] = {}
@@ -98,6 +100,8 @@ class Cursor:
         chain = self.chain
         epoch, position = self._upcoming()
         chain.check_start()
+        if not position.yielded:
+            position = self._recorded_start(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
         run = Run(
             chain.plan,
@@ -111,7 +115,9 @@ class Cursor:
             ranks() if together else None,
             self._recycler,
             chain.sure_count(),
+            self._carried,
         )
+        self._carried = {}
         run.wrapper = reads_ahead() if run.length is None else None
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
         self._started(epoch, run, iterator)
@@ -122,6 +128,15 @@ class Cursor:
         if self._fresh_start:
             return self.epoch, self.position or Position()
         return self.epoch + 1, Position()
+
+    def _recorded_start(self, epoch: int) -> Position | None:
+        """Return where an epoch began whose record is replayed, None where none is."""
+        plan = self.chain.plan
+        if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:
+            return None
+        items = plan.items_of_first(self.chain.examples())
+        moment = record.carried(0, epoch, items)
+        return Position(snapshots=[moment], items=[None]) if moment is not None else Position()
 
     @property
     def is_loaded(self) -> bool:
@@ -172,7 +187,9 @@ class Cursor:
             elif run.complete or run.has_handed_out_all:
                 self._leave_unfinished(run)
                 self.epoch, self.before = self._behind(run)
-                self.position, self._fresh_start = None, True
+                carried = run.carried()
+                self.position, self._carried = carried or (None, {})
+                self._fresh_start = True
             elif run.yielded > run.began_at:
                 self._leave_unfinished(run)
                 self.position = run.last_position()
@@ -224,6 +241,7 @@ class Cursor:
         if live is not None:
             live.close()
         self._unfinished.clear()
+        self._carried = {}
         if not self._fresh_start:
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, position, True

@@ -66,7 +66,7 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
     Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
     """
     yielded, nested = whole(state["yielded"]), "loader" in state
-    if not yielded and not nested:
+    if not yielded and not nested and not (fit.plan.carries_pool and state["pools"]):
         return None
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
@@ -80,7 +80,7 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
         loaded=whole(state["loaded"], 0, packing.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
     )
-    walk = _Walk(fit.plan, found, sizes)
+    walk = _Walk(fit.plan, found, sizes, whole(state["epoch"]))
     pools, items, records = (_list(state[name]) for name in ("pools", "pool_items", "left_out"))
     if iterated:
         if pools or items or records:
@@ -110,8 +110,9 @@ class _Walk:
     most: int
     exact: int | None
 
-    def __init__(self, plan: Plan, found: Position, sizes: dict[int, PoolSize]) -> None:
+    def __init__(self, plan: Plan, found: Position, sizes: dict[int, PoolSize], epoch: int) -> None:
         self._plan = plan
+        self._epoch = epoch
         self._found = found
         self._sizes = sizes
         self._pools: list[Any] = []
@@ -187,7 +188,8 @@ class _Walk:
         fits = {"size": size, "group": group, "items": self.most}
         read: Any
         if echo.factor is None:
-            read = adaptive.unpack(said, max_factor=echo.max_factor, **fits)
+            earlier = self._epoch * self.most if self._plan.carries_pool else 0
+            read = adaptive.unpack(said, max_factor=echo.max_factor, earlier=earlier, **fits)
         else:
             read = fixed.unpack(said, factor=echo.factor, **fits)
         self._found.snapshots.append(read)
@@ -196,7 +198,8 @@ class _Walk:
             items = whole(items, max(least, read.admitted), most)
         self._found.items.append(items)
         if echo.is_adaptive:
-            self.most, self.exact = echo.max_factor * self.most, None
+            before = size if self._plan.carries_pool else 0
+            self.most, self.exact = echo.max_factor * (self.most + before), None
         else:
             self.most = echo.count(self.most)
             self.exact = None if self.exact is None else echo.count(self.exact)

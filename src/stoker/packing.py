@@ -40,7 +40,7 @@ def packed(ascending: NDArray[np.int64], first: int) -> str:
 
 def unpacked(text: Any, first: int, most: int, stop: int) -> NDArray[np.int64]:
     """Read what ``packed`` wrote: at most ``most`` integers, all below ``stop``."""
-    numbers = np.cumsum(unpacked_small(text, most, stop) + 1) + first - 1
+    numbers = np.cumsum(unpacked_small(text, most, stop - first) + 1) + first - 1
     # No sum of two gaps overflows, so the first one that is too large shows.
     if len(numbers) and not first <= int(numbers.min()) <= int(numbers.max()) < stop:
         raise ValueError(f"there are numbers beyond {stop:,}")

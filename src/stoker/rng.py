@@ -73,7 +73,7 @@ class Rekeyed(threading.local):
     def at(self, key: NDArray[np.uint64], ordinal: int, word: int = 0) -> np.random.Generator:
         """Return this thread's generator, placed at ``(key, ordinal, word)``."""
         counter = self._counter
-        counter[1] = ordinal
+        counter[1] = ordinal & _MASK  # what entered in an earlier epoch is numbered below 0
         counter[2] = word
         self._inner["key"] = key
         self._bits.state = self._state

@@ -98,7 +98,7 @@ class Case:
 
 def fits(pool: AdaptivePool) -> dict[str, int]:
     """Return what is known of a pool when its state is read."""
-    size = {"size": pool.size, "group": pool.group, "items": 10**9}
+    size = {"size": pool.size, "group": pool.group, "items": 10**9, "earlier": 0}
     return {"max_factor": pool.max_factor, **size}
 
 

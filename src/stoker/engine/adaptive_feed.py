@@ -12,16 +12,21 @@ tasks of an eighth of a batch: otherwise jitter alone would cause repeats. While
 window before it are both full, a step of fresh items is ``ALONE``: nothing is kept, and so nothing
 is copied. Loaders and streams are read by a thread (``prefetch``), so that no planning waits for
 them.
+
+A pool that was carried from the epoch before is taken up with what it held, as far as that is still
+there (``adopt``); the rest is made again when it is used. Where examples are echoed, a carried one
+leaves the pool before the step that might bring it anew, so that no batch has it twice.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from stoker.engine.echo_feed import EchoFeed
-from stoker.engine.items import Planning, Stream, Tally, WouldBlock
+from stoker.engine.items import Item, Planning, Stream, Tally, WouldBlock, done_item
 from stoker.engine.lower import EchoPoint
 from stoker.engine.pool.threads import WorkerPool
 from stoker.errors import StateError
@@ -81,11 +86,15 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         self._decides = decides
         self._leaks = point.leaks
         self._decided: deque[int] = deque()  # before a resume, about steps behind it
+        self.carried: Moment | None = None  # what the epoch began with, if not with nothing
+        self._carried_examples: dict[int, int] = {}  # numbers by index
+        self._retired = 0  # up to this fresh example carried ones have left
 
     def _step(self) -> bool:
         pool, upstream = self.pool, self.upstream
         if pool.ended:
             return False
+        self._retire()
         code: int | None
         if self._decided:
             code = self._decided[0]
@@ -107,11 +116,39 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         self._drop(draw)
         return True
 
-    def _drop(self, draw: Draw) -> None:
-        if not len(draw.dropped):
+    def _retire(self) -> None:
+        """Let go of carried examples that the next step may bring anew."""
+        if not self._carried_examples:
             return
+        first, self._retired = self._retired, self.pool.admitted + self.pool.group
+        upstream: Any = self.upstream
+        coming = self._carried_examples.keys() & set(upstream.indices(first, self._retired))
+        gone = [self._carried_examples.pop(index) for index in coming]
+        if gone:
+            self.pool.discard(gone)
+            self._let_go(gone)
+
+    def adopt(self, items: dict[int, Item]) -> None:
+        """Take up what the pool held when the epoch before was over."""
+        held = set(self.pool.held_ordinals().tolist())
+        self._items.update({number: item for number, item in items.items() if number in held})
+
+    def handed_on(self, total: int) -> dict[int, Item]:
+        """Return what the pool holds by the numbers of the next epoch; ``total`` are in this."""
+        items = {}
+        for number, item in self._items.items():
+            if item.task.done and item.task.values[item.row] is not None:
+                value, there = item.task.values[item.row], number - total
+                items[there] = done_item(value, there, item.use_key, 0, item.rows)
+        return items
+
+    def _drop(self, draw: Draw) -> None:
+        if len(draw.dropped):
+            self._let_go(draw.dropped.tolist())
+
+    def _let_go(self, numbers: list[int]) -> None:
         with self._worker_pool.lock:
-            for number in draw.dropped.tolist():
+            for number in numbers:
                 item = self._items.pop(number, None)
                 if item is not None:  # after a resume it may never have been made again
                     item.settled = True
@@ -125,6 +162,7 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         pool = self.pool
         steps = self._steps_of(needed, moment.step, first)
         pool.restore(moment)
+        self._take_up(moment)
         held: set[int] = set()
         for place, code in enumerate(moment.codes, 1):
             at = pool.step
@@ -136,6 +174,7 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
             if items is not None:
                 got = min(got, items - pool.admitted)
             last = place == len(moment.codes) if items is None else pool.admitted + got == items
+            self._retire()
             if got < pool.needed and not last:
                 raise StateError(f"the state is damaged: at step {at:,} its pool could not draw")
             draw = pool.draw(code, got)
@@ -144,6 +183,16 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         pool.ended = pool.admitted == items
         self._check_replayed(steps, uses)
         return held | set(pool.held_ordinals().tolist())
+
+    def _take_up(self, moment: Moment) -> None:
+        if moment.step == 0 and moment.began < 0:
+            self.carried = replace(moment, codes=b"")
+        if self.point.holds_batches:
+            return
+        upstream: Any = self.upstream
+        before = [number for number in self.pool.held_ordinals().tolist() if number < 0]
+        self._carried_examples = {upstream.index_before(n): n for n in before}
+        self._retired = moment.admitted
 
 
 class Replay:

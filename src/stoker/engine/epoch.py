@@ -18,7 +18,7 @@ from stoker.engine import checkpoint
 from stoker.engine.adaptive_feed import AdaptiveFeed
 from stoker.engine.echo_pools import Pools
 from stoker.engine.filtering import FilteredStream, SkipLog
-from stoker.engine.items import Planning, Tally
+from stoker.engine.items import Item, Planning, Tally
 from stoker.engine.lower import Plan
 from stoker.engine.pool.make import Workers
 from stoker.engine.pool.threads import Autotuner
@@ -28,6 +28,8 @@ from stoker.engine.streams import EpochStreams
 from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
 from stoker.errors import StateError, StokerError
 from stoker.fork_safety import OwningProcess
+from stoker.schedule import adaptive
+from stoker.schedule.adaptive import pack
 from stoker.schedule.record import Decisions, EchoRecord
 from stoker.stages.stage import PoolSize
 from stoker.stats import PoolStats, StageStats, Stats
@@ -62,6 +64,7 @@ class Run:
         steps: how many outputs there are at most, or None.
         ranks: the ranks that adaptive echoes agree with, or None.
         recycler: where the memory of batches comes from, and stays; by default the run has its own.
+        carried: what the pool held when the epoch before was over, if it goes on from there.
         length: how many outputs the epoch has, if that is known.
     """
 
@@ -78,6 +81,7 @@ class Run:
         ranks: Ranks | None,
         recycler: Recycler | None = None,
         length: int | None = None,
+        carried: dict[int, Item] | None = None,
     ) -> None:
         self.plan = plan
         self.length = length
@@ -141,8 +145,11 @@ class Run:
             self._streams.build()
             if position.yielded and (plan.loader or (plan.iterable and plan.echoes)):
                 checkpoint.begin_empty(self._segments, position)
-            elif position.yielded:
+            elif position.yielded or position.snapshots:
                 checkpoint.resume(self._segments, position)
+            for feed in self.pools.feeds if carried else ():
+                assert isinstance(feed, AdaptiveFeed)
+                feed.adopt(carried or {})
         except BaseException:
             self.close()
             raise
@@ -339,6 +346,23 @@ class Run:
                 at.fresh,
             )
 
+    def carried(self) -> tuple[Position, dict[int, Item]] | None:
+        """Return where the next epoch begins if this one's pool goes on in it, and its items.
+
+        None if it does not. An epoch must have come to its own end for that: all of its examples
+        were used.
+        """
+        total = self._segments[0].total if self._segments else None
+        if not self.complete or not total or not self.plan.carries_pool:
+            return None
+        if self.steps is not None or self.ranks is not None:
+            return None
+        (feed,) = self.pools.feeds
+        if not isinstance(feed, AdaptiveFeed) or not feed.started:
+            return None
+        moment = adaptive.carried(feed.pool, total)
+        return Position(snapshots=[moment], items=[None]), feed.handed_on(total)
+
     def close(self) -> None:
         """End every thread and process of this run, and let go of a loader's iterator."""
         if self.closed:
@@ -362,7 +386,8 @@ class Run:
             if isinstance(feed, AdaptiveFeed) and feed.started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
-                made = Decisions(self._epoch, pool.first_step, bytes(pool.codes))
+                carried = pack(feed.carried) if feed.carried else None
+                made = Decisions(self._epoch, pool.first_step, bytes(pool.codes), carried)
                 found[feed.echo.position] = echo, made
         return found
 

@@ -162,7 +162,7 @@ class Stream(Protocol):
         ...
 
     def recompute(self, number: int) -> Item:
-        """Make an item once more."""
+        """Make an item once more; below 0 one of an earlier epoch, if pools are carried."""
         ...
 
     def usable_bytes(self) -> int:

@@ -224,6 +224,23 @@ class Plan:
         """Whether the factor of an echo follows the stall, now or in the run that it replays."""
         return any(point.echo.is_adaptive for point in self.echoes)
 
+    @property
+    def carries_pool(self) -> bool:
+        """Whether a pool may go on in the next epoch: whatever is in it can be made again there.
+
+        That is so for a single echo that follows the stall, right behind the first segment, if
+        nothing can be left out, so that all epochs have equally many items.
+        """
+        if self.indexed is None or self.filters or len(self.echoes) != 1:
+            return False
+        point = self.echoes[0]
+        return point.echo.is_adaptive and not point.on_device and not point.leaks
+
+    def items_of_first(self, examples: int) -> int:
+        """Return how many outputs the first segment makes of so many examples."""
+        batch = self.segments[0].batch
+        return examples if batch is None else batch.count(examples)
+
     def visit(self, visitor: PartVisitor) -> None:
         """Lead a visitor through the parts."""
         for part in self.parts:

@@ -123,6 +123,7 @@ class SegmentStream:
         self._ended = False
         self._pulled = False
         self.dropped_inputs = 0  # where only the end tells
+        self.earlier: dict[int, SegmentStream] = {}  # makes what is numbered below 0 again
 
     @property
     def fresh(self) -> int:
@@ -307,10 +308,27 @@ class SegmentStream:
         return like(item, Ready(value), use_key, self.feed.fresh)
 
     def recompute(self, number: int) -> Item:
-        """Make one output once more."""
+        """Make one output once more; below 0 one of an earlier epoch, numbered up to this one."""
+        if number < 0:
+            assert self.total is not None
+            back, there = divmod(number, self.total)
+            item = self.earlier[-back].recompute(there)
+            item.ordinal = number
+            return item
         start = number * self.inputs_each
         uses = None if self.feed is None else self.feed.recompute_uses(start, self.inputs_each)
         return self._submit(number, 1, uses)[0]
+
+    def indices(self, start: int, stop: int) -> list[int]:
+        """Return the indices of fresh examples ``start .. stop - 1`` that the epoch has."""
+        assert self._order is not None
+        found: list[int] = self._order.span(start, max(start, min(stop, self._examples))).tolist()
+        return found
+
+    def index_before(self, ordinal: int) -> int:
+        """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
+        back, there = divmod(ordinal, self._examples)
+        return self.earlier[-back].indices(there, there + 1)[0]
 
     def start_at(self, number: int) -> None:
         """Continue with output ``number``; what feeds this stream must be there already."""

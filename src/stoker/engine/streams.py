@@ -8,6 +8,7 @@ their work.
 from __future__ import annotations
 
 import contextlib
+import functools
 
 from stoker import rng
 from stoker.buffers import Recycler
@@ -24,6 +25,7 @@ from stoker.engine.prefetch import Prefetcher
 from stoker.engine.stream import FOLLOWED_BATCHES, SegmentStream
 from stoker.engine.work import Work
 from stoker.orders import Order
+from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.to import Mover
 
@@ -85,6 +87,7 @@ class EpochStreams:
         self._order: Order | None = None
         self._examples = 0
         self._works: dict[int, Work] = {}
+        self._earlier: dict[int, tuple[Work, Order]] = {}  # by how many epochs ago
         self._stream: Stream | None = None
         self._feed: Feed | None = None
         self._depth = 0
@@ -104,38 +107,49 @@ class EpochStreams:
             self._examples = self._skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
         self._works = {
-            segment.at: Work(
-                segment,
-                self._seed,
-                self._epoch,
-                plan.indexed,
-                self._order,
-                rank=rank,
-                misdrawn=self._tally.misdrawn,
-            )
+            segment.at: self._work(segment, self._epoch, self._order, rank)
             for segment in plan.segments
         }
-        self._hire(rank)
+        for moment in self._begin_at.snapshots:
+            if isinstance(moment, Moment) and plan.indexed is not None and plan.carries_pool:
+                first = plan.segments[0]
+                for back in moment.epochs_back(plan.items_of_first(self._examples)):
+                    epoch = self._epoch - back
+                    order = plan.selection.order(len(plan.indexed), self._seed, epoch)
+                    self._earlier[back] = self._work(first, epoch, order, rank), order
+        self._hire()
         self._open_head(rank)
         for work in self._works.values():
             self._tally.add(work.segment.names, [0] * len(work.segment.names), 0)
         self.last_pool = self.worker_pool
         plan.visit(self)
 
-    def _hire(self, rank: int) -> None:
+    def _work(self, segment: Segment, epoch: int, order: Order | None, rank: int) -> Work:
+        return Work(
+            segment,
+            self._seed,
+            epoch,
+            self._plan.indexed,
+            order,
+            rank=rank,
+            misdrawn=self._tally.misdrawn,
+        )
+
+    def _hire(self) -> None:
         """Make the worker pools: one for the host, one for what runs behind a device."""
         plan = self._plan
         host = [work for work in self._works.values() if not work.segment.on_device]
+        host += [work for work, _ in self._earlier.values()]
         given = Workers(0, "thread") if plan.loader is not None else self._workers
-        pool = make_pool(
-            given, host, self._autotuner, seed=self._seed, epoch=self._epoch, rank=rank
-        )
+        pool = make_pool(given, host, self._autotuner)
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
                 work.reader = self._reader
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
-        tail = WorkerPool(0, max(1, len(self._works) - len(host)), Autotuner())
+        tail = WorkerPool(
+            0, max(1, len(self._works) - (len(host) - len(self._earlier))), Autotuner()
+        )
         self._worker_pools = [pool, tail]
         pool.begin()
 
@@ -179,13 +193,11 @@ class EpochStreams:
         cost.whole = self._workers.kind == "process" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
-        stream = SegmentStream(
-            work,
-            self._feed,
-            self._order,
-            self._examples,
+        make = functools.partial(
+            SegmentStream,
+            feed=self._feed,
+            examples=self._examples,
             worker_pool=pool,
-            depth=self._depth,
             cost=cost,
             group=plan.group,
             recycler=self._recycler,
@@ -193,6 +205,11 @@ class EpochStreams:
             planning=planning,
             read_ahead=2 * work.reader.requests if work.reader is not None else 0,
         )
+        stream = make(work, order=self._order, depth=self._depth)
+        if not self.segments:
+            depth = len(self._works)  # none of these is on a device
+            for number, (back, (earlier, order)) in enumerate(self._earlier.items(), depth):
+                stream.earlier[back] = make(earlier, order=order, depth=number)
         if not part.on_device:
             pool.plan_with(stream.plan_ahead)  # the last one's: it plans for all
         self.segments.append(stream)

@@ -91,6 +91,7 @@ class Work:
         self.reader: Reader | None = None
         self._source = source
         self._order = order
+        self.legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)  # of the global generators
         self._random = Rekeyed()
         self._operations = [_ready(each, seed, epoch, rank) for each in segment.operations]
         self._batch_maps = [_ready(each, seed, epoch, rank) for each in segment.batch_maps]

@@ -25,7 +25,8 @@ in the same step go to the one with fewest uses.
 Items stand in queues, one for each number of uses. In each queue the order of entering is the order
 of last uses, and a full pool drops from the front of the queue with the most uses. The last batch
 of an epoch is filled up with uses from the pool. The epoch ends after its last fresh item, without
-a drain.
+a drain. A pool may go on in the next epoch (``carried``). What it holds by then is numbered by how
+far before that epoch it entered, so below 0; and so are the steps of its last uses.
 
 Not safe for threads: the engine calls this with the planning lock held.
 """
@@ -33,6 +34,7 @@ Not safe for threads: the engine calls this with the planning lock held.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -72,7 +74,7 @@ class Moment:
         step, admitted: steps that were drawn, and fresh items that entered by then.
         levels: the items in the pool by how often they were used; the first of those used once.
         codes: a byte for each step since.
-        began: the step from which the distance grows.
+        began: the step from which the distance grows; below 0 where the pool was carried.
     """
 
     step: int
@@ -87,10 +89,26 @@ class Moment:
         firsts = (int(level[0].ordinals[0]) for level in self.levels if level)
         return min(firsts, default=self.admitted)
 
+    def epochs_back(self, items: int) -> list[int]:
+        """Return how many epochs ago items entered that were carried; each epoch had ``items``."""
+        if self.oldest >= 0:
+            return []
+        numbers = np.concatenate([s.ordinals for level in self.levels for s in level])
+        return [int(back) for back in np.unique(-(numbers[numbers < 0] // items))]
+
 
 def longest_distance(min_distance: int, size: int, group: int) -> int:
     """Return how many steps a pool of ``size`` items keeps uses apart, ``group`` in each step."""
     return max(_LEAST_DISTANCE, min(min_distance, size // group))
+
+
+def carried(pool: AdaptivePool, items: int) -> Moment:
+    """Return how a pool begins the next epoch, at the end of one that had so many items."""
+    levels = tuple(
+        tuple(Stretch(s.ordinals - items, s.after - pool.step) for s in level)
+        for level in pool.levels
+    )
+    return Moment(0, 0, levels, began=pool.began - pool.step)
 
 
 class AdaptivePool:
@@ -128,6 +146,11 @@ class AdaptivePool:
         self.codes = bytearray()  # of the steps from first_step on
         self._moments: deque[Moment] = deque()
         self._take_moment()
+
+    @property
+    def levels(self) -> tuple[tuple[Stretch, ...], ...]:
+        """The items by how often they were used; the first of those used once."""
+        return tuple(tuple(level) for level in self._levels)
 
     @property
     def distance(self) -> int:
@@ -270,6 +293,20 @@ class AdaptivePool:
         while self._resting and (first := next(iter(self._resting))) <= latest:
             self.reusable += self._resting.pop(first)
 
+    def discard(self, ordinals: Collection[int]) -> None:
+        """Let items go, before a step."""
+        for uses, level in enumerate(self._levels, 1):
+            for at, stretch in enumerate(level):
+                kept = stretch.ordinals[~np.isin(stretch.ordinals, list(ordinals))]
+                gone = len(stretch.ordinals) - len(kept)
+                if gone:
+                    level[at] = Stretch(kept, stretch.after)
+                    self._leave(gone, stretch.after)
+                    self.copies_left -= gone * (self.max_factor - uses)
+            kept_stretches = [stretch for stretch in level if len(stretch.ordinals)]
+            level.clear()
+            level.extend(kept_stretches)
+
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items in the pool."""
         stretches = [stretch.ordinals for level in self._levels for stretch in level]
@@ -313,19 +350,19 @@ class AdaptivePool:
         self._take_moment()
 
     def _take_moment(self) -> None:
-        levels = tuple(tuple(level) for level in self._levels)
-        self._moments.append(Moment(self.step, self.admitted, levels, began=self.began))
+        self._moments.append(Moment(self.step, self.admitted, self.levels, began=self.began))
 
 
 def pack(moment: Moment) -> dict[str, Any]:
     """Write a moment as JSON: about half a byte for each item, and a byte for each step since."""
     levels = []
+    first = min(0, moment.oldest)
     for level in moment.levels:
         ordinals = np.concatenate([_NONE, *(s.ordinals for s in level)])
         lengths = np.array([len(s.ordinals) for s in level], np.int64)
         ages = np.array([moment.step - s.after for s in level], np.int64)
         parts = (
-            packing.packed(ordinals, 0),
+            packing.packed(ordinals, first),
             packing.packed_small(lengths),
             packing.packed_small(ages),
         )
@@ -336,27 +373,35 @@ def pack(moment: Moment) -> dict[str, Any]:
         "admitted": moment.admitted,
         "levels": levels,
         "codes": codes,
+        "first": first,
+        "began": moment.began,
     }
 
 
-def unpack(state: Any, *, max_factor: int, size: int, group: int, items: int) -> Moment:
+def unpack(
+    state: Any, *, max_factor: int, size: int, group: int, items: int, earlier: int
+) -> Moment:
     """Read what ``pack`` wrote of a pool that was made with these arguments.
 
     Args:
         items: how many fresh items the epoch has, at most.
+        earlier: how many all epochs before it had that it may have been carried from.
 
     Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
     """
     admitted = packing.whole(state["admitted"], 0, items)
-    step = packing.whole(state["step"], 0, max_factor * admitted // group + 1)
+    began = packing.whole(state["began"], -packing.LARGEST if earlier else 0, 0)
+    first = packing.whole(state["first"], -earlier if began else 0, 0)
+    before = max_factor * size if began else 0  # uses of what was there at the beginning, at most
+    step = packing.whole(state["step"], 0, (max_factor * admitted + before) // group + 1)
     if len(state["levels"]) != max_factor - 1:
         raise ValueError("the packed pool has other levels than its factor")
     held, levels, seen = 0, [], []
     for text in state["levels"]:
         packed, lengths_text, ages_text = str(text).split(" ")
-        ordinals = packing.unpacked(packed, 0, size - held, admitted)
+        ordinals = packing.unpacked(packed, first, size - held, admitted)
         lengths = packing.unpacked_small(lengths_text, len(ordinals), len(ordinals) + 1)
-        ages = packing.unpacked_small(ages_text, len(lengths), step)
+        ages = packing.unpacked_small(ages_text, len(lengths), step - began)
         sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
         if not sound or (lengths < 1).any() or (np.diff(ages) > 0).any():
             raise ValueError("the packed pool is damaged")
@@ -366,6 +411,6 @@ def unpack(state: Any, *, max_factor: int, size: int, group: int, items: int) ->
         seen.append(ordinals)
     if len(np.unique(np.concatenate(seen))) != held:
         raise ValueError("an item is in the packed pool twice")
-    steps = max_factor * items // group + 1  # in the epoch
+    steps = (max_factor * items + before) // group + 1  # in the epoch
     codes = packing.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
-    return Moment(step, admitted, tuple(levels), codes)
+    return Moment(step, admitted, tuple(levels), codes, began)

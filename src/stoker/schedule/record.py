@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker import packing
 from stoker.errors import StateError
-from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, Moment, unpack
 
 FORMAT = 2
 _MOST_STEPS = 1 << 24  # in an epoch of unknown length: a byte each
@@ -25,11 +25,13 @@ class Decisions:
         epoch: the epoch.
         first: the first step on record: 0, or where a run was resumed.
         codes: a byte a step.
+        carried: the pool that the epoch began with, packed; None if that was empty.
     """
 
     epoch: int
     first: int
     codes: bytes
+    carried: Mapping[str, Any] | None = None
 
     def code(self, step: int) -> int | None:
         """Return the code of a step, None behind the last. Raises StateError before the first."""
@@ -59,7 +61,8 @@ class Decisions:
         kept = earlier.codes[: self.first - earlier.first]
         if len(kept) < self.first - earlier.first:
             return self
-        return Decisions(self.epoch, earlier.first, kept + self.codes)
+        carried = earlier.carried if self.first else self.carried
+        return Decisions(self.epoch, earlier.first, kept + self.codes, carried)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,23 @@ class RunRecord:
             )
         return self.echoes[position]
 
+    def carried(self, position: int, epoch: int, items: int) -> Moment | None:
+        """Return the pool that an echo began an epoch with, None if it was empty.
+
+        Args:
+            items: how many fresh items every epoch has.
+
+        Raises StateError when it is not on record, or damaged.
+        """
+        found, echo = self.of(position, epoch), self.echoes[position]
+        if found.carried is None:
+            return None
+        fits = {"max_factor": echo.max_factor, "size": echo.size, "group": echo.group}
+        try:
+            return unpack(found.carried, **fits, items=items, earlier=epoch * items)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
+
     def size(self, position: int, name: str, group: int) -> int:
         """Return the size of an echo's pool. Raises StateError if batches had another size."""
         echo = self.echo(position, name)
@@ -153,6 +173,7 @@ def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) ->
                     str(epoch): {
                         "first": each.first,
                         "codes": packing.packed_bytes(np.frombuffer(each.codes, np.uint8)),
+                        **({"carried": dict(each.carried)} if each.carried else {}),
                     }
                     for epoch, each in echo.epochs.items()
                 },
@@ -190,17 +211,19 @@ def read(record: Any, items: int | None) -> RunRecord:
 
 def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
     most, group = packing.whole(echo["max_factor"], 2, MOST_FACTOR), packing.whole(echo["group"], 1)
-    steps = _MOST_STEPS if items is None else most * items // group + 1
+    size = packing.whole(echo["pool"], 1)
+    steps = _MOST_STEPS if items is None else most * (items + size) // group + 1
     epochs = {
         int(epoch): Decisions(
             int(epoch),
             packing.whole(each["first"]),
             packing.unpacked_bytes(each["codes"], steps).tobytes(),
+            each.get("carried"),
         )
         for epoch, each in echo["epochs"].items()
     }
     apart = packing.whole(echo["min_distance"], 2, MOST_DISTANCE)
-    return EchoRecord(most, apart, packing.whole(echo["pool"], 1), group, epochs)
+    return EchoRecord(most, apart, size, group, epochs)
 
 
 def _texts(lines: Any) -> list[str]:

@@ -31,9 +31,7 @@ class Workers:
         return cls(int(n), kind)
 
 
-def make_pool(
-    workers: Workers, host: list[Work], autotuner: Autotuner, *, seed: int, epoch: int, rank: int
-) -> WorkerPool:
+def make_pool(workers: Workers, host: list[Work], autotuner: Autotuner) -> WorkerPool:
     """Return the worker pool for the segments on the host."""
     depths = max(1, len(host))
     if workers.count == 0:
@@ -41,6 +39,6 @@ def make_pool(
     if workers.kind == "process":
         from stoker.engine.pool import processes  # multiprocessing takes its time to import
 
-        remotes = processes.start(workers.count, host, seed, epoch, rank)
+        remotes = processes.start(workers.count, host)
         return WorkerPool(len(remotes), depths, autotuner, remotes)
     return WorkerPool(workers.count, depths, autotuner)

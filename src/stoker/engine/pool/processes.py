@@ -26,10 +26,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stoker import rng
 from stoker.engine.pool import worker
 from stoker.engine.work import Misdrawn, Work
 from stoker.errors import WorkerDied
@@ -168,19 +164,18 @@ class ProcessSlot:
         self._requests = self._answers = None
 
 
-def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> list[ProcessSlot]:
+def start(count: int, works: list[Work]) -> list[ProcessSlot]:
     """Start worker processes by the start method that ``multiprocessing`` is set to.
 
     Returns what threads use them by, two for each, first one of every process.
 
     Raises what pickling raises where the start method pickles and something cannot be.
     """
-    legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)
     slots: list[ProcessSlot] = []
     inherited: list[Connection] = []
     with contextlib.ExitStack() as undo:
         for _ in range(count):
-            started = _start_one(works, legacy_key, inherited)
+            started = _start_one(works, inherited)
             for end in (*(slot.close for slot in started), *(slot.stop for slot in started)):
                 undo.callback(end)  # the last comes first
             slots += started
@@ -188,9 +183,7 @@ def start(count: int, works: list[Work], seed: int, epoch: int, rank: int) -> li
     return sorted(slots, key=lambda slot: slot.number)
 
 
-def _start_one(
-    works: list[Work], legacy_key: NDArray[np.uint64], inherited: list[Connection]
-) -> list[ProcessSlot]:
+def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSlot]:
     """Start a process. Our end of its connection joins what processes forked later inherit."""
     context: Any = multiprocessing.get_context()
     with contextlib.ExitStack() as undo:
@@ -206,7 +199,6 @@ def _start_one(
                 [*inherited, ours] if context.get_start_method() == "fork" else [],
                 [tuple(arena and arena.handle for arena in pair) for pair in arenas],
                 works,
-                legacy_key,
                 os.getpid(),
                 threading.current_thread() is threading.main_thread(),
             ),

@@ -36,7 +36,6 @@ def serve(
     not_ours: list[Connection],
     slots: list[tuple[str | None, str | None]],
     works: list[Work],
-    legacy_key: NDArray[np.uint64],
     parent: int,
     by_main_thread: bool,
 ) -> None:
@@ -47,7 +46,6 @@ def serve(
         not_ours: connections that were inherited by a fork.
         slots: the arenas for the arrays of requests, and of answers.
         works: what may be asked for, by depth.
-        legacy_key: keys the global generators.
         parent: the process that asks.
         by_main_thread: whether its main thread has started this process.
     """
@@ -61,7 +59,7 @@ def serve(
         [Arena.open(handle) if handle else None for handle in handles]
         for handles in zip(*slots, strict=True)
     )
-    worker = _Worker(works, legacy_key)
+    worker = _Worker(works)
     while True:
         try:
             slot, request = channel.receive(connection, inboxes)
@@ -112,9 +110,8 @@ def _die_with(parent: int, by_main_thread: bool) -> None:
 class _Worker:
     """Fetches, maps and batches as it is asked to."""
 
-    def __init__(self, works: list[Work], legacy_key: NDArray[np.uint64]) -> None:
+    def __init__(self, works: list[Work]) -> None:
         self._works = works
-        self._legacy_key = legacy_key
         self._recycler = Recycler()
 
     def do(
@@ -151,7 +148,7 @@ class _Worker:
             made = builder.finish()
         except Exception as error:
             return Failure(_plain(work.batch_failure(error, number).error))
-        self._reseed(number, _BATCHES)
+        self._reseed(work, number, _BATCHES)
         made = work.finish(made, number, 0, ns)
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
@@ -185,7 +182,7 @@ class _Worker:
             return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
         examples = []
         for i, ordinal in enumerate(ordinals):
-            self._reseed(ordinal, use_keys[i] if use_keys else 0)
+            self._reseed(work, ordinal, use_keys[i] if use_keys else 0)
             if indices is not None:
                 one = work.fetch(indices[i : i + 1], ns)
             else:
@@ -195,9 +192,9 @@ class _Worker:
             examples.append(one[0])
         return examples
 
-    def _reseed(self, ordinal: int, use_key: int) -> None:
+    def _reseed(self, work: Work, ordinal: int, use_key: int) -> None:
         """Seed the global generators by the example's address, as old datasets draw from them."""
-        seed = rng.mixed(int(self._legacy_key[0]) ^ use_key, ordinal)
+        seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch = sys.modules.get("torch")

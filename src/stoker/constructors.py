@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
@@ -207,7 +208,7 @@ def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]:
 
 def echo(
     loader: Any,
-    factor: float | str = "auto",
+    factor: float | Fraction | str = "auto",
     *,
     max_factor: int | None = None,
     pool: int | str | None = None,

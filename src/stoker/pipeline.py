@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Generic, TypeVar, overload
 
 from numpy.typing import NDArray
@@ -205,7 +206,7 @@ class Pipeline(Generic[T]):
 
     def echo(
         self,
-        factor: float | str = "auto",
+        factor: float | Fraction | str = "auto",
         *,
         max_factor: int | None = None,
         pool: int | str | None = None,
@@ -224,8 +225,8 @@ class Pipeline(Generic[T]):
         ``record()`` returns them, and ``replay=`` repeats them.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions by error
-                diffusion. 1 changes nothing.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions (a
+                ``Fraction``, too) by error diffusion. 1 changes nothing.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
                 (``"2GiB"``; with a warning fewer, where memory has not so much). By default the

@@ -29,7 +29,8 @@ class Prefetcher:
 
     Args:
         inner: the stream to read.
-        size: the largest number of items in the queue.
+        size: the largest number of items in the queue; there are more only where somebody asks
+            for more at a time, until those are taken.
         planning: tells whether the planner may block.
         worker_pool: notified to plan when an item has arrived.
     """
@@ -47,6 +48,7 @@ class Prefetcher:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Item | BaseException] = deque()
+        self._room = size  # more, where more was asked for at a time than the queue holds
         self._ended = False
         self._closed = False
         self._fresh = 0
@@ -71,7 +73,10 @@ class Prefetcher:
         """Wait until the next ``count`` items are ready, or all that are left, or an error."""
         self._begin()
         with self._lock:
-            while not self._there(count):
+            if count > self._room:
+                self._room = count
+                self._changed.notify_all()
+            while not self._is_there(count):
                 if not self._planning.may_block:
                     raise WouldBlock(None)
                 self._changed.wait()
@@ -102,8 +107,7 @@ class Prefetcher:
             with self._lock:
                 if not self._queue:
                     return
-                item = self._queue.popleft()
-                self._changed.notify_all()
+                item = self._popped()
             if isinstance(item, BaseException):
                 raise item
             self._fresh = item.fresh
@@ -116,8 +120,7 @@ class Prefetcher:
         with self._lock:
             first = self._queue[0] if self._queue else None
             if isinstance(first, BaseException):
-                self._queue.popleft()
-                self._changed.notify_all()
+                self._popped()
                 raise first
             return first
 
@@ -138,7 +141,12 @@ class Prefetcher:
             self._inner.interrupt()
             thread.join(_JOIN_S)
 
-    def _there(self, count: int) -> bool:
+    def _popped(self) -> Item | BaseException:
+        self._room = max(self.size, self._room - 1)
+        self._changed.notify_all()
+        return self._queue.popleft()
+
+    def _is_there(self, count: int) -> bool:
         if len(self._queue) >= count or self._ended or self._closed:
             return True
         return any(isinstance(item, BaseException) for item in islice(self._queue, count))
@@ -167,14 +175,14 @@ class Prefetcher:
                     elif not self._closed:
                         self._queue.append(item)
                     self._changed.notify_all()
-                    while not self._closed and self._full(item):
+                self._worker_pool.plan()  # before waiting for room: it may be planning that makes it
+                with self._lock:
+                    while not self._closed and not self._ended and self._must_wait(item):
                         self._changed.wait()
-                self._worker_pool.plan()
         finally:
             self._inner.clear()  # here: nobody else may use it meanwhile
 
-    def _full(self, last: Item | BaseException | None) -> bool:
+    def _must_wait(self, last: Item | BaseException | None) -> bool:
         """Whether to read no more for now: not behind an error before it was raised, either."""
-        return len(self._queue) >= self.size or (
-            isinstance(last, BaseException) and bool(self._queue)
-        )
+        is_error = isinstance(last, BaseException)
+        return len(self._queue) >= self._room or (is_error and bool(self._queue))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker import machine
@@ -62,7 +62,6 @@ class CacheStage:
 
     cache: ExampleCache
     keep_pages: bool
-    _warned: list[str] = field(default_factory=list, compare=False, repr=False)
     traits = Traits(keeps_fields=True, caches=True)
 
     @classmethod
@@ -106,11 +105,9 @@ class CacheStage:
         return self
 
     def begin(self, chain: Before) -> None:
-        """Open the store; warn, once, where it saves nothing, or less than it seems."""
-        if not self._warned:
-            self._warned.append("")
+        """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
+        if self.cache.open():
             self._warn_of_what_cannot_help(chain)
-        self.cache.open()
 
     def lower(self, to: Lowering) -> None:
         """Have what comes here kept."""

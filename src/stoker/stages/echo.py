@@ -45,7 +45,9 @@ class Echo:
     record: RunRecord | None = None
 
     @classmethod
-    def of(cls, factor: Any, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
+    def of(
+        cls, factor: float | Fraction | str, max_factor: Any, pool: Any, record: RunRecord | None
+    ) -> Echo | None:
         """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
         size, size_bytes = _pool_size(pool)
         if factor == "auto":

@@ -19,7 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
-    "stages/stage.py": ("Stage", "Operation", "Before", "Lowering"),
+    "stages/stage.py": ("Stage",),
+    "stages/operation.py": ("Operation",),
     "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
     "engine/items.py": ("Stream", "PulledStream", "HeadStream", "Feed"),
     "engine/lower.py": ("PartVisitor",),

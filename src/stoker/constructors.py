@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from stoker.sources.folder import FolderSource, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.source import IndexedSource, Source
+from stoker.stages.echo import Factor
 from stoker.stages.skip import OnError, budget_of
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]:
 
 def echo(
     loader: Any,
-    factor: float | Fraction | str = "auto",
+    factor: Factor = "auto",
     *,
     max_factor: int | None = None,
     pool: int | str | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, Generic, TypeVar, overload
 
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from stoker.iterator import PipelineIterator, T
 from stoker.schedule.record import read as read_record
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
-from stoker.stages.echo import Echo
+from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
@@ -206,7 +205,7 @@ class Pipeline(Generic[T]):
 
     def echo(
         self,
-        factor: float | Fraction | str = "auto",
+        factor: Factor = "auto",
         *,
         max_factor: int | None = None,
         pool: int | str | None = None,

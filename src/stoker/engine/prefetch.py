@@ -175,7 +175,7 @@ class Prefetcher:
                     elif not self._closed:
                         self._queue.append(item)
                     self._changed.notify_all()
-                self._worker_pool.plan()  # before waiting for room: it may be planning that makes it
+                self._worker_pool.plan()  # before it waits: planning may make the room
                 with self._lock:
                     while not self._closed and not self._ended and self._must_wait(item):
                         self._changed.wait()

@@ -30,7 +30,7 @@ from stoker.signals import pass_on
 from stoker.sources.source import IndexedSource, Reader
 from stoker.stages.cache import Hit, Miss
 from stoker.stages.map import Map, returned_nothing
-from stoker.stages.stage import Operation
+from stoker.stages.operation import Operation
 
 Misdrawn = tuple[int, str]
 """A random map that draws from global generators: its position, and their names."""

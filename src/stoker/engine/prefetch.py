@@ -13,15 +13,14 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from stoker import machine
-from stoker.engine.items import HeadStream, Item, Planning, WouldBlock
+from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
 from stoker.engine.pool.threads import WORKER_NAME, WorkerPool
 from stoker.signals import deferred
 
 _JOIN_S = 5.0
 
 
-class Prefetcher:
+class Prefetcher(PulledStream):
     """A stream that a background thread prefetches into a bounded queue.
 
     An exception of the inner stream is queued, and raised at its place. Reading then continues,
@@ -34,9 +33,6 @@ class Prefetcher:
         planning: tells whether the planner may block.
         worker_pool: notified to plan when an item has arrived.
     """
-
-    blocking = False
-    total: int | None = None
 
     def __init__(
         self, inner: HeadStream, size: int, planning: Planning, worker_pool: WorkerPool
@@ -55,15 +51,11 @@ class Prefetcher:
         self._arrived_ns = 0
         self._thread: threading.Thread | None = None
 
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
-
     @property
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
         return self._fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` items are ready, and whether they are the last."""
         self._begin()
         with self._lock:
             ready = len(self._queue)
@@ -83,11 +75,9 @@ class Prefetcher:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for more."""
         return len(self._queue) >= self.size
 
     def ready_since(self) -> tuple[int, int | None]:
-        """Return how many items wait, and since when there is no room for more."""
         with self._lock:
             ready = len(self._queue)
             return ready, self._arrived_ns if ready >= self.size else None
@@ -101,7 +91,6 @@ class Prefetcher:
         return next(self.pull_many(1), None)
 
     def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` items, fewer only at the end; none at all if WouldBlock."""
         self.wait_for(count)
         while count:
             with self._lock:

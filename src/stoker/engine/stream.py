@@ -34,9 +34,20 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from stoker import machine, pytree
+from stoker import pytree
 from stoker.buffers import Recycler
-from stoker.engine.items import Feed, Item, Planning, Ready, Tally, Use, WouldBlock, done_item, like
+from stoker.engine.items import (
+    Feed,
+    Item,
+    Planning,
+    PulledStream,
+    Ready,
+    Tally,
+    Use,
+    WouldBlock,
+    done_item,
+    like,
+)
 from stoker.engine.pool.threads import (
     GATHER_AHEAD,
     GATHER_BATCHES,
@@ -55,7 +66,7 @@ FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall."""
 
 
-class SegmentStream:
+class SegmentStream(PulledStream):
     """What a segment makes of its inputs, in order, through a bounded window.
 
     Args:
@@ -68,8 +79,6 @@ class SegmentStream:
         planning: the planning lock of this run.
         read_ahead: how many examples a source wants to be told of before they are fetched.
     """
-
-    blocking = False
 
     def __init__(
         self,
@@ -266,8 +275,6 @@ class SegmentStream:
         if done < len(tasks) or done < self.ahead():
             return done, None
         return done, max((task.done_ns for task in set(tasks)), default=0)
-
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
 
     def peek(self) -> Item | None:
         """Return the next output without taking it; of examples no more than that one is begun."""

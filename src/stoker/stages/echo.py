@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker.engine.lower import Lowering
 
 Factor = float | Fraction | str
-"""``"auto"``, or the mean uses of each fresh item; a ``Fraction`` is taken as it is."""
+"""``"auto"``, or the mean uses of each fresh item, at least 1."""
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 DEFAULT_MAX_FACTOR = 4

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from stoker.engine.foreign import LoaderStream
 from stoker.engine.items import Item, Planning, Tally, WouldBlock
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.prefetch import Prefetcher
 from stoker.sources.loader import LoaderSource
 from strategies import few

@@ -23,43 +23,29 @@ from stoker.engine.pool.threads import Task
 from stoker.engine.work import Misdrawn
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Item:
     """One value in a stream: where it will be, and its address.
 
     Attributes:
         task, row: where the value is when the task is done.
         ordinal, use_key: its address (see ``rng``).
+        fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
         repeats: those of them that are in it already.
-        fresh: the fresh examples of the epoch that were read up to this item.
         scheduled: uses of it that were handed to tasks and are not over.
         settled: whether no further use will be scheduled.
     """
 
-    __slots__ = (
-        "fresh",
-        "ordinal",
-        "repeats",
-        "row",
-        "rows",
-        "scheduled",
-        "settled",
-        "task",
-        "use_key",
-    )
-
-    def __init__(
-        self, task: Task, row: int, ordinal: int, use_key: int, fresh: int, rows: int
-    ) -> None:
-        self.rows = rows
-        self.repeats = 0
-        self.task = task
-        self.row = row
-        self.ordinal = ordinal
-        self.use_key = use_key
-        self.fresh = fresh
-        self.scheduled = 0
-        self.settled = False
+    task: Task
+    row: int
+    ordinal: int
+    use_key: int
+    fresh: int
+    rows: int
+    repeats: int = 0
+    scheduled: int = 0
+    settled: bool = False
 
 
 Use = tuple[Item, int]

@@ -23,7 +23,6 @@ PROTOCOLS = {
     "stages/operation.py": ("Operation",),
     "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Feed"),
-    "engine/lower.py": ("PartVisitor",),
     "orders.py": ("Order",),
 }
 Class = tuple[Path, str]
@@ -112,17 +111,12 @@ def removable() -> dict[Class, list[Member]]:
 
 
 def rounds() -> list[list[Member]]:
-    """Return what is removed together: one member of each class, and no use of another class.
-
-    Visitors use most of the other classes, and so lose their members apart.
-    """
-    visitors = {where for where, each in MEMBERS.items() if "echo_point" in {m.name for m in each}}
-    made = []
-    for together in (MEMBERS.keys() - visitors, visitors):
-        each = [MEMBERS[where] for where in sorted(together)]
-        for number in range(max(map(len, each))):
-            made.append([members[number] for members in each if number < len(members)])
-    return made
+    """Return what is removed together: one member of each class, and no use of another class."""
+    each = list(MEMBERS.values())
+    return [
+        [members[number] for members in each if number < len(members)]
+        for number in range(max(map(len, each)))
+    ]
 
 
 MEMBERS = removable()

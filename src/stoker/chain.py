@@ -86,7 +86,7 @@ class Chain:
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
 
     @property
-    def maps(self) -> tuple[Map, ...]:
+    def maps(self) -> list[Map]:
         """Its maps and random maps, in order."""
         return self.plan.maps
 

@@ -31,7 +31,7 @@ from stoker.stages.to import Mover
 
 
 class EpochStreams:
-    """The streams and worker pools of one epoch; as a visitor of the plan it builds them.
+    """The streams and worker pools of one epoch.
 
     Args:
         plan: the plan.
@@ -122,7 +122,23 @@ class EpochStreams:
         for work in self._works.values():
             self._tally.add(work.segment.names, [0] * len(work.segment.names), 0)
         self.last_pool = self.worker_pool
-        plan.visit(self)
+        for part in plan.parts:
+            match part:
+                case Segment():
+                    self._add_segment(part)
+                case FilterPoint():
+                    self._stream = FilteredStream(
+                        part, self.segments[-1], self.worker_pool, self._skip_log, self._planning
+                    )
+                case EchoPoint():
+                    assert self._stream is not None
+                    pool, planning = self._where(part)
+                    self._feed = self._pools.feed(part, self._stream, self._tally, pool, planning)
+                case DevicePoint():
+                    mover = Mover(part.to.device)
+                    self._device = DeviceStream(self.last, mover, self.worker_pool)
+                    self._stream = self.last = self._device
+                    self._depth = 0
 
     def _hire(self, rank: int) -> None:
         """Make the worker pools: one for the host, one for what runs behind a device."""
@@ -171,8 +187,7 @@ class EpochStreams:
             self.last = self.prefetcher = Prefetcher(self.head, size, self._planning, pool)
         self._stream = self.last
 
-    def segment(self, part: Segment) -> None:
-        """Build a segment's stream."""
+    def _add_segment(self, part: Segment) -> None:
         if self._feed is None and self._stream is not None:
             self._feed = Direct(self._stream)
         pool, planning = self._where(part)
@@ -200,25 +215,6 @@ class EpochStreams:
         self.last_pool = pool
         self._feed = None
         self._depth += 1
-
-    def filter_point(self, part: FilterPoint) -> None:
-        """Build the stream of survivors."""
-        self._stream = FilteredStream(
-            part, self.segments[-1], self.worker_pool, self._skip_log, self._planning
-        )
-
-    def echo_point(self, part: EchoPoint) -> None:
-        """Build the feed that a pool draws."""
-        assert self._stream is not None
-        pool, planning = self._where(part)
-        self._feed = self._pools.feed(part, self._stream, self._tally, pool, planning)
-
-    def device_point(self, part: DevicePoint) -> None:
-        """Build the stream of batches on the device."""
-        mover = Mover(part.to.device)
-        self._device = DeviceStream(self.last, mover, self.worker_pool)
-        self._stream = self.last = self._device
-        self._depth = 0
 
     def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
         if part.on_device:

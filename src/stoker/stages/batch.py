@@ -329,7 +329,6 @@ def _leaf(name: str, first: Any, rows: int, recycler: Recycler) -> _Leaf:
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
     if pytree.is_tensor(first):
-        out = first.new_empty((rows, *first.shape))
         import torch
 
         out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)

@@ -22,6 +22,7 @@ from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
+from stoker.engine.streams import EpochSetup
 from stoker.errors import StateError
 from stoker.fitting import Fit
 from stoker.iterator import PipelineIterator, reads_ahead
@@ -100,7 +101,7 @@ class Cursor:
         epoch, position = self._upcoming()
         chain.check_start()
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
-        run = Run(
+        setup = EpochSetup(
             chain.plan,
             chain.seed,
             epoch,
@@ -113,6 +114,7 @@ class Cursor:
             self._recycler,
             chain.sure_count(),
         )
+        run = Run(setup)
         run.wrapper = reads_ahead() if run.length is None else None
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
         self._started(epoch, run, iterator)

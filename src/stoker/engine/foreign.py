@@ -46,15 +46,12 @@ class Direct:
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
         return self.upstream.fresh
 
     def take(self, count: int) -> list[Use]:
-        """Return the next items."""
         return [_only_use(item) for item in self.upstream.pull_many(count)]
 
     def recompute_uses(self, start: int, count: int) -> list[Use]:
-        """Return items once more."""
         stop = start + count
         if isinstance(self.upstream, FilteredStream) and self.upstream.end is not None:
             stop = min(stop, self.upstream.end)
@@ -103,7 +100,6 @@ class LoaderStream(HeadStream):
 
     @property
     def fresh(self) -> int:
-        """Rows of the batches that were pulled."""
         return self._fresh
 
     def _taken(self, may_block: bool) -> Item | None:
@@ -192,7 +188,6 @@ class DeviceStream(DrivenStream):
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind the batches that were pulled from the host."""
         return self._upstream.fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
@@ -279,7 +274,6 @@ class DeviceStream(DrivenStream):
             return Failure(StageError(self._mover.name, error, batch=item.ordinal))
 
     def clear(self) -> None:
-        """Let go of the batches that are under way."""
         self._under_way.clear()
         self._next = self._peeked = None
 

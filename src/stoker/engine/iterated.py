@@ -59,7 +59,6 @@ class IteratedStream(HeadStream):
 
     @property
     def fresh(self) -> int:
-        """Examples that were handed out."""
         return self._handed
 
     def _taken(self, may_block: bool) -> Item | None:
@@ -86,7 +85,6 @@ class IteratedStream(HeadStream):
         interrupt(self._whole)
 
     def clear(self) -> None:
-        """Let go of the iterator, which ends a generator."""
         self._examples = self._whole = None
         self._buffer.clear()
         self._peeked = None

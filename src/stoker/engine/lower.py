@@ -169,7 +169,6 @@ class Plan:
 
     @property
     def source(self) -> Source:
-        """The source."""
         source = self.indexed or self.iterable or self.loader
         assert source is not None
         return source

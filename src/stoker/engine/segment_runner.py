@@ -8,8 +8,11 @@ small view does not keep a large array alive.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.buffers import Recycler
@@ -19,6 +22,25 @@ from stoker.engine.pool.threads import Task, WorkerPool
 from stoker.engine.work import REJECTED, Failure, Work
 from stoker.signals import pass_on
 from stoker.stages.batch import Builder, Columns
+
+
+class Request(NamedTuple):
+    """Rows of a task, as a worker process is asked for them.
+
+    Attributes:
+        depth: the segment's number among those of the host.
+        indices, values: what the rows are made of: examples of the source, or values.
+        ordinals, use_keys: their addresses.
+        number: that of the task; ``whole``: whether these are all its rows.
+    """
+
+    depth: int
+    indices: NDArray[np.int64] | None
+    values: list[Any] | None
+    ordinals: Sequence[int]
+    use_keys: list[int] | None
+    number: int
+    whole: bool
 
 
 class SegmentRunner:
@@ -80,7 +102,6 @@ class SegmentRunner:
         return batch
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        """Do rows of a task; return the nanoseconds spent in each stage."""
         ns = [0] * len(self._names)
         if task.batch is not None:
             assert self.rows is not None
@@ -100,7 +121,6 @@ class SegmentRunner:
         return ns
 
     def account(self, spent: list[int], rows: int) -> None:
-        """Count time that was spent; called under the worker pool's lock."""
         self._tally.add(self._names, spent, rows)
 
     def complete(self, task: Task) -> None:
@@ -188,10 +208,9 @@ class SegmentRunner:
                 return
             assert values is not None
             values[i] = REJECTED
-        whole = stop - start == task.rows
-        with remote.run(
-            self.depth, indices, values, task.ordinals[start:stop], use_keys, task.number, whole
-        ) as (answer, spent, misdrawn):
+        ordinals, whole = task.ordinals[start:stop], stop - start == task.rows
+        request = Request(self.depth, indices, values, ordinals, use_keys, task.number, whole)
+        with remote.run(request) as (answer, spent, misdrawn):
             self._tally.misdrawn += misdrawn
             for i, each in enumerate(spent):
                 ns[i] += each

@@ -58,7 +58,6 @@ class Batch(Stage):
         return self
 
     def lower(self, to: Lowering) -> None:
-        """Have examples stacked."""
         to.batch(self)
 
     def count(self, items: int) -> int:

@@ -111,15 +111,12 @@ class CacheStage(Stage):
             self._warn_of_what_cannot_help(chain)
 
     def lower(self, to: Lowering) -> None:
-        """Have what comes here kept."""
         to.cache(self)
 
     def count(self, items: int) -> int:
-        """Return as many."""
         return items
 
     def outline(self) -> None:
-        """Return None: it changes no stream."""
         return None
 
     @property

@@ -118,7 +118,6 @@ class Echo(Stage):
             raise StateError(f"the record belongs to another pipeline: {difference}")
 
     def lower(self, to: Lowering) -> None:
-        """Have items used again."""
         to.echo(self)
 
     def count(self, items: int) -> int:

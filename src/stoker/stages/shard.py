@@ -92,11 +92,9 @@ class Shard(Stage):
             )
 
     def lower(self, to: Lowering) -> None:
-        """Have a rank's part read."""
         to.shard(self.rank, self.world, uneven=self.uneven)
 
     def count(self, items: int) -> int:
-        """Return how many are this rank's."""
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def outline(self) -> str:

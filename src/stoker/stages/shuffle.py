@@ -51,13 +51,10 @@ class Shuffle(Stage):
         return Shuffle(int(buffer))
 
     def lower(self, to: Lowering) -> None:
-        """Have the order drawn."""
         to.shuffle(self.buffer or 1)
 
     def count(self, items: int) -> int:
-        """Return as many."""
         return items
 
     def outline(self) -> str:
-        """Return its name."""
         return self.name

@@ -55,13 +55,10 @@ class Take(Stage):
         return self
 
     def lower(self, to: Lowering) -> None:
-        """Have the order cut short."""
         to.take(self.n)
 
     def count(self, items: int) -> int:
-        """Return ``n`` at most."""
         return min(self.n, items)
 
     def outline(self) -> str:
-        """Return its name."""
         return self.name

@@ -50,15 +50,12 @@ class To(Stage):
         return self
 
     def lower(self, to: Lowering) -> None:
-        """Have batches moved."""
         to.move(self)
 
     def count(self, items: int) -> int:
-        """Return as many."""
         return items
 
     def outline(self) -> None:
-        """Return None: it changes no stream."""
         return None
 
 
@@ -109,7 +106,6 @@ class Mover:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def usable_bytes(self) -> int:
-        """Return the free memory of the device."""
         return usable_bytes(self._device)
 
     def start(self, batch: Any) -> Callable[[], Any]:

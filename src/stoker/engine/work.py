@@ -28,7 +28,7 @@ from stoker.orders import Order
 from stoker.rng import Rekeyed
 from stoker.signals import pass_on
 from stoker.sources.source import IndexedSource, Reader
-from stoker.stages.cache import Hit, Miss
+from stoker.stages.cache import CacheStage, Hit, Miss
 from stoker.stages.map import Map, returned_nothing
 from stoker.stages.operation import Operation
 
@@ -169,21 +169,21 @@ class Work:
                 return [Failure(error)] * len(some)
 
         start = time.perf_counter_ns()
-        found = self._each(find, cache.name, indices)
+        found = self._each(find, cache, indices)
         ns[self._first + self._cache_at] += time.perf_counter_ns() - start
         return found
 
     def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         start = time.perf_counter_ns()
         reads = self.reader or self._indexed
-        values = self._each(reads.fetch, self._indexed.name, indices)
+        values = self._each(reads.fetch, self._indexed, indices)
         ns[0] += time.perf_counter_ns() - start
         return values
 
     def _each(
         self,
         get: Callable[[NDArray[np.int64]], list[Any]],
-        stage: str,
+        who: IndexedSource | CacheStage,
         indices: NDArray[np.int64],
     ) -> list[Any]:
         """Return what ``get`` does; where it fails, one by one, to know which."""
@@ -192,8 +192,8 @@ class Work:
         except Exception as error:
             pass_on(error)
             if len(indices) == 1:
-                return [Failure(self._error(stage, error, index=int(indices[0])), self._part)]
-            return [self._each(get, stage, indices[i : i + 1])[0] for i in range(len(indices))]
+                return [Failure(self._error(who.name, error, index=int(indices[0])), self._part)]
+            return [self._each(get, who, indices[i : i + 1])[0] for i in range(len(indices))]
 
     def apply(
         self,

@@ -8,39 +8,17 @@ small view does not keep a large array alive.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import Any
 
 from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.engine.items import Item, Tally
 from stoker.engine.pool.autotune import CostEstimate
-from stoker.engine.pool.threads import Task, WorkerPool
+from stoker.engine.pool.threads import Request, Task, WorkerPool
 from stoker.engine.work import REJECTED, Failure, Work
 from stoker.signals import pass_on
 from stoker.stages.batch import Builder, Columns
-
-
-class Request(NamedTuple):
-    """Rows of a task, as a worker process is asked for them.
-
-    Attributes:
-        depth: the segment's number among those of the host.
-        indices, values: what the rows are made of: examples of the source, or values.
-        ordinals, use_keys: their addresses.
-        number: that of the task; ``whole``: whether these are all its rows.
-    """
-
-    depth: int
-    indices: NDArray[np.int64] | None
-    values: list[Any] | None
-    ordinals: Sequence[int]
-    use_keys: list[int] | None
-    number: int
-    whole: bool
 
 
 class SegmentRunner:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from stoker import rng
 from stoker.engine.pool import worker
-from stoker.engine.segment_runner import Request
+from stoker.engine.pool.threads import Request
 from stoker.engine.work import Misdrawn, Work
 from stoker.errors import WorkerDied
 from stoker.ipc import channel

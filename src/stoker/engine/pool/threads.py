@@ -23,9 +23,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.engine.pool.autotune import Autotuner, CostEstimate, Tuning
 
@@ -90,6 +93,25 @@ class Task:
     use_keys: list[int] | None = None
     fresh: int = 0
     failed: tuple[int, Any] | None = None
+
+
+class Request(NamedTuple):
+    """Rows of a task, as a worker process is asked for them.
+
+    Attributes:
+        depth: the segment's number among those of the host.
+        indices, values: what the rows are made of: examples of the source, or values.
+        ordinals, use_keys: their addresses.
+        number: that of the task; ``whole``: whether these are all its rows.
+    """
+
+    depth: int
+    indices: NDArray[np.int64] | None
+    values: list[Any] | None
+    ordinals: Sequence[int]
+    use_keys: list[int] | None
+    number: int
+    whole: bool
 
 
 class WorkerPool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stoker import pytree, rng
 from stoker.buffers import Recycler
-from stoker.engine.segment_runner import Request
+from stoker.engine.pool.threads import Request
 from stoker.engine.work import Failure, Rejected, Work
 from stoker.errors import StageError
 from stoker.ipc import channel

@@ -31,8 +31,8 @@ class Batch(Stage):
     collate: Collate | None
     traits = Traits(batches=True)
 
-    @classmethod
-    def of(cls, n: Any, drop_last: Any, collate: Any) -> Batch:
+    @staticmethod
+    def of(n: Any, drop_last: Any, collate: Any) -> Batch:
         """Check the arguments of ``.batch()``."""
         if not is_whole_number(n):
             raise TypeError(f"a batch size is a whole number, not {n!r}")
@@ -40,7 +40,7 @@ class Batch(Stage):
             raise ValueError(f"a batch has at least one example, not {n}")
         if collate is not None and not callable(collate):
             raise TypeError(f"collate must be a function, not {type(collate).__name__}")
-        return cls(int(n), bool(drop_last), collate)
+        return Batch(int(n), bool(drop_last), collate)
 
     @property
     def name(self) -> str:

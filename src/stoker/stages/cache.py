@@ -66,10 +66,8 @@ class CacheStage(Stage):
     keep_pages: bool
     traits = Traits(keeps_fields=True, caches=True)
 
-    @classmethod
-    def of(
-        cls, before: Chain, limit: Any, version: Any, keep_pages: Any, **settings: Any
-    ) -> CacheStage:
+    @staticmethod
+    def of(before: Chain, limit: Any, version: Any, keep_pages: Any, **settings: Any) -> CacheStage:
         """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
 
         Args:
@@ -92,7 +90,7 @@ class CacheStage(Stage):
             examples=len(source),
             **settings,
         )
-        return cls(cache, bool(keep_pages))
+        return CacheStage(cache, bool(keep_pages))
 
     @property
     def name(self) -> str:

@@ -50,16 +50,14 @@ class Echo(Stage):
     position: int = 0
     record: RunRecord | None = None
 
-    @classmethod
-    def of(
-        cls, factor: Factor, max_factor: Any, pool: Any, record: RunRecord | None
-    ) -> Echo | None:
+    @staticmethod
+    def of(factor: Factor, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
         """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
         size, size_bytes = _pool_size(pool)
         if factor == "auto":
             if record is not None and (pool is not None or max_factor is not None):
                 raise ValueError("replay= has pool and max_factor of its own: leave them out")
-            return cls(None, _max_factor(max_factor), size, size_bytes, record=record)
+            return Echo(None, _max_factor(max_factor), size, size_bytes, record=record)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
@@ -69,7 +67,7 @@ class Echo(Stage):
         exact = exact_factor(factor)
         if exact == 1:
             return None
-        return cls(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
+        return Echo(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
 
     @property
     def name(self) -> str:

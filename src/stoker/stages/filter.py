@@ -23,10 +23,10 @@ class Filter(Operation):
     method = "filter"
     makes_values = False
 
-    @classmethod
-    def of(cls, fn: Any, on: Any, on_error: OnError | None) -> Filter:
+    @staticmethod
+    def of(fn: Any, on: Any, on_error: OnError | None) -> Filter:
         """Check the arguments of ``.filter()``."""
-        return cls(fn, on, checked_budget("filter", fn, on, on_error))
+        return Filter(fn, on, checked_budget("filter", fn, on, on_error))
 
     @property
     def traits(self) -> Traits:

@@ -36,12 +36,12 @@ class Map(Operation):
     position: int = 0
     draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False)
 
-    @classmethod
-    def of(cls, fn: Any, on: Any, on_error: OnError | None, *, is_random: bool) -> Map:
+    @staticmethod
+    def of(fn: Any, on: Any, on_error: OnError | None, *, is_random: bool) -> Map:
         """Check the arguments of ``.map()`` and ``.random_map()``."""
         method = "random_map" if is_random else "map"
         budget = checked_budget(method, fn, on, on_error, is_random=is_random)
-        return cls(fn, on, budget, is_random=is_random)
+        return Map(fn, on, budget, is_random=is_random)
 
     @property
     def method(self) -> str:

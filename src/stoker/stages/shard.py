@@ -32,8 +32,8 @@ class Shard(Stage):
     assumed: bool = False
     traits = Traits(selects=True, shards=True, keeps_fields=True)
 
-    @classmethod
-    def of(cls, rank: Any, world: Any, uneven: Any) -> Shard:
+    @staticmethod
+    def of(rank: Any, world: Any, uneven: Any) -> Shard:
         """Check the arguments of ``.shard()``; without them the process group is asked.
 
         Where there is none, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the
@@ -62,7 +62,7 @@ class Shard(Stage):
             raise ValueError(
                 f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
             )
-        return cls(int(rank), int(world), bool(uneven), assumed)
+        return Shard(int(rank), int(world), bool(uneven), assumed)
 
     @property
     def name(self) -> str:

@@ -24,14 +24,14 @@ class Take(Stage):
     n: int
     traits = Traits(selects=True, keeps_fields=True)
 
-    @classmethod
-    def of(cls, n: Any) -> Take:
+    @staticmethod
+    def of(n: Any) -> Take:
         """Check the argument of ``.take()``."""
         if not is_whole_number(n):
             raise TypeError(f".take() takes a whole number of examples, not {n!r}")
         if n < 1:
             raise ValueError(f".take() leaves at least one example, not {n}")
-        return cls(int(n))
+        return Take(int(n))
 
     @property
     def name(self) -> str:

@@ -31,10 +31,10 @@ class To(Stage):
     device: str
     traits = Traits(moves=True)
 
-    @classmethod
-    def of(cls, device: Any) -> To:
+    @staticmethod
+    def of(device: Any) -> To:
         """Check the argument of ``.to()``; raises ImportError without torch."""
-        return cls(torch_device(device))
+        return To(torch_device(device))
 
     @property
     def name(self) -> str:

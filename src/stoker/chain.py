@@ -17,8 +17,9 @@ from stoker.orders import Selection
 from stoker.sources.source import Source
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
+from stoker.stages.operation import Operation
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Operation, Stage, not_known
+from stoker.stages.stage import Stage, not_known
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Chain:
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
 
     @property
-    def maps(self) -> tuple[Map, ...]:
+    def maps(self) -> list[Map]:
         """Its maps and random maps, in order."""
         return self.plan.maps
 

@@ -19,9 +19,11 @@ from stoker.chain import Chain
 from stoker.checks import is_whole_number
 from stoker.engine.epoch import FORGOTTEN, Run
 from stoker.engine.items import Item
-from stoker.engine.pool.threads import Autotuner, is_worker
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
+from stoker.engine.streams import EpochSetup
 from stoker.errors import StateError
 from stoker.fitting import Fit
 from stoker.iterator import PipelineIterator, reads_ahead
@@ -82,28 +84,25 @@ class Cursor:
         run = self._run
         return None if run is None or run.closed or run.is_inherited else run
 
-    def _has_handed_out_all(self) -> bool:
-        """Whether the live iterator has nothing more to hand out, as far as is known."""
-        run = self._live_run()
-        return run is not None and run.has_handed_out_all
-
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in one that was loaded; closes a live iterator."""
-        live = self._live()
+        live, going = self._live(), self._live_run()
         if live is not None:
-            if not self._has_handed_out_all():
+            if going is None or not going.has_handed_out_all:
                 warn(
                     "a second iterator over one pipeline closes the first; give each loop a "
                     "pipeline of its own (every method returns a new one)",
                 )
             live.close()
         chain = self.chain
-        epoch, position = self._upcoming()
+        epoch, position = self.epoch + 1, Position()
+        if self._fresh_start:
+            epoch, position = self.epoch, self.position or position
         chain.check_start()
         if not position.yielded:
             position = self._recorded_start(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
-        run = Run(
+        setup = EpochSetup(
             chain.plan,
             chain.seed,
             epoch,
@@ -118,16 +117,11 @@ class Cursor:
             self._carried,
         )
         self._carried = {}
+        run = Run(setup)
         run.wrapper = reads_ahead() if run.length is None else None
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
         self._started(epoch, run, iterator)
         return iterator
-
-    def _upcoming(self) -> tuple[int, Position]:
-        """Return the epoch that ``iter()`` starts, and where in it."""
-        if self._fresh_start:
-            return self.epoch, self.position or Position()
-        return self.epoch + 1, Position()
 
     def _recorded_start(self, epoch: int) -> Position | None:
         """Return where an epoch began whose record is replayed, None where none is."""
@@ -212,17 +206,12 @@ class Cursor:
 
     def _go_back(self) -> None:
         """Be where the cursor was before ``iter()``; but what failed at once keeps its figures."""
-        found, run = self._found, self._run
-        assert found is not None
+        run = self._run
+        assert self._found is not None
         assert run is not None
-        self.epoch, self.position, self._fresh_start = (
-            found.epoch,
-            found.position,
-            found.fresh_start,
-        )
-        self.before = found.before
+        self.epoch, self.position, self._fresh_start, self.before, run_before = self._found
         if not run.was_asked:
-            self._run = found.run
+            self._run = run_before
 
     def set_epoch(self, epoch: Any) -> None:
         """Make an epoch the next one; the one that a state was loaded for keeps its position.

@@ -17,7 +17,7 @@ from stoker.iterator import PipelineIterator, T
 from stoker.schedule.record import read as read_record
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
-from stoker.stages.echo import Echo
+from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
@@ -205,7 +205,7 @@ class Pipeline(Generic[T]):
 
     def echo(
         self,
-        factor: float | str = "auto",
+        factor: Factor = "auto",
         *,
         max_factor: int | None = None,
         min_distance: int | None = None,
@@ -224,7 +224,7 @@ class Pipeline(Generic[T]):
         consumer waits. ``record()`` returns what was decided, and ``replay=`` repeats it.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1, also a fraction.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; or a ``Fraction``.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
                 by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.

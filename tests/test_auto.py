@@ -244,6 +244,56 @@ def assert_apart(batches: list[list[int]], min_distance: int = 8, *, whole: bool
         last |= dict.fromkeys(items, number)
 
 
+def fresh_counts(pipeline: stoker.Pipeline, epoch: int) -> list[int]:
+    """Return how many fresh items each step of an epoch took, as far as is decided."""
+    echo = read(pipeline.record(), None).echoes[0]
+    return [min(code, echo.group) for code in echo.epochs[epoch].codes]
+
+
+def assert_carried(
+    pipeline: stoker.Pipeline,
+    epochs: list[list[list[int]]],
+    expected: set[int],
+    *,
+    point: str = "before",
+    max_factor: int = 4,
+    longest: int = 8,
+) -> None:
+    """Check all that is promised of epochs through which one pool goes on.
+
+    An item is what was read fresh: an example, or a batch, in an epoch.
+    """
+    whole = point in ("batch", "device")
+    uses: Counter[Any] = Counter()
+    last: dict[Any, int] = {}
+    step = 0
+    for epoch, batches in enumerate(epochs):
+        counts = fresh_counts(pipeline, epoch)
+        fresh: Counter[int] = Counter()
+        for number, batch in enumerate(batches):
+            assert len(set(batch)) == len(batch)
+            addresses: list[Any] = [tuple(batch)] if whole else batch
+            now: list[Any] = []
+            for place, address in enumerate(addresses):  # fresh ones stand first
+                if place < counts[number]:
+                    fresh.update(batch if whole else [address])
+                    now.append((epoch, address))
+                else:
+                    known = [item for item in last if item[1] == address]
+                    left = [item for item in known if uses[item] < max_factor]
+                    now.append(min(left, key=lambda item: last[item]))
+            distance = 2 + (longest - 2) * min(step, 48) // 48
+            if number == len(batches) - 1 and not whole:
+                distance = 2  # nothing fresh is to come that could be waited for
+            assert all(step - last.get(item, -step - 99) >= distance for item in now)
+            uses.update(now)
+            last |= dict.fromkeys(now, step)
+            step += 1
+        assert set(fresh) == expected
+        assert not expected or max(fresh.values()) == 1
+    assert max(uses.values(), default=0) <= max_factor
+
+
 def threads() -> set[threading.Thread]:
     """Those that nobody may leave behind; torch's queues have some that end in their own time."""
     return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("stoker")}
@@ -401,16 +451,24 @@ def test_every_example_is_used_at_least_once_and_at_most_max_factor_times(
     size = None if pool is None else pool * group
     echo = auto(max_factor=max_factor, pool=size)
     pipeline = slow(length, point, echo, batch=batch, workers=workers)
+    epochs = []
     for epoch in range(2):
         assert pipeline.epoch == epoch
         batches = used(pipeline)
-        assert_covered(batches, set(range(length)), point=point, batch=batch, max_factor=max_factor)
+        epochs.append(batches)
+        if epoch == 0 or point == "device":  # none of these is carried
+            most = {"batch": batch, "max_factor": max_factor}
+            assert_covered(batches, set(range(length)), point=point, **most)
         stats = pipeline.stats()
         assert stats.fresh_examples == length
         assert stats.uses == sum(map(len, batches))
         assert stats.batches == len(batches)
         assert stats.repeats_in_batches == 0
         assert all(pool.held <= pool.size for pool in stats.pools)
+    if point != "device":
+        longest = max(2, min(8, pool or 16))
+        most = {"max_factor": max_factor, "longest": longest}
+        assert_carried(pipeline, epochs, set(range(length)), point=point, **most)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4])
@@ -425,8 +483,9 @@ def test_an_epoch_of_a_batch_at_most_is_used_once(point: str, length: int) -> No
 @pytest.mark.parametrize("point", ["before", "batch"])
 def test_processes_prepare_for_it_too(point: str) -> None:
     pipeline = slow(30, point, auto(), kind="process")
-    for _ in range(2):
-        assert_covered(used(pipeline), set(range(30)), point=point)
+    epochs = [used(pipeline) for _ in range(3)]
+    assert_covered(epochs[0], set(range(30)), point=point)
+    assert_carried(pipeline, epochs, set(range(30)), point=point)
     assert not children()
 
 
@@ -435,8 +494,13 @@ def test_arrays(point: str) -> None:
     rows = np.repeat(np.arange(50)[:, None], 3, 1).astype(np.float64)
     source = stoker.from_arrays(np.arange(50), rows, seed=0).shuffle()
     pipeline = built(source, point, auto(pool=9), on=1, workers=None)
-    for _ in range(2):
-        assert_covered(used(pipeline), set(range(50)), point=point)
+    epochs = [used(pipeline) for _ in range(2)]
+    assert_covered(epochs[0], set(range(50)), point=point)
+    if point == "device":
+        assert_covered(epochs[1], set(range(50)), point=point)
+    else:
+        longest = 2 if point in ("before", "after") else 8
+        assert_carried(pipeline, epochs, set(range(50)), point=point, longest=longest)
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -693,6 +757,149 @@ def test_a_record_has_the_distance_of_its_run() -> None:
         slow(80, "before", auto(replay=record))
     with pytest.raises(stoker.StateError, match="format 1"):
         slow(80, "before", auto(replay={**record, "format": 1}))
+
+
+# -- from epoch to epoch
+
+
+def epochs_of(pipeline: stoker.Pipeline, count: int) -> tuple[list[list[Any]], list[Any]]:
+    """Run epochs; return their batches, bit for bit, and the states before each of them."""
+    found, states = [], []
+    for _ in range(count):
+        states.append([through_json(pipeline.state_dict())])
+        found.append([])
+        for batch in pipeline:
+            found[-1].append(frozen(batch))
+            states[-1].append(through_json(pipeline.state_dict()))
+    return found, states
+
+
+CARRIED: dict[str, Callable[..., stoker.Pipeline]] = {
+    "before": lambda **echo: slow(36, "before", auto(**echo)),
+    "after": lambda **echo: slow(38, "after", auto(**echo)),
+    "batch": lambda **echo: slow(26, "batch", auto(**echo)),
+    "processes": lambda **echo: slow(30, "before", auto(**echo), kind="process"),
+    "processes behind batches": lambda **echo: slow(30, "batch", auto(**echo), kind="process"),
+    "drop_last": lambda **echo: (
+        stoker.from_dataset(Slow(35), seed=0)
+        .shuffle()
+        .echo("auto", **echo)
+        .random_map(jitter, on="x")
+        .batch(4, drop_last=True)
+    ),
+    "batches, drop_last": lambda **echo: (
+        stoker.from_dataset(Slow(35), seed=0)
+        .shuffle()
+        .random_map(jitter, on="x")
+        .batch(4, drop_last=True)
+        .echo("auto", **echo)
+    ),
+    "a shard": lambda **echo: (
+        stoker.from_dataset(Slow(90), seed=0)
+        .shard(rank=1, world=3, uneven=True)
+        .shuffle()
+        .echo("auto", **echo)
+        .random_map(jitter, on="x")
+        .batch(4)
+        .steps(9)
+    ),
+    "steps": lambda **echo: slow(90, "before", auto(**echo)).steps(11),
+    "steps of batches": lambda **echo: slow(50, "batch", auto(**echo)).steps(7),
+    "the first of them": lambda **echo: (
+        stoker.from_dataset(Slow(300), seed=0)
+        .shuffle()
+        .take(20)
+        .echo("auto", **echo)
+        .random_map(jitter, on="x")
+        .batch(4)
+    ),
+    "a cache": lambda **echo: (
+        stoker.from_dataset(Slow(36), seed=0)
+        .shuffle()
+        .cache("4MiB", version="carried")
+        .random_map(jitter, on="x")
+        .echo("auto", **echo)
+        .batch(4)
+    ),
+    "arrays": lambda **echo: (
+        stoker.from_arrays(np.arange(60), seed=0).shuffle().batch(4).echo("auto", **echo)
+    ),
+    "large": lambda **echo: slow(40, "before", auto(**echo), batch=3),
+}
+
+
+@pytest.mark.parametrize("case", CARRIED)
+def test_resumed_anywhere_the_stream_goes_on_over_the_ends_of_epochs(case: str) -> None:
+    pipeline = CARRIED[case]()
+    found, states = epochs_of(pipeline, 3)
+    record = through_json(pipeline.record())
+    carried = ["carried" in epoch for epoch in record["echoes"]["0"]["epochs"].values()]
+    assert carried == [False, True, True]
+    again = CARRIED[case](replay=record)
+    assert epochs_of(again, 3)[0] == found
+    assert through_json(again.record()) == record
+    for epoch, saved in enumerate(states):
+        for yielded in {0, 1, 2, len(saved) // 2, len(saved) - 2, len(saved) - 1}:
+            restored = CARRIED[case](replay=record)
+            restored.load_state_dict(saved[yielded])
+            assert restored.state_dict() == saved[yielded]
+            if restored.epoch == epoch:
+                assert stream(restored) == found[epoch][yielded:]
+            else:  # .steps() tell that this was the last one
+                assert yielded == len(saved) - 1
+            if epoch < 2:
+                assert stream(restored) == found[epoch + 1]
+
+
+def test_a_pool_is_taken_up_where_it_was_so_nothing_is_waited_for() -> None:
+    pipeline = slow(120, "before", auto())
+    first = used(pipeline)
+    second = used(pipeline)
+    assert fresh_counts(pipeline, 0)[0] == 4
+    assert_carried(pipeline, [first, second], set(range(120)))
+    assert any(fresh_counts(pipeline, 1)[step] < 4 for step in range(2))
+    # The reserve is not paid for again: in the first epoch, steps are missing for it.
+    assert len(second) > len(first)
+
+
+def test_what_is_left_or_gone_to_begins_with_an_empty_pool() -> None:
+    def build(**echo: Any) -> stoker.Pipeline:
+        return slow(40, "before", auto(**echo))
+
+    pipeline = build()
+    list(pipeline)
+    pipeline.set_epoch(1)  # as trainers do: it is the next one anyway
+    next(iter(pipeline))
+    assert "carried" in pipeline.record()["echoes"]["0"]["epochs"]["1"]
+    assert ids(next(iter(pipeline)))  # it was left
+    assert "carried" not in pipeline.record()["echoes"]["0"]["epochs"]["2"]
+    list(pipeline)
+    pipeline.set_epoch(7)
+    list(pipeline)
+    assert "carried" not in pipeline.record()["echoes"]["0"]["epochs"]["7"]
+
+
+def test_an_iterator_that_gives_nothing_leaves_the_pool_as_it_was() -> None:
+    pipeline = slow(40, "before", auto())
+    found = [stream(pipeline)]
+    before = through_json(pipeline.state_dict())
+    iter(pipeline).close()
+    assert through_json(pipeline.state_dict()) == before
+    found.append(stream(pipeline))
+    again = slow(40, "before", auto(replay=through_json(pipeline.record())))
+    assert [stream(again), stream(again)] == found
+
+
+def test_a_record_of_a_carried_pool_that_is_damaged_is_refused() -> None:
+    pipeline = slow(40, "before", auto())
+    list(pipeline)
+    list(pipeline)
+    record = through_json(pipeline.record())
+    record["echoes"]["0"]["epochs"]["1"]["carried"]["first"] = -(10**6)
+    again = slow(40, "before", auto(replay=record))
+    list(again)
+    with pytest.raises(stoker.StateError, match="the record is damaged"):
+        list(again)
 
 
 # -- while nothing fresh comes
@@ -1085,14 +1292,17 @@ def test_steps_are_kept_by_what_is_built_on_and_the_last_counts() -> None:
 
 
 def test_where_an_epoch_has_fewer_steps_a_warning_says_so() -> None:
-    pipeline = slow(12, "before", auto(max_factor=2)).steps(7)  # there are six at most
+    # There are six at most, and three of what was carried.
+    pipeline = slow(12, "before", auto(max_factor=2)).steps(10)
+    epochs = []
     for _ in range(2):
-        with pytest.warns(UserWarning, match=r"of the 7 batches.*no more fresh") as caught:
-            found = [ids(batch) for batch in pipeline]
+        with pytest.warns(UserWarning, match=r"of the 10 batches.*no more fresh") as caught:
+            epochs.append([ids(batch) for batch in pipeline])
         assert len(caught) == 1
         assert caught[0].filename == __file__
         assert "\n" not in str(caught[0].message)
-        assert_covered(found, set(range(12)), max_factor=2)
+    assert_covered(epochs[0], set(range(12)), max_factor=2)
+    assert_carried(pipeline, epochs, set(range(12)), max_factor=2)
 
 
 def test_steps_of_what_has_a_length_shorten_it_and_warn_where_it_is_shorter() -> None:
@@ -1173,8 +1383,10 @@ def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> N
     times, uses, steps = [0.0], 0, 0
     for epoch in range(3):
         seen: set[int] = set()
-        for batch in pipeline:
-            seen |= set(ids(batch))
+        for number, batch in enumerate(pipeline):
+            fresh = fresh_counts(pipeline, epoch)[number]  # they stand first; copies may be older
+            assert not seen & set(ids(batch)[:fresh])
+            seen |= set(ids(batch)[:fresh])
             uses += len(ids(batch))
             steps += 1
             assert pipeline.epoch == epoch

@@ -181,8 +181,7 @@ class Cursor:
             elif run.complete or run.has_handed_out_all:
                 self._leave_unfinished(run)
                 self.epoch, self.before = self._behind(run)
-                carried = run.carried()
-                self.position, self._carried = carried or (None, {})
+                self.position, self._carried = run.next_start(), run.carried()
                 self._fresh_start = True
             elif run.yielded > run.began_at:
                 self._leave_unfinished(run)
@@ -282,7 +281,7 @@ class Cursor:
             )
         if run.finished in (None, run.yielded) and run.is_over:
             epoch, before = self._behind(run)
-            return epoch, Position(), before
+            return epoch, run.next_start(), before
         return self.epoch, run.position(), self.before
 
     def saved(self) -> dict[str, Any]:

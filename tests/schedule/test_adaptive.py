@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -415,6 +415,51 @@ def test_forgetting_keeps_what_later_steps_need_and_the_record(case: Case) -> No
         assert (after.step, after.codes) == (before.step, before.codes)
         assert number - after.step < adaptive.SNAPSHOT_STEPS
         assert bytes(pool.codes) == bytes(codes)  # a byte a step, and all of them
+
+
+@given(cases(min_steps=1), cases(min_steps=1))
+def test_carried_into_the_next_epoch_a_pool_draws_as_if_that_went_on(
+    one: Case, other: Case
+) -> None:
+    """But for the numbers of its items and steps."""
+    case = replace(one, eagerness=one.eagerness + other.eagerness)
+    pool, first = case.pool(), one.pool()
+    whole = list(steps(case, pool))
+    list(steps(one, first))
+    items, last = first.admitted, len(one.eagerness)
+    moment = adaptive.carried(first, items)
+    twin = unpack(
+        json.loads(json.dumps(pack(moment))),
+        max_factor=one.max_factor,
+        size=one.size,
+        group=one.group,
+        items=10**9,
+        earlier=items,
+    )
+    second = one.pool()
+    second.restore(twin)
+    for step in whole[last:]:
+        draw = second.draw(step.code, second.fresh_of(step.code))
+        assert (draw.ordinals + items).tolist() == step.draw.ordinals.tolist()
+        assert plain(draw)[1:6] == plain(step.draw)[1:6]
+        assert (draw.dropped + items).tolist() == step.draw.dropped.tolist()
+    for name in ("held", "reusable", "needed", "distance", "copies_left", "left_over"):
+        assert getattr(second, name) == getattr(pool, name)
+
+
+@given(cases(min_steps=1), st.data())
+def test_what_is_let_go_is_gone_and_nothing_else(case: Case, data: st.DataObject) -> None:
+    pool = case.pool()
+    list(steps(case, pool))
+    held = pool.held_ordinals().tolist()
+    gone = set(data.draw(st.lists(st.sampled_from(held), unique=True))) if held else set()
+    pool.discard(gone)
+    assert pool.held_ordinals().tolist() == [n for n in held if n not in gone]
+    assert pool.held == len(held) - len(gone)
+    again = case.pool()
+    again.restore(adaptive.Moment(pool.step, pool.admitted, pool.levels))
+    for name in ("held", "reusable", "needed", "copies_left", "left_over", "even_share"):
+        assert getattr(again, name) == getattr(pool, name)
 
 
 def full_size(group: int, ratio: float, jitter: float) -> AdaptivePool:

@@ -66,6 +66,7 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
     Args:
         leaks: whether stages after it may drop uses. A state then lists drops beyond its own
             position, so a resume must replay the steps that they belong to.
+        steps: how many there are at most, so that the pool is not ahead at the end; None: no limit.
     """
 
     total = None
@@ -79,11 +80,13 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         tally: Tally,
         worker_pool: WorkerPool,
         decides: Policy,
+        steps: int | None = None,
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
         self.blocking = False
         self._worker_pool = worker_pool
         self._decides = decides
+        self._steps = steps
         self._leaks = point.leaks
         self._decided: deque[int] = deque()  # before a resume, about steps behind it
         self.carried: Moment | None = None  # what the epoch began with, if not with nothing
@@ -92,7 +95,7 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
 
     def _step(self) -> bool:
         pool, upstream = self.pool, self.upstream
-        if pool.ended:
+        if pool.ended or pool.step == self._steps:
             return False
         self._retire()
         code: int | None

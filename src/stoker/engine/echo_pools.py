@@ -79,7 +79,9 @@ class Pools:
         feed: EchoFeed[Any]
         if point.echo.is_adaptive:
             policy = self._policy(point, stream, planning)
-            feed = AdaptiveFeed(point, make, stream, tally, worker_pool, policy)
+            carries = self._plan.carries_pool and self._ranks is None
+            steps = self._steps if carries else None
+            feed = AdaptiveFeed(point, make, stream, tally, worker_pool, policy, steps)
         else:
             feed = PooledFeed(point, make, stream, tally)
         self.feeds.append(feed)

@@ -282,22 +282,29 @@ class Run:
                 at.fresh,
             )
 
-    def carried(self) -> tuple[Position, dict[int, Item]] | None:
-        """Return where the next epoch begins if this one's pool goes on in it, and its items.
+    def next_start(self) -> Position:
+        """Return where the epoch behind this one begins, which must be over.
 
-        None if it does not. An epoch must have come to its own end for that: all of its examples
-        were used.
+        Its pool goes on in the next one, unless that cannot make again what it holds.
         """
-        total = self._segments[0].total if self._segments else None
-        if not self.complete or not total or not self._plan.carries_pool:
-            return None
-        if self.steps is not None or self._setup.ranks is not None:
+        feed = self._carrying()
+        if feed is None:
+            return Position()
+        with self._planning.lock:
+            moment = adaptive.carried(feed.pool, self._segments[0].total or 0)
+        return Position(snapshots=[moment], items=[None])
+
+    def carried(self) -> dict[int, Item]:
+        """Return what the pool hands on to the next epoch, by the numbers that it has there."""
+        feed = self._carrying()
+        return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
+
+    def _carrying(self) -> AdaptiveFeed | None:
+        if not self._plan.carries_pool or self._setup.ranks is not None:
             return None
         (feed,) = self._pools.feeds
-        if not isinstance(feed, AdaptiveFeed) or not feed.started:
-            return None
-        moment = adaptive.carried(feed.pool, total)
-        return Position(snapshots=[moment], items=[None]), feed.handed_on(total)
+        assert isinstance(feed, AdaptiveFeed)
+        return feed if feed.started and feed.pool.held else None
 
     def close(self) -> None:
         """End every thread and process of this run, and let go of a loader's iterator."""

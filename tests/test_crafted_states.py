@@ -227,6 +227,49 @@ def test_a_crafted_state_under_auto(data: st.DataObject) -> None:
     assert rest is None or len(rest) <= 3 * 90 // 4 + 1
 
 
+def going_on(**echo: Any) -> stoker.Pipeline:
+    """A pipeline whose pool goes on in the next epoch."""
+    source = stoker.from_dataset(Slow(60), seed=0).shuffle()
+    return source.echo("auto", **echo).random_map(jitter, on="x").batch(4).workers(1)
+
+
+@functools.cache
+def carried_states() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    pipeline = going_on(max_factor=3)
+    for _ in pipeline:
+        pass
+    states = [through_json(pipeline.state_dict())]
+    for _ in pipeline:
+        states.append(through_json(pipeline.state_dict()))
+    return states, through_json(pipeline.record())
+
+
+@few(60)
+@given(st.data())
+def test_a_crafted_state_of_a_pool_that_goes_on(data: st.DataObject) -> None:
+    state = data.draw(st.sampled_from(carried_states()[0]), label="state")
+    state, _ = crafted(state, data.draw)
+    most = (3 * 60 + 3 * 64) // 4 + 1
+    with bounded():
+        rest = try_to_go_on(going_on(max_factor=3), state, most)
+    assert rest is None or len(rest) <= most
+
+
+@few(40)
+@given(st.data())
+def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
+    record = copy.deepcopy(carried_states()[1])
+    path = data.draw(st.sampled_from(paths(record)), label="where")
+    at: Any = record
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = other(at[path[-1]], data.draw)
+    with bounded(), small_pools_allowed(), contextlib.suppress(stoker.StateError):
+        pipeline = going_on(replay=record).workers(0)
+        for _ in range(2):
+            assert sum(1 for _ in itertools.islice(pipeline, 1000)) <= 100
+
+
 @few(40)
 @given(st.data())
 def test_a_crafted_record(data: st.DataObject) -> None:

@@ -764,7 +764,8 @@ def test_a_record_has_the_distance_of_its_run() -> None:
 
 def epochs_of(pipeline: stoker.Pipeline, count: int) -> tuple[list[list[Any]], list[Any]]:
     """Run epochs; return their batches, bit for bit, and the states before each of them."""
-    found, states = [], []
+    found: list[list[Any]] = []
+    states: list[Any] = []
     for _ in range(count):
         states.append([through_json(pipeline.state_dict())])
         found.append([])
@@ -860,6 +861,33 @@ def test_a_pool_is_taken_up_where_it_was_so_nothing_is_waited_for() -> None:
     assert any(fresh_counts(pipeline, 1)[step] < 4 for step in range(2))
     # The reserve is not paid for again: in the first epoch, steps are missing for it.
     assert len(second) > len(first)
+
+
+class Counted(Slow):
+    """Counts what is read."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.reads: Counter[int] = Counter()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.reads[index] += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("point", ["before", "after", "batch"])
+def test_what_is_carried_is_read_again_only_after_a_resume(point: str) -> None:
+    data = Counted(40)
+    pipeline = built(stoker.from_dataset(data, seed=0).shuffle(), point, auto())
+    for epoch in range(1, 4):
+        list(pipeline)
+        assert data.reads == dict.fromkeys(range(40), epoch)
+    state = through_json(pipeline.state_dict())
+    data.reads.clear()
+    pipeline.load_state_dict(state)
+    list(pipeline)
+    again = data.reads.total() - 40
+    assert 0 < again <= pipeline.stats().pools[0].size * (4 if point == "batch" else 1)
 
 
 def test_what_is_left_or_gone_to_begins_with_an_empty_pool() -> None:

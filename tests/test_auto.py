@@ -825,7 +825,12 @@ CARRIED: dict[str, Callable[..., stoker.Pipeline]] = {
     "arrays": lambda **echo: (
         stoker.from_arrays(np.arange(60), seed=0).shuffle().batch(4).echo("auto", **echo)
     ),
-    "large": lambda **echo: slow(40, "before", auto(**echo), batch=3),
+    "to a device": lambda **echo: (
+        slow(40, "before", auto(**echo)).to("cpu").random_map(shift_on_device)
+    ),
+    "processes, to a device": lambda **echo: (
+        slow(26, "batch", auto(**echo), kind="process").to("cpu").random_map(shift_on_device)
+    ),
 }
 
 

@@ -281,7 +281,7 @@ class Cursor:
             )
         if run.finished in (None, run.yielded) and run.is_over:
             epoch, before = self._behind(run)
-            return epoch, run.next_start(), before
+            return epoch, run.next_start() or Position(), before
         return self.epoch, run.position(), self.before
 
     def saved(self) -> dict[str, Any]:

@@ -282,14 +282,14 @@ class Run:
                 at.fresh,
             )
 
-    def next_start(self) -> Position:
-        """Return where the epoch behind this one begins, which must be over.
+    def next_start(self) -> Position | None:
+        """Return where the next epoch begins if the pool of this one, which is over, goes on in it.
 
-        Its pool goes on in the next one, unless that cannot make again what it holds.
+        None if the next epoch begins with nothing.
         """
         feed = self._carrying()
         if feed is None:
-            return Position()
+            return None
         with self._planning.lock:
             moment = adaptive.carried(feed.pool, self._segments[0].total or 0)
         return Position(snapshots=[moment], items=[None])

@@ -114,7 +114,7 @@ class EpochStreams:
         self._earlier: dict[int, tuple[Work, Order]] = {}  # by how many epochs ago
         self._stream: Stream | None = None
         self._feed: Feed | None = None
-        self._depth = 0
+        self._depth = self._host_depths = 0
 
     @property
     def worker_pool(self) -> WorkerPool:
@@ -179,6 +179,7 @@ class EpochStreams:
         plan = self._plan
         host = [work for work in self._works.values() if not work.segment.on_device]
         on_device = len(self._works) - len(host)
+        self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = Workers(0, "thread") if plan.loader is not None else self._setup.workers
         pool = make_pool(given, host, self._setup.autotuner)
@@ -244,7 +245,7 @@ class EpochStreams:
 
         stream = stream_of(work, self._depth, self._order)
         if not self.segments:  # the works of earlier epochs stand behind all others
-            depths = enumerate(self._earlier.items(), len(self._works))
+            depths = enumerate(self._earlier.items(), self._host_depths)
             stream.earlier = {
                 back: stream_of(work, depth, order) for depth, (back, (work, order)) in depths
             }

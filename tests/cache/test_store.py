@@ -50,9 +50,6 @@ from stoker.cache.store import DATA, MISSING, Busy, Store
 from stoker.cache.writer import QUEUE_BYTES, Writer
 from strategies import FULL, few
 
-# Processes race, are killed and swept here, on small disks that are mounted.
-pytestmark = pytest.mark.alone
-
 MIB = 1 << 20
 
 
@@ -771,7 +768,7 @@ def test_damage_anywhere_is_mended_or_refused(tmp_path: Path) -> None:
         assert json.loads(service.stdout.readline()) == 0
         return answer
 
-    @few(3)
+    @few(1)
     @given(places, st.binary(min_size=1, max_size=40), st.booleans(), st.booleans())
     @example((DATA, 16), b"\xff", True, True)
     @example((DATA, 20), b"\xff", True, False)
@@ -928,7 +925,7 @@ def test_files_that_hold_no_items_are_made_again(
                 assert len(found(store, range(20))) == 20
 
 
-@few(20)
+@few(6)
 @given(n=st.integers(0, 29), at=st.integers(0), flip=st.integers(1, 255), restored=st.booleans())
 def test_an_item_that_is_not_as_it_was_written_is_missing(
     n: int, at: int, flip: int, restored: bool
@@ -996,7 +993,7 @@ def test_whatever_is_overwritten_what_comes_back_is_right(tmp_path: Path) -> Non
             if start < 40:
                 assert store.add([item(1000 + start, 70_000)]).items == 1
 
-    @few(15)
+    @few(6)
     @given(
         st.lists(
             st.tuples(positions, st.one_of(st.binary(min_size=1, max_size=64), st.just(bytes(16)))),
@@ -1170,6 +1167,7 @@ def test_removing_takes_stores_alone(tmp_path: Path, folder: str) -> None:
 # -- forks
 
 
+@pytest.mark.alone  # a child that waits for long is taken for one that waits for ever
 @pytest.mark.parametrize("forks", [100 if FULL else 15])
 def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: int) -> None:
     """Parent, children and grandchildren go on, each with a hold of its own."""

@@ -215,7 +215,7 @@ def feed(
         typer.Option(
             metavar="N|SIZE",
             help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8; of "
-            "examples, 64 parcels of up to 64).",
+            "examples, 64 chunks of up to 64).",
         ),
     ] = None,
     jobs: Annotated[

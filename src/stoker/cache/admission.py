@@ -36,11 +36,8 @@ class Worth:
     def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
         """Tell whether an item may enter; the first few, which tell where the bar is, may not.
 
-        Args:
-            cost_ns: what it took to make it.
-            size_bytes: what it takes in the store.
-            free_bytes: what the store has left.
-            left: how many items of an epoch are not in the store.
+        ``cost_ns`` is what it took to make it, ``free_bytes`` what the store has left, ``left`` how
+        many items of an epoch are not in the store.
         """
         worth = cost_ns / max(1, size_bytes)
         with self._lock:

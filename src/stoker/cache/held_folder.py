@@ -17,7 +17,6 @@ from stoker.errors import CacheError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_OTHERS_READ, _OTHERS_WRITE = 0o055, 0o022
 
 
 class CacheFolder:
@@ -42,7 +41,6 @@ class CacheFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.descriptor)
 
     @property
@@ -61,7 +59,7 @@ class CacheFolder:
             alone: whether they may not read it either.
         """
         found = os.fstat(self.descriptor)
-        barred = _OTHERS_WRITE | _OTHERS_READ if alone else _OTHERS_WRITE
+        barred = 0o077 if alone else 0o022
         return found.st_uid == os.getuid() and not found.st_mode & barred
 
     def check_owner(self, *, alone: bool) -> None:
@@ -85,7 +83,6 @@ class CacheFolder:
         return os.path.samestat(found, os.fstat(self.descriptor))
 
     def list_names(self) -> list[str]:
-        """Return the names of what is in it."""
         return os.listdir(self.descriptor)
 
     def stat_file(self, name: str) -> os.stat_result:

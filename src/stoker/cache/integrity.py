@@ -115,12 +115,10 @@ def find_damage(folder: CacheFolder, about: About | None) -> str:
         size = folder.stat_file(DATA).st_size
         if size != about.limit_bytes:
             return f"{DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
-        if LEFT in names and folder.read_file(LEFT, _DIGEST_BYTES) != _digest(folder):
-            changed = "its files are not as its last user left them"
-        else:
-            changed = ""
+        is_left = LEFT not in names or folder.read_file(LEFT, _DIGEST_BYTES) == _digest(folder)
     except OSError as error:
         return str(error)
+    changed = "" if is_left else "its files are not as its last user left them"
     return _find_damage_of_data(folder, about.limit_bytes) or changed
 
 

@@ -63,7 +63,6 @@ def is_store(path: str) -> bool:
 
 
 def is_in_use(path: str) -> bool:
-    """Tell whether a store has users."""
     with store_dir.opened(path) as folder:
         return folder is not None and store_dir.is_in_use(folder)
 
@@ -71,15 +70,11 @@ def is_in_use(path: str) -> bool:
 def read_summary(path: str) -> StoreSummary | None:
     """Return what a store says; None where there is none, or it does not say so."""
     with store_dir.opened(path) as folder:
-        about = None if folder is None else About.read(folder)
-        if folder is None or about is None:
-            return None
-        try:
-            return StoreSummary(
-                about, *read_counts(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
-            )
-        except (OSError, ValueError):
-            return None
+        if folder is not None and (about := About.read(folder)) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                content = folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1)
+                return StoreSummary(about, *read_counts(content))
+    return None
 
 
 def sweep(*paths: str) -> list[str]:
@@ -93,10 +88,8 @@ def sweep(*paths: str) -> list[str]:
     swept = []
     for path in find_stores():
         with contextlib.suppress(CacheError, OSError), store_dir.opened(path) as folder:
-            about = None if folder is None else About.read(folder)
-            if folder is None or about is None or not about.temporary:
-                continue
-            if store_dir.remove_unused(folder):
+            about = folder and About.read(folder)
+            if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
     with _opened_memory() as memory:
         if memory is not None:

@@ -62,14 +62,11 @@ MISSING = Missing()
 
 
 class Added(NamedTuple):
-    """What became of items."""
+    """How many items entered, their bytes, and those that did not fit or were there already."""
 
     items: int
-    """How many entered."""
     size_bytes: int
-    """Their bytes."""
     refused: list[StoredItem]
-    """Those that did not fit, or were there already."""
 
 
 class Busy(Exception):
@@ -104,7 +101,6 @@ class ForkGate:
             door.acquire()
 
     def open(self) -> None:
-        """Let them in again."""
         for door in self._doors.values():
             door.release()
         self._lock.release()
@@ -145,7 +141,8 @@ class Store:
         """
         lmdb = import_lmdb()
         # LMDB would make a file with holes.
-        with open(os.path.join(folder, LOCK), "wb", opener=_open_private) as lock:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with open(os.open(os.path.join(folder, LOCK), flags, 0o600), "wb") as lock:
             allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
         try:
             env = _open_environment(folder, limit_bytes)
@@ -202,7 +199,6 @@ class Store:
         yield from [MISSING] * (len(keys) - done)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell which items are there."""
         with self._gate.door():
             try:
                 env = self._environment()
@@ -215,7 +211,6 @@ class Store:
         return [False] * len(keys)
 
     def keys(self) -> list[bytes]:
-        """Return the keys of all items."""
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
@@ -260,12 +255,12 @@ class Store:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
     def _add_locked(self, items: Sequence[StoredItem]) -> Added:
-        head = self.counters.head
         env = self._environment()
         env.reader_check()  # readers that were killed keep pages from being used again
         entered: dict[bytes, StoredItem] = {}
         for batch in _split(items):
             entered |= self._add_batch(env, batch)
+        head = self.counters.head
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         head[DATA_NS] = changed_ns(self.folder)  # another time tells that others have written
         size = sum(item.size_bytes for item in entered.values())
@@ -303,10 +298,8 @@ class Store:
 
     def close(self) -> None:
         """Close all files; nobody may use it any more."""
-        self._gate.shut()
-        self._close_environment()
-        self.counters.close()
-        os.close(self._admission)
+        self.before_fork()
+        self.drop()
 
     def _environment(self) -> Any:
         """Return the environment, opened by the first who needs it. Called within the gate."""
@@ -320,22 +313,18 @@ class Store:
         """Return what LMDB says, without the path that it says it of."""
         return str(error).removeprefix(f"{self.folder}: ")
 
-    def _close_environment(self) -> None:
+    def before_fork(self) -> None:
+        """Close the environment, and let nobody open it."""
+        self._gate.shut()
         if self._env is not None:
             self._env.close()
             self._env = None
 
-    def before_fork(self) -> None:
-        """Close the environment."""
-        self._gate.shut()
-        self._close_environment()
-
     def after_fork(self) -> None:
-        """Go on."""
         self._gate.open()
 
     def drop(self) -> None:
-        """In a child: close what was inherited, without use."""
+        """Close the other files; in a child, without use."""
         self.counters.close()
         os.close(self._admission)
 
@@ -369,10 +358,6 @@ def _open_environment(folder: str, limit_bytes: int) -> Any:
         max_readers=_READERS,
         max_spare_txns=8,
     )
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _split(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:

@@ -138,7 +138,6 @@ def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder
 
 
 def is_in_use(folder: CacheFolder) -> bool:
-    """Tell whether a store has users."""
     with contextlib.suppress(OSError), _locked(folder) as alone:
         return not alone
     return False

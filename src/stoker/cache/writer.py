@@ -92,7 +92,6 @@ class Writer:
         self._lock.acquire()
 
     def after_fork(self) -> None:
-        """Go on."""
         self._lock.release()
 
     def _run(self) -> None:

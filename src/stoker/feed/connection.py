@@ -132,7 +132,6 @@ class FeederConnection:
             self.wait_ns += time.perf_counter_ns() - began
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
     def _receive(self, interrupt: int) -> tuple[FromFeeder | None, list[int]]:

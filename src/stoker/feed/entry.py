@@ -60,7 +60,7 @@ def share(
         name: of the feed, the same in all its jobs.
         jobs: how many jobs to wait for (``patience_s`` at most) before the first epoch begins;
             others join where an epoch begins.
-        staging: how many batches may stand in shared memory (or parcels of up to 64 examples), or
+        staging: how many batches may stand in shared memory (or chunks of up to 64 examples), or
             bytes (``"2GiB"``); by default 8 (64). Of the job that starts the feeder.
         patience_s: how long others wait for a job that says nothing, frozen perhaps, before they go
             on without it. It may come back.

@@ -140,7 +140,6 @@ class View:
         return text
 
     def renderable(self) -> Any:
-        """Return a table of the jobs."""
         from rich.table import Table
         from rich.text import Text
 

@@ -55,7 +55,6 @@ class StagedItem:
 
     @property
     def begin(self) -> At:
-        """Where it begins."""
         return self.epoch, self.number
 
     @property

@@ -56,7 +56,6 @@ class Served:
 
     @classmethod
     def of(cls, chain: Chain) -> Served:
-        """Describe a chain."""
         try:
             length: int | None = chain.count()
         except TypeError:

@@ -98,12 +98,10 @@ class FeedServer:
 
     @property
     def seed(self) -> int:
-        """The seed of the pipeline."""
         return self._chain.seed
 
     @property
     def rows_made(self) -> int:
-        """The examples that were made."""
         return self._distributor.rows_made
 
     # -- the loop

@@ -63,7 +63,6 @@ class FolderSource(IndexedSource):
         return len(self._files)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Read the files."""
         files = (self._files[index] for index in indices)
         return [LabeledImage(read_file(os.path.join(self.folder, f)), label) for f, label in files]
 

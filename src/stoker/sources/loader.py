@@ -74,7 +74,6 @@ class LoaderSource(Source):
     state_between = state
 
     def load(self, state: Any) -> None:
-        """Have the next pass begin in a state."""
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: Before) -> None:
@@ -91,7 +90,6 @@ class LoaderSource(Source):
             )
 
     def attribute(self, name: str) -> Any:
-        """Return what the loader has of this name."""
         return super().attribute(name) if name == "classes" else getattr(self.loader, name)
 
     def extent(self, *, is_followed: bool) -> str:

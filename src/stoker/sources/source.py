@@ -191,22 +191,18 @@ class IndexedSource(Source):
         return None
 
     def count(self) -> int:
-        """Return the number of examples."""
         return len(self)
 
     def check_state(self, chain: Before) -> None:
         """Accept every position: any example can be made again."""
 
     def outline(self) -> str:
-        """Return its kind and length."""
         return f"{type(self).__name__} of {len(self)}"
 
     def extent(self, *, is_followed: bool) -> str:
-        """Say how many examples there are."""
         return f"{len(self):,} examples"
 
     def lower(self, to: Lowering) -> None:
-        """Have it read by number."""
         to.read(self)
 
 

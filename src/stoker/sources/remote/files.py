@@ -76,7 +76,6 @@ class RemoteFolderSource(IndexedSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return f"from_folder({self._access.url!r})"
 
     def __len__(self) -> int:
@@ -92,7 +91,6 @@ class RemoteFolderSource(IndexedSource):
             return reader.fetch(indices)
 
     def path(self, index: int) -> str | None:
-        """Return the file's URL."""
         return self.locate(index).url
 
     def local_path(self, index: int) -> None:
@@ -100,7 +98,6 @@ class RemoteFolderSource(IndexedSource):
         return None
 
     def attribute(self, name: str) -> Any:
-        """Return the names of the classes."""
         return self.classes if name == "classes" else super().attribute(name)
 
     def identity(self) -> str | None:
@@ -116,14 +113,12 @@ class RemoteFolderSource(IndexedSource):
         return Fingerprint(file.url, file.size, int(version), label)
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a file is."""
         label = self._label(index)
         names, sizes, _ = self._found[label]
         number = index - int(self._ends[label])  # from the end of the class
         return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage:
-        """Make an example."""
         return LabeledImage(data, self._label(index))
 
     def _label(self, index: int) -> int:
@@ -177,7 +172,6 @@ class FilesSource(IndexedSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return self._name
 
     def __len__(self) -> int:
@@ -196,11 +190,9 @@ class FilesSource(IndexedSource):
         return [File(self._files[i], read_file(self._files[i])) for i in indices]
 
     def local_path(self, index: int) -> str | None:
-        """Return the file's path, None at URLs."""
         return self.path(index) if self._access is None else None
 
     def path(self, index: int) -> str | None:
-        """Return the file's path or URL."""
         return self.locate(index).url
 
     def identity(self) -> str | None:
@@ -220,14 +212,12 @@ class FilesSource(IndexedSource):
         return Fingerprint(file.url, file.size, version)
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a file is."""
         if self._listing is None:
             return RemoteFile(None, self._files[index], UNKNOWN)
         root, sizes = self._listing
         return root.locate(self._files[index], int(sizes[index]))
 
     def example(self, index: int, data: bytes) -> File:
-        """Make an example."""
         return File(self.locate(index).url, data)
 
     def _list_matching(self, pattern: str) -> Names:

@@ -24,12 +24,10 @@ class OneShot(Generic[T]):
         self._outcome: tuple[T | None, BaseException | None] | None = None
 
     def give(self, value: T) -> None:
-        """Complete it with a value."""
         self._outcome = value, None
         self._given.release()
 
     def fail(self, error: BaseException) -> None:
-        """Complete it with an error."""
         self._outcome = None, error
         self._given.release()
 

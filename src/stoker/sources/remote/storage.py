@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
 import importlib
 import threading
@@ -105,7 +106,6 @@ class FileStorage(Storage):
         return data
 
     async def list_folder(self, path: str) -> Entries:
-        """List a folder."""
         self._fs.invalidate_cache()
         found = await self._call("ls", path, detail=True)
         start = len(path) + 1
@@ -126,7 +126,6 @@ class FileStorage(Storage):
         return Entries([], [name[start:] for name in found], *_read_infos(found.values()))
 
     def to_path(self, url: str) -> str:
-        """Strip the protocol."""
         stripped: str = self._fs._strip_protocol(url)
         return stripped
 
@@ -149,7 +148,6 @@ class FileStorage(Storage):
 
 
 def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
-    """Return sizes and versions."""
     sizes, versions = [], []
     for info in infos:
         size = info.get("size")
@@ -168,23 +166,14 @@ def _find_values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 async def _run_in_thread(function: Callable[[], Any]) -> Any:
     """Run it in a daemon thread: one that hangs for good must not hold up the interpreter's end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def finish(error: BaseException | None, value: Any) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()  # whoever waits may be cancelled, this is not
 
     def run() -> None:
         try:
-            error, value = None, function()
-        except BaseException as raised:
-            error, value = raised, None
-        loop.call_soon_threadsafe(finish, error, value)
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name="remote-call", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(outcome)

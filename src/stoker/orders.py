@@ -203,11 +203,12 @@ class Selection:
 
     def count(self, length: int) -> int:
         """Return the examples of an epoch over a source of ``length``."""
-        count = _least(self.first, length)
-        if self.share is not None and self.share.anew:
-            count = self.share.count(_least(self.between, count))
-        else:
-            count = _least(self.between, count if self.share is None else self.share.count(count))
+        share, count = self.share, _least(self.first, length)
+        if share is not None and not share.anew:
+            count = share.count(count)
+        count = _least(self.between, count)
+        if share is not None and share.anew:
+            count = share.count(count)
         return _least(self.last, count)
 
     def order(self, length: int, seed: int, epoch: int) -> Permuted | FixedPart:

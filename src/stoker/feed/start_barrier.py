@@ -6,7 +6,7 @@ import contextlib
 import os
 import selectors
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class StartBarrier:
@@ -57,11 +57,10 @@ class StartBarrier:
             self.is_open = True
             self.close()
 
-    def ends_s(self) -> float | None:
-        """Return when it will have lasted too long; None while nobody waits."""
-        if self.is_open or self._since_s is None:
-            return None
-        return self._since_s + self._patience_s
+    def ends_s(self) -> Iterator[float]:
+        """Yield when it will have lasted too long, if anybody waits."""
+        if not self.is_open and self._since_s is not None:
+            yield self._since_s + self._patience_s
 
     def close(self) -> None:
         """Wait for nobody any more."""

@@ -53,7 +53,6 @@ class RemoteFolderSource(IndexedSource):
     """
 
     fields = LabeledImage._fields
-    rows = None
 
     def __init__(
         self,
@@ -64,7 +63,6 @@ class RemoteFolderSource(IndexedSource):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._access = Access(url, requests, retry_s, dict(storage_options or {}))
-        self.requests, self.retry_s = self._access.requests, self._access.retry_s
         self._root, (self.classes, self._found) = self._access.list(Lister.list_classes)
         # Files are numbered through all classes: here the next one begins.
         self._ends = np.cumsum([len(listing.names) for listing in self._found])
@@ -83,7 +81,7 @@ class RemoteFolderSource(IndexedSource):
 
     def reader(self) -> RemoteReader:
         """Open the file system for reading ahead."""
-        return RemoteReader(self, self._access.open())
+        return self._access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the files, through a reader of its own."""
@@ -92,10 +90,6 @@ class RemoteFolderSource(IndexedSource):
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
-
-    def local_path(self, index: int) -> None:
-        """Return None: it is behind a URL."""
-        return None
 
     def attribute(self, name: str) -> Any:
         return self.classes if name == "classes" else super().attribute(name)
@@ -144,10 +138,6 @@ class FilesSource(IndexedSource):
     """
 
     fields = File._fields
-    rows = None
-    # There for URLs alone, for what is read ahead.
-    requests: int
-    retry_s: float
 
     def __init__(
         self,
@@ -167,7 +157,6 @@ class FilesSource(IndexedSource):
         self._access: Access | None = None
         if _find_protocol(given):
             self._access = Access(given[0], requests, retry_s, dict(storage_options or {}))
-            self.requests, self.retry_s = self._access.requests, self._access.retry_s
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
@@ -179,7 +168,7 @@ class FilesSource(IndexedSource):
 
     def reader(self) -> RemoteReader | None:
         """Open the file system for reading ahead; None for local files, which the kernel does."""
-        return None if self._access is None else RemoteReader(self, self._access.open())
+        return None if self._access is None else self._access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the files; at URLs, through a reader of its own."""
@@ -199,8 +188,7 @@ class FilesSource(IndexedSource):
         """Return "files", where fingerprints tell them apart: a version of each is known."""
         if self._access is None:
             return "files"
-        known = self._versions is not None and bool(self._versions.all())
-        return "files" if known else None
+        return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return that of a local file as it is now; of others URL, size, version as listed."""

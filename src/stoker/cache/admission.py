@@ -79,10 +79,7 @@ class RandomCheck:
         In the main thread the global generators are set back afterwards; elsewhere they have drawn
         more than without it, and nothing is drawn twice.
 
-        Args:
-            what: the item, for people.
-            value: what it is.
-            again: makes it again. What it raises is ignored: an item may be made once only.
+        What ``again`` raises is ignored: an item may be made once only. ``what`` names it.
 
         Raises ValueError when they differ, TypeError for values that cannot be stored, and what a
         signal handler raises meanwhile.

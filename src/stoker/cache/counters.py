@@ -33,8 +33,7 @@ FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DAT
 class Counters:
     """The counts of a store. One object in a process: closing a second would free its rows.
 
-    Args:
-        path: the file; it is made when it is not there.
+    The file is made when it is not there.
     """
 
     SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)

@@ -175,8 +175,6 @@ class ExampleCache:
 
         One is tried, for all processes that have this cache from here.
 
-        Args: as ``RandomCheck.run`` has them.
-
         Raises ValueError when it is another one then, TypeError for values that cannot be stored.
         """
         if self._random_check.has_passed:

@@ -20,13 +20,9 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class CacheFolder:
-    """A folder, by its descriptor.
+    """A folder, by its descriptor; the last part of its path is no link.
 
-    Args:
-        path: where it is; its last part is no link.
-        parent: if given, the folder that it is in, and ``path`` its name there.
-
-    Raises OSError where there is no folder.
+    With a ``parent``, ``path`` is its name there. Raises OSError where there is no folder.
     """
 
     def __init__(self, path: str, parent: CacheFolder | None = None) -> None:
@@ -53,11 +49,7 @@ class CacheFolder:
         return own if os.path.isdir(own) else self.path
 
     def is_own(self, *, alone: bool) -> bool:
-        """Tell whether it is this user's, and others may not write to it.
-
-        Args:
-            alone: whether they may not read it either.
-        """
+        """Tell whether it is this user's, and others may not write to it (``alone``: nor read)."""
         found = os.fstat(self.descriptor)
         barred = 0o077 if alone else 0o022
         return found.st_uid == os.getuid() and not found.st_mode & barred
@@ -132,11 +124,7 @@ class CacheFolder:
         self.path = path
 
     def clear(self, last: str) -> None:
-        """Remove it with all that is in it, as far as that can be done.
-
-        Args:
-            last: the name of what is removed last.
-        """
+        """Remove it with all that is in it, ``last`` last, as far as that can be done."""
         for name in sorted(self.list_names(), key=last.__eq__):
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(os.lstat(name, dir_fd=self.descriptor).st_mode):

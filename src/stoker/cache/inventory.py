@@ -80,10 +80,7 @@ def read_summary(path: str) -> StoreSummary | None:
 def sweep(*paths: str) -> list[str]:
     """Remove what killed processes left: temporary stores, and what was half made or half removed.
 
-    Args:
-        paths: of stores, beside which that may lie, too.
-
-    Returns the paths of the temporary stores.
+    Such may lie beside the stores at ``paths``, too. Returns the paths of the temporary stores.
     """
     swept = []
     for path in find_stores():

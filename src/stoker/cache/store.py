@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import xxhash
@@ -145,14 +145,12 @@ class Store:
         with open(os.open(os.path.join(folder, LOCK), flags, 0o600), "wb") as lock:
             allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
         try:
-            env = _open_environment(folder, limit_bytes)
-            env.close()
+            _open_environment(folder, limit_bytes).close()
         except lmdb.Error as error:
             raise OSError(f"{folder}: {error}") from error
         os.truncate(os.path.join(folder, DATA), limit_bytes)
-        counters = Counters(os.path.join(folder, COUNTERS))
-        counters.head[DATA_NS] = changed_ns(folder)
-        counters.close()
+        with closing(Counters(os.path.join(folder, COUNTERS))) as counters:
+            counters.head[DATA_NS] = changed_ns(folder)
 
     @property
     def is_full(self) -> bool:
@@ -168,10 +166,8 @@ class Store:
     ) -> list[T | Missing]:
         """Return what ``read`` makes of each item, or ``MISSING``.
 
-        Args:
-            keys: of the items.
-            read: is handed the store's own memory, which it may not keep.
-            on_damage: called with what is found not to be as it was written; it is missing.
+        ``read`` is handed the store's own memory, which it may not keep; ``on_damage`` is told what
+        is not as it was written, and missing for that.
         """
         return list(self.iterate(keys, read, on_damage))
 

@@ -74,8 +74,8 @@ class Branch:
         """
         if self._blocked_since_s is None or not self.log.items:
             return None
-        heard: list[float] = [reader.owner.heard_s for reader in readers or self.log.slowest()]
-        return max(self._blocked_since_s, min(heard))
+        heard_s: list[float] = [reader.owner.heard_s for reader in readers or self.log.slowest()]
+        return max(self._blocked_since_s, min(heard_s))
 
 
 class Branches:
@@ -115,8 +115,7 @@ class Branches:
     def find(self, want: At | None) -> tuple[Branch, At] | None:
         """Return a branch and a position in it, opening one where none will do; None to wait.
 
-        Args:
-            want: what a job is to get next; None for the beginning of any epoch.
+        A job that wants None takes the beginning of any epoch.
         """
         whole = [branch for branch in self._all if branch.log.broken is None]
         if want is None:

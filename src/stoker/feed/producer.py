@@ -33,11 +33,7 @@ Produced = StagedItem | EpochEnd | Broken
 class Producer:
     """Makes the outputs of a pipeline in order, from any position on.
 
-    Args:
-        chain: what makes them.
-        blocks: where they are made.
-        batched: whether its outputs are batches, handed over one by one.
-        tell: called, from the thread, with all that is made. Nothing comes after ``Broken``.
+    Its thread calls ``tell`` with all that is made. Nothing comes after ``Broken``.
     """
 
     def __init__(

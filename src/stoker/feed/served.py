@@ -11,11 +11,7 @@ from stoker.errors import FeedError
 
 
 def check_servable(chain: Chain, seed: int | None) -> Chain:
-    """Return what a feed serves of a chain: with the feed's seed.
-
-    Args:
-        chain: what is to be served.
-        seed: of the feed that it goes on for, None if it is the first.
+    """Return what a feed serves of a chain: with the seed of the feed that it goes on for.
 
     Raises FeedError when its outputs cannot be handed to other processes, cannot be made again by
     number though they should be, or when it has another seed.

@@ -107,8 +107,7 @@ class FeedServer:
     def serve(self, tick: Callable[[], None] | None = None, every_s: float = 0.25) -> None:
         """Serve until the last job is gone, if one has started this; else until interrupted.
 
-        Args:
-            tick: called about every ``every_s`` seconds.
+        ``tick`` is called about every ``every_s`` seconds.
         """
         next_tick_s = time.monotonic()
         while not self._is_over():

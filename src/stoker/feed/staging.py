@@ -21,9 +21,8 @@ class Staging:
     What a job still holds that has left its log, or is frozen, is not counted: at most ``lent``
     items of each.
 
-    Args:
-        limit: so many items, or with a string so many bytes; None for the usual number.
-        batched: whether items are batches, rather than chunks of examples.
+    The limit is so many items, or with a string so many bytes; None for the usual number. Items are
+    batches, or else chunks of examples.
 
     Attributes:
         lent: how many items a job is handed before it is done with one.

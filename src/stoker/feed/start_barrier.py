@@ -10,15 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class StartBarrier:
-    """The time before the first epoch.
+    """The time before the first epoch, for which ``jobs`` must ask; ``is_open`` says it may begin.
 
-    Args:
-        jobs: how many must ask for it.
-        patience_s: how long those who ask wait for others.
-        selector: hears of processes that end; its keys' data are called.
-
-    Attributes:
-        is_open: whether the first epoch may begin.
+    Those who ask wait for others for ``patience_s``. The selector, whose keys' data are called,
+    hears of processes that end.
     """
 
     def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:

@@ -19,10 +19,7 @@ DEFAULT_BUFFER = 1_000
 class Passes:
     """A re-iterable object, or a factory of iterators: one pass is one epoch.
 
-    Args:
-        given: what the user gave.
-        name: the function it was given to.
-        what: what comes out of it, in the plural.
+    ``name`` is the function it was given to, ``what`` comes out of it.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """

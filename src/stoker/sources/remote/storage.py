@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import hashlib
 import importlib
 import threading
@@ -166,14 +165,19 @@ def _find_values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 async def _run_in_thread(function: Callable[[], Any]) -> Any:
     """Run it in a daemon thread: one that hangs for good must not hold up the interpreter's end."""
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()  # whoever waits may be cancelled, this is not
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def finish(complete: Callable[[Any], None], outcome: Any) -> None:
+        if not future.cancelled():
+            complete(outcome)
 
     def run() -> None:
         try:
-            outcome.set_result(function())
+            ended: tuple[Callable[[Any], None], Any] = future.set_result, function()
         except BaseException as error:
-            outcome.set_exception(error)
+            ended = future.set_exception, error
+        loop.call_soon_threadsafe(finish, *ended)
 
     threading.Thread(target=run, name="remote-call", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+    return await future

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from strategies import shortened
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("pictures", shortened([128, 1024], 1))
-def test_learning_rates_share_one_preparation(pictures: int, tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "learning_rates.py", tmp_path)
-    task = (EXAMPLES / "task.py").read_text()
-    assert "PICTURES = 1_024" in task
-    (tmp_path / "task.py").write_text(task.replace("PICTURES = 1_024", f"PICTURES = {pictures}"))
+def test_what_the_examples_share_can_be_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    task = importlib.import_module("task")
+    monkeypatch.delitem(sys.modules, "task")
+    monkeypatch.setattr(task, "PICTURES", 64)
+    model = task.network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
+    assert 0 < task.train_epoch(model, optimizer, task.make_pipeline().to("cpu")) < 2
+
+
+@pytest.mark.full  # four processes that import torch
+def test_learning_rates_share_one_preparation() -> None:
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "learning_rates.py"), "--jobs", "2"],
+        [sys.executable, str(EXAMPLES / "learning_rates.py"), "--jobs", "2"],
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

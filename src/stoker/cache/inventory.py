@@ -183,11 +183,9 @@ def _opened_memory() -> Iterator[CacheFolder | None]:
     """Open the folder of stores in memory; None where there is none that is this user's alone."""
     with contextlib.ExitStack() as opened:
         memory = None
-        with contextlib.suppress(OSError, CacheError):
-            found = opened.enter_context(CacheFolder(location.memory_folder()))
-            found.check_owner(alone=True)
-            memory = found
-        yield memory
+        with contextlib.suppress(OSError):
+            memory = opened.enter_context(CacheFolder(location.memory_folder()))
+        yield memory if memory is not None and memory.is_own(alone=True) else None
 
 
 def _name(folder: str) -> str:

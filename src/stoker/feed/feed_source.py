@@ -24,15 +24,11 @@ def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
 
 
 class FeedBatches(LoaderSource):
-    """The batches of a feed."""
-
-    def __init__(self, client: FeedClient) -> None:
-        super().__init__(client)
-        self._name = f"from_feed({client.name!r})"
+    """The batches of a feed, whose client is the loader."""
 
     @property
     def name(self) -> str:
-        return self._name
+        return f"from_feed({self.loader.name!r})"
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn where several ranks are there: each is handed all batches."""

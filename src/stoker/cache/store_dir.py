@@ -75,11 +75,8 @@ class StoreDir:
 
     def _finish(self) -> None:
         with contextlib.suppress(OSError):  # then it is checked when it is used again
-            data = self._folder.open_file(DATA, os.O_RDWR)
-            try:
+            with open(self._folder.open_file(DATA, os.O_RDWR), "rb") as data:
                 os.fsync(data)
-            finally:
-                os.close(data)
             integrity.record_end(self._folder, self.about)
 
 

@@ -103,8 +103,8 @@ class Welcome(Message):
         target: what it serves.
         batched: whether it hands out batches, rather than examples.
         length: outputs of an epoch, if known.
-        seed, outline: of its pipeline.
-        again: whether what a job missed can be made again.
+        seed, outline: of its pipeline; the outline is what must be alike for outputs to be alike.
+        again: whether any output can be made again, by epoch and number.
         autostarted: whether it ends with its last job (``stoker.share``).
         pid: of the feeder.
         lent: how many items a job is handed before it is done with one.

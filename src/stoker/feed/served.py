@@ -36,14 +36,7 @@ def check_servable(chain: Chain, seed: int | None) -> Chain:
 
 @dataclass(frozen=True)
 class Served:
-    """What jobs are told of a chain that they are served from.
-
-    Attributes:
-        batched: whether its outputs are batches.
-        length: outputs of an epoch, where that is known.
-        again: whether any output can be made again by epoch and number.
-        outline: what must be alike for its outputs to be alike, as in states.
-    """
+    """What jobs are told of a chain that they are served from: as in ``messages.Welcome``."""
 
     batched: bool
     length: int | None

@@ -67,7 +67,7 @@ def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_
 
 
 # Behind every kill there is the start of a feeder, which takes most of a second.
-@settings(max_examples=200 if FULL else 6)
+@settings(max_examples=200 if FULL else 4)
 @given(plays(), st.sampled_from(served.KINDS), st.lists(st.integers(1, 60), max_size=3))
 def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills: list[int]) -> None:
     name = fresh_name()

@@ -214,8 +214,8 @@ def feed(
         str | None,
         typer.Option(
             metavar="N|SIZE",
-            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8; of "
-            "examples, 64 parcels of up to 64).",
+            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8 "
+            "batches; where the pipeline yields examples, 64 chunks of up to 64 of them).",
         ),
     ] = None,
     jobs: Annotated[

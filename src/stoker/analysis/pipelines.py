@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -281,5 +282,5 @@ def _synchronise() -> None:
 
 def _read_cpu_s() -> float:
     """Return the processor seconds of this process and of children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -28,12 +28,13 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list
 @contextlib.contextmanager
 def _failing(command: str, *errors: type[Exception], stopped: str = "stopped") -> Iterator[None]:
     """Say what goes wrong in a line on stderr: exit status 1, and 130 behind Ctrl-C."""
+    expected: tuple[type[Exception], ...] = (OSError, stoker.StokerError, *errors)
     try:
         yield
     except KeyboardInterrupt:
         typer.echo(stopped, err=True)
         raise typer.Exit(130) from None
-    except (OSError, stoker.StokerError, *errors) as error:
+    except expected as error:
         typer.echo(f"stoker {command}: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -75,8 +75,8 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
     text = script.read_text()
     built, end = text.index("    loader = DataLoader("), text.index("    train(loader")
     pasted = textwrap.indent(ported["code"], "    ") + "\n"
-    counts = "    print(len(loader), sum(len(batch) for batch in loader))\n"
-    script.write_text(text[:built] + pasted + counts + text[end:])
+    printed = "    print(len(loader), sum(len(batch) for batch in loader))\n"
+    script.write_text(text[:built] + pasted + printed + text[end:])
     done = subprocess.run(
         [sys.executable, "-W", "error", script, "2"],
         capture_output=True,

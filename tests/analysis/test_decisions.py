@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from stoker.analysis.cold_reads import find_files
+from stoker.analysis.probe.records import BATCH, TRAINS, Row
 from stoker.analysis.script_process import find_crash
 from stoker.analysis.script_run import find_latest
+from stoker.analysis.scripts import ScriptJob
 from stoker.analysis.trace import RankTrace, Trace
 from stoker.analysis.verdict import explain_nothing_seen
 
@@ -90,3 +92,26 @@ def test_why_nothing_was_seen(reasons: dict[str, str], said: str) -> None:
     assert text.startswith("the script never reached a loader")
     assert said in text
     assert ("standard input" in text) == ("EOFError" in str(reasons))
+
+
+def built(slot: int, site: str, *callers: str) -> dict[str, Any]:
+    return {"slot": slot, "site": site, "built": (site, *callers), "workers": 0}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "slot"),
+    [
+        (None, 1),  # fewer batches than the other one, but gradients are on
+        ("train.py:3", 0),
+        ("folder/train.py:3", 0),
+        ("train.py:9", 1),  # what calls the function that builds it
+        ("train.py:77", None),
+    ],
+)
+def test_the_training_loader_is_chosen(wanted: str | None, slot: int | None) -> None:
+    loaders = [built(0, "train.py:3"), built(1, "train.py:5", "train.py:9")]
+    rows = [Row(0, 0, n, n, n, BATCH, 0) for n in range(9)]
+    rows += [Row(1, 0, n, n, n, BATCH | TRAINS, 0) for n in range(4)]
+    job = ScriptJob(Trace(["train.py"]), 0.0, 60.0, wanted, print)
+    assert job._choose_slot(RankTrace(1, 0, {"loaders": loaders}), rows) == slot
+    assert job._choose_slot(RankTrace(1, 0, {"loaders": loaders}), []) is None

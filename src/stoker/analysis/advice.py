@@ -102,29 +102,25 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
-    port, kept_size = report.port, size
-    if not report.stages and port is not None and not port.varies:  # it keeps what is decoded
+    port, kept_size, what = report.port, size, ""
+    code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
+    why = ": what is read, not what is made of it, which may be drawn at random"
+    if report.stages:
+        code, why = f'.cache("{_round_up_to_mib(size)}")', ""
+    elif port is not None and not port.varies:  # it keeps what is decoded
         kept_whole = _estimate_kept_bytes(report, port)
         kept_size = int(min(size / whole * kept_whole, room))
         size = int(kept_size / kept_whole * whole)
-    if size / whole <= (report.cached_fraction or 0.0):
-        return
-    share = f"{size / whole:.0%} of the dataset"
-    title = f"keep {format_bytes(kept_size)} ({share}) in a cache that never evicts"
-    text = format_bytes(math.ceil(kept_size / 2**20) * 2**20)
-    why = ""
-    if report.stages:
-        code = f'.cache("{text}")'
-    elif port is not None and not port.varies:
-        code = f'dataset = stoker.cached({port.dataset}, "{text}")'
+        code = f'dataset = stoker.cached({port.dataset}, "{_round_up_to_mib(kept_size)}")'
         why = ", as the dataset gives it"
     else:
-        title = f"keep what is read ({share}) in a cache that never evicts"
-        code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
-        why = ": what is read, not what is made of it, which may be drawn at random"
+        what = "what is read"
+    if size / whole <= (report.cached_fraction or 0.0):
+        return
     fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
+    what = what or format_bytes(kept_size)
     yield Action(
-        title,
+        f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
         code,
         _predict_gain(report, Change(cache_bytes=size)),
         f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
@@ -135,6 +131,10 @@ def _advise_cache(report: Report) -> Iterator[Action]:
 def _estimate_kept_bytes(report: Report, port: Port) -> float:
     """Return the bytes that all examples take in a cache, as the dataset gives them."""
     return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
+
+
+def _round_up_to_mib(size: int) -> str:
+    return format_bytes(math.ceil(size / 2**20) * 2**20)
 
 
 def _advise_storage(report: Report) -> Iterator[Action]:
@@ -189,12 +189,11 @@ def _advise_porting(report: Report) -> Iterator[Action]:
     kept_whole = _estimate_kept_bytes(report, port)
     size = int(min(kept_whole, _MEMORY * report.memory_bytes))
     held = size / kept_whole
-    text = format_bytes(math.ceil(size / 2**20) * 2**20)
     kept_s = _COPIES * collate_s + _OVERHEAD_S
     yield Action(
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
-        write_port(port, report.loader.workers, text),
+        write_port(port, report.loader.workers, _round_up_to_mib(size)),
         _predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
         f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
         "so much. An example was the same each time that it was read: none of it is drawn at "

@@ -288,6 +288,7 @@ class _RankFindings:
             read = sum(max(0, w.read_bytes) for w in work)
             count = sum(w.examples for w in work)
             bytes_each = read / count if count and read else None
+        after_s = trace.after_s or {"batch": 0.0, "after-augmentation": self.collate_s}
         examples = rank.described.get("examples")
         blocks = ((name, rates.estimate_rate(found)) for name, found in trace.stages.items())
         return Report(
@@ -318,17 +319,10 @@ class _RankFindings:
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
-            after_s=self._find_after_s(),
+            after_s={} if self.p_known is None else after_s,
             port=find_port(self.about, rank.described),
             stages={name: rate for name, rate in blocks if rate is not None},
         )
-
-    def _find_after_s(self) -> dict[str, float]:
-        if self.p_known is None:
-            return {}
-        if self.trace.after_s is not None:
-            return self.trace.after_s
-        return {"batch": 0.0, "after-augmentation": self.collate_s}
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:
         rank, is_own = self.rank, about is self.about

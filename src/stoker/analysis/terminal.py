@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,7 @@ from rich.text import Text
 from stoker.analysis.formulas import INFINITE
 from stoker.analysis.model import NOTHING, Change, dataset_bytes, predict
 from stoker.analysis.report import Rate, Report, to_measured, to_measured_apart
-from stoker.analysis.what_if import Answer, Curve, Outcome
+from stoker.analysis.what_if import Answer, Curve, Outcome, is_asked
 from stoker.machine import format_bytes
 
 _BAR = 48
@@ -30,13 +31,16 @@ _NUMBER = partial(Column, justify="right")
 _TITLED = partial(Table, box=box.SIMPLE, title_justify="left")
 _CURVE_BAR = 30
 _PLAIN_WIDTH = 120
-_LABELS = {
-    "cache": "cache that never evicts (share of the dataset)",
-    "cores": "cores (a worker on each)",
-    "storage-mbps": "storage bandwidth (MB/s)",
-    "accelerator": "accelerator (times as fast)",
-    "jobs": "jobs at a time",
-    "echo": "echoing factor",
+_QUANTITIES = {  # a curve's label, and what is asked
+    "cores": ("cores (a worker on each)", "{cores} cores"),
+    "cache": (
+        "cache that never evicts (share of the dataset)",
+        "a cache of {size} that never evicts",
+    ),
+    "storage-mbps": ("storage bandwidth (MB/s)", "storage of {storage_mbps:,g} MB/s"),
+    "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
+    "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
+    "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
 }
 
 
@@ -160,27 +164,16 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
     for line in _write_remarks(report, answer):
         console.print(Text(line))
     for curve in answer.curves:
-        console.print(Text(f"\n{unit}/s over {_LABELS[curve.quantity]}", style="bold"))
+        console.print(Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold"))
         console.print(_draw_curve(report, curve))
 
 
 def _describe_change(change: Change) -> str:
     if change == NOTHING:
         return "nothing changed: the job as it was measured"
-    parts = []
-    if change.cores is not None:
-        parts.append(f"{change.cores} cores")
-    if change.cache_bytes is not None:
-        parts.append(f"a cache of {format_bytes(change.cache_bytes)} that never evicts")
-    if change.storage_mbps is not None:
-        parts.append(f"storage of {change.storage_mbps:,g} MB/s")
-    if change.accelerator != 1:
-        parts.append(f"an accelerator {change.accelerator:g}x as fast")
-    if change.jobs != 1:
-        parts.append(f"{change.jobs} jobs at a time on this host")
-    if change.echo != 1:
-        parts.append(f"an echo of factor {change.echo:g} at {change.echo_at}")
-    return "then: " + ", ".join(parts)
+    asked = (said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name))
+    values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
+    return "then: " + ", ".join(said.format(**values) for said in asked)
 
 
 def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:

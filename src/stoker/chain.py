@@ -17,8 +17,9 @@ from stoker.orders import Selection
 from stoker.sources.source import Source
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
+from stoker.stages.operation import Operation
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Operation, Stage, not_known
+from stoker.stages.stage import Stage, not_known
 
 
 @dataclass(frozen=True)

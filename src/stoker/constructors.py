@@ -16,6 +16,7 @@ from stoker.sources.folder import FolderSource, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.source import IndexedSource, Source
+from stoker.stages.echo import Factor
 from stoker.stages.skip import OnError, budget_of
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]:
 
 def echo(
     loader: Any,
-    factor: float | str = "auto",
+    factor: Factor = "auto",
     *,
     max_factor: int | None = None,
     pool: int | str | None = None,

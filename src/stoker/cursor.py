@@ -18,7 +18,8 @@ from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
 from stoker.engine.epoch import FORGOTTEN, Run
-from stoker.engine.pool.threads import Autotuner, is_worker
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
 from stoker.errors import StateError

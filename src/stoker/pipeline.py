@@ -17,7 +17,7 @@ from stoker.iterator import PipelineIterator, T
 from stoker.schedule.record import read as read_record
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
-from stoker.stages.echo import Echo
+from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
@@ -205,7 +205,7 @@ class Pipeline(Generic[T]):
 
     def echo(
         self,
-        factor: float | str = "auto",
+        factor: Factor = "auto",
         *,
         max_factor: int | None = None,
         pool: int | str | None = None,
@@ -224,8 +224,8 @@ class Pipeline(Generic[T]):
         ``record()`` returns them, and ``replay=`` repeats them.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions by error
-                diffusion. 1 changes nothing.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions (a
+                ``Fraction``, too) by error diffusion. 1 changes nothing.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
                 (``"2GiB"``; with a warning fewer, where memory has not so much). By default the

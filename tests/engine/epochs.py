@@ -10,8 +10,8 @@ from stoker.buffers import Recycler
 from stoker.engine.echo_pools import Pools
 from stoker.engine.filtering import SkipLog
 from stoker.engine.items import Planning, Tally
+from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import Workers
-from stoker.engine.pool.threads import Autotuner
 from stoker.engine.position import Position
 from stoker.engine.streams import EpochStreams
 from stoker.engine.work import Failure

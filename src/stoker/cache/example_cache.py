@@ -82,6 +82,7 @@ class ExampleCache:
         self._on_damage = on_damage
         self._user = secrets.randbits(62) + 1, secrets.randbits(62) + 1
         self._has_compared_size = False
+        self._was_opened = False
         self._begin()
 
     def _begin(self) -> None:
@@ -101,12 +102,15 @@ class ExampleCache:
         self.__dict__.update(state)
         self._begin()
 
-    def open(self) -> None:
+    def open(self) -> bool:
         """Take hold of the store, which is made if it is not there. Call it where workers begin.
 
-        Raises CacheError where it is damaged and that is refused, or where there can be none.
+        Returns whether this is the first time. Raises CacheError where the store is damaged and
+        that is refused, or where there can be none.
         """
         self.find((), ())
+        is_first, self._was_opened = not self._was_opened, True
+        return is_first
 
     def key(self, fingerprint: Fingerprint) -> bytes:
         """Return the key of an item."""

@@ -20,8 +20,8 @@ from stoker.engine.echo_pools import Pools
 from stoker.engine.filtering import FilteredStream, SkipLog
 from stoker.engine.items import Planning, Tally
 from stoker.engine.lower import Plan
+from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import Workers
-from stoker.engine.pool.threads import Autotuner
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import AgreedPolicy, Ranks
 from stoker.engine.streams import EpochStreams

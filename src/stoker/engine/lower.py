@@ -20,8 +20,9 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
+from stoker.stages.operation import Operation
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Operation, Stage
+from stoker.stages.stage import Stage
 from stoker.stages.to import To
 
 
@@ -232,15 +233,18 @@ class Plan:
 
 def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
     """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
-    lowering = _Lowering(budget)
+    lowering = Lowering(budget)
     source.lower(lowering)
     for stage in stages:
         stage.lower(lowering)
     return lowering.plan()
 
 
-class _Lowering:
-    """Collects what the source and the stages need, as the parts of a plan."""
+class Lowering:
+    """Collects what a chain needs from the engine, in order, as the parts of a plan.
+
+    The source calls one of the first three methods, then each stage one of the others.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -259,27 +263,34 @@ class _Lowering:
         self._cache: CacheStage | None = None
 
     def read(self, source: IndexedSource) -> None:
+        """Examples are read by number."""
         self._indexed = source
         self._segment = Segment(source)
 
     def take_examples(self, source: IterableSource) -> None:
+        """Examples are taken one after another."""
         self._iterable = source
         self._segment = Segment()
 
     def take_batches(self, source: LoaderSource) -> None:
+        """Ready batches are taken one after another."""
         self._loader = source
         self._batches = True
 
     def shuffle(self, buffer: int) -> None:
+        """A new order every epoch; streams are shuffled through a buffer of so many examples."""
         self._selection, self._buffer = self._selection.shuffled(), buffer
 
     def shard(self, rank: int, world: int, *, uneven: bool) -> None:
+        """Only this rank's part of the epoch is read."""
         self._selection = self._selection.shared(rank, world, uneven=uneven)
 
     def take(self, count: int) -> None:
+        """Only the first ``count`` examples are read."""
         self._selection = self._selection.taken(count)
 
     def map(self, stage: Map) -> None:
+        """A function is applied to each item."""
         segment = self._at_hand()
         if segment.batch is not None:
             segment.batch_maps.append(stage)
@@ -288,23 +299,28 @@ class _Lowering:
         self._maps.append(stage)
 
     def filter(self, stage: Filter) -> None:
+        """Some examples are left out."""
         self._at_hand().operations.append(stage)
         self._has_filter = True
 
     def cache(self, stage: CacheStage) -> None:
+        """What comes here is kept in a cache."""
         segment = self._at_hand()
         segment.cache, segment.cache_at = stage, len(segment.operations)
         self._cache = stage
 
     def batch(self, stage: Batch) -> None:
+        """Examples become batches."""
         self._at_hand().batch = self._batch = stage
         self._batches = True
 
     def echo(self, stage: Echo) -> None:
+        """Items are used several times."""
         self._close()
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
     def move(self, stage: To) -> None:
+        """Batches go to a device."""
         self._close()
         self._parts.append(DevicePoint(stage))
         self._on_device = True

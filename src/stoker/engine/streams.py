@@ -17,10 +17,12 @@ from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
 from stoker.engine.items import Feed, HeadStream, Planning, PulledStream, Stream, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
+from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import Workers, make_pool
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.position import Position
 from stoker.engine.prefetch import Prefetcher
+from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.stream import FOLLOWED_BATCHES, SegmentStream
 from stoker.engine.work import Work
 from stoker.orders import Order
@@ -179,17 +181,15 @@ class EpochStreams:
         cost.whole = self._workers.kind == "process" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
+        runner = SegmentRunner(
+            work, pool, self._depth, cost, plan.group, self._recycler, self._tally
+        )
         stream = SegmentStream(
-            work,
+            runner,
             self._feed,
             self._order,
             self._examples,
-            worker_pool=pool,
-            depth=self._depth,
-            cost=cost,
             group=plan.group,
-            recycler=self._recycler,
-            tally=self._tally,
             planning=planning,
             read_ahead=2 * work.reader.requests if work.reader is not None else 0,
         )

@@ -14,7 +14,6 @@ from stoker.sources.loader import LoaderSource
 from stoker.sources.source import Source
 from stoker.sources.unsharded import warn_unsharded_feed
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import Before
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
@@ -72,7 +71,7 @@ class FeedExamples(IterableSource):
         """Return the state between epochs."""
         return self._client.state_dict()
 
-    def check_state(self, chain: Before) -> None:
+    def check_state(self, chain: Chain) -> None:
         """Refuse a state in the middle of an epoch that tells too little of what was left."""
         kept = chain.selection.is_kept_by_streams
         if chain.has_fixed_echo or chain.may_leave_out or not kept:

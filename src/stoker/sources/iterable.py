@@ -11,7 +11,8 @@ from stoker.sources.source import Source
 from stoker.sources.unsharded import warn_unsharded
 
 if TYPE_CHECKING:
-    from stoker.stages.stage import Before, Lowering
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise."""
@@ -100,7 +101,7 @@ class IterableSource(Source):
         """Return None: it has none."""
         return None
 
-    def check_state(self, chain: Before) -> None:
+    def check_state(self, chain: Chain) -> None:
         """Refuse: its examples cannot be made again."""
         raise StateError(
             "an epoch over a stream has no state in its middle, for its examples cannot be "

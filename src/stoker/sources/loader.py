@@ -12,7 +12,8 @@ from stoker.sources.source import Source
 from stoker.sources.unsharded import warn_unsharded_loader
 
 if TYPE_CHECKING:
-    from stoker.stages.stage import Before, Lowering
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 
 class LoaderSource(Source):
@@ -81,7 +82,7 @@ class LoaderSource(Source):
         """Return the loader's own state; None if it has none."""
         return self.state()
 
-    def check_state(self, chain: Before) -> None:
+    def check_state(self, chain: Chain) -> None:
         """Refuse a state that a loader cannot go on from."""
         if not self._has_state:
             raise StateError(

@@ -21,7 +21,8 @@ from stoker.cache.fingerprint import Fingerprint
 from stoker.sources.unsharded import warn_unsharded
 
 if TYPE_CHECKING:
-    from stoker.stages.stage import Before, Lowering
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 
 Indices = Sequence[int] | NDArray[np.int64]
@@ -70,7 +71,7 @@ class Source(ABC):
         """Return its own state between epochs, None if it has none."""
 
     @abstractmethod
-    def check_state(self, chain: Before) -> None:
+    def check_state(self, chain: Chain) -> None:
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
 
     @abstractmethod
@@ -200,7 +201,7 @@ class IndexedSource(Source):
         """Return None: numbers are all the state there is."""
         return None
 
-    def check_state(self, chain: Before) -> None:
+    def check_state(self, chain: Chain) -> None:
         """Accept every position: any example can be made again."""
 
     def outline(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.checks import is_whole_number
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Stage):
     """The stage ``.batch(n)``."""
 
     n: int
@@ -40,10 +44,9 @@ class Batch:
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"batch({self.n})"
 
-    def placed(self, before: Before) -> Batch:
+    def placed(self, before: Chain) -> Batch:
         """Check that single examples come here, from pools that hold a batch."""
         if before.source.yields_batches:
             raise ValueError("a loader yields batches already: set its batch_size")
@@ -53,9 +56,6 @@ class Batch:
         for echo in before.echoes:
             echo.check_holds(self.n)
         return self
-
-    def begin(self, chain: Before) -> None:
-        """Do nothing."""
 
     def lower(self, to: Lowering) -> None:
         """Have examples stacked."""
@@ -68,10 +68,6 @@ class Batch:
     def outline(self) -> str:
         """Return its size, and what becomes of the rest."""
         return f"batch({self.n}, drop_last={self.drop_last})"
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""
 
 
 class Columns:

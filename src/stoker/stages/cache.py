@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker import machine
@@ -13,10 +13,12 @@ from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 from stoker.sources.source import IndexedSource
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 _SAMPLED = 64
 
@@ -52,7 +54,7 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class CacheStage:
+class CacheStage(Stage):
     """The stage ``.cache(limit)``.
 
     Attributes:
@@ -62,12 +64,11 @@ class CacheStage:
 
     cache: ExampleCache
     keep_pages: bool
-    _warned: list[str] = field(default_factory=list, compare=False, repr=False)
     traits = Traits(keeps_fields=True, caches=True)
 
     @classmethod
     def of(
-        cls, before: Before, limit: Any, version: Any, keep_pages: Any, **settings: Any
+        cls, before: Chain, limit: Any, version: Any, keep_pages: Any, **settings: Any
     ) -> CacheStage:
         """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
 
@@ -95,22 +96,19 @@ class CacheStage:
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         limit = self.cache.limit
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
 
-    def placed(self, before: Before) -> CacheStage:
+    def placed(self, before: Chain) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""
         _check_cacheable(before)
         return self
 
-    def begin(self, chain: Before) -> None:
-        """Open the store; warn, once, where it saves nothing, or less than it seems."""
-        if not self._warned:
-            self._warned.append("")
+    def begin(self, chain: Chain) -> None:
+        """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
+        if self.cache.open():
             self._warn_of_what_cannot_help(chain)
-        self.cache.open()
 
     def lower(self, to: Lowering) -> None:
         """Have what comes here kept."""
@@ -123,10 +121,6 @@ class CacheStage:
     def outline(self) -> None:
         """Return None: it changes no stream."""
         return None
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""
 
     @property
     def weighs(self) -> bool:
@@ -196,7 +190,7 @@ class CacheStage:
         file = None if self.keep_pages else source.local_path(miss.index)
         return self.cache.offer(miss.key, value, miss.cost_ns, file)
 
-    def _warn_of_what_cannot_help(self, chain: Before) -> None:
+    def _warn_of_what_cannot_help(self, chain: Chain) -> None:
         source = chain.source
         assert isinstance(source, IndexedSource)
         before = chain.stages[: chain.stages.index(self)]
@@ -222,7 +216,7 @@ class CacheStage:
             )
 
 
-def _check_cacheable(before: Before) -> None:
+def _check_cacheable(before: Chain) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
         raise ValueError(

@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import machine, pytree
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 
 @dataclass(frozen=True)
-class To:
+class To(Stage):
     """The stage ``.to(device)``."""
 
     device: str
@@ -34,10 +38,9 @@ class To:
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"to({self.device})"
 
-    def placed(self, before: Before) -> To:
+    def placed(self, before: Chain) -> To:
         """Check that batches come here, from the host."""
         stage = first_with(before.stages, lambda t: t.moves)
         if stage is not None:
@@ -45,9 +48,6 @@ class To:
         if not before.is_batched:
             raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
         return self
-
-    def begin(self, chain: Before) -> None:
-        """Do nothing."""
 
     def lower(self, to: Lowering) -> None:
         """Have batches moved."""
@@ -60,10 +60,6 @@ class To:
     def outline(self) -> None:
         """Return None: it changes no stream."""
         return None
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""
 
 
 def torch_device(device: Any) -> str:

@@ -192,3 +192,39 @@ def test_each_use_of_an_echoed_batch_is_flipped_anew(on: int | None) -> None:
             flipped.setdefault(label, set()).add(bool(row[0] == 5))
     assert len(flipped) == 24
     assert any(len(both) == 2 for both in flipped.values())
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_only_repeats_are_changed_if_asked_for(workers: str) -> None:
+    made = stoker.from_arrays(np.arange(40), seed=0).shuffle().echo(3)
+    made = made.random_map(negative, repeats_only=True).batch(8).workers(2, kind=workers)
+    uses = np.concatenate(list(made))
+    first: list[int] = [int(x) for x in uses if x >= 0]
+    assert sorted(first) == list(range(40))
+    assert sorted(-1 - int(x) for x in uses if x < 0) == sorted([*range(40), *range(40)])
+    for x in range(40):  # the first of its uses
+        assert np.flatnonzero((uses == x) | (uses == -1 - x)).min() == list(uses).index(x)
+
+
+def negative(x: Any, rng: np.random.Generator) -> Any:
+    return -1 - x
+
+
+def test_only_repeats_of_batches_are_changed_if_asked_for() -> None:
+    loader = torch.utils.data.DataLoader(torch.arange(24), 8)
+    train = stoker.echo(loader, 4, transform=negative, repeats_only=True, pool=4, seed=0)
+    uses = [batch.tolist() for batch in train]
+    assert sorted(u for u in uses if u[0] >= 0) == [batch.tolist() for batch in loader]
+    assert len(uses) == 12
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda p: p.random_map(negative, repeats_only=True),
+        lambda p: p.echo(2).batch(4).random_map(negative, repeats_only=True),
+    ],
+)
+def test_repeats_only_needs_uses_one_by_one(build: Any) -> None:
+    with pytest.raises(ValueError, match=r"needs an \.echo"):
+        build(stoker.from_arrays(np.arange(8), seed=0))

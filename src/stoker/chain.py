@@ -111,6 +111,14 @@ class Chain:
         return self.source.yields_batches or any(s.traits.batches for s in self.stages)
 
     @property
+    def hands_out_uses(self) -> bool:
+        """Whether its outputs are uses of an echo, one by one."""
+        last = next(
+            (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
+        )
+        return last is not None and last.traits.repeats
+
+    @property
     def batch_size(self) -> int:
         """The examples in a batch, 1 where the chain makes none."""
         return self.plan.group

@@ -155,7 +155,7 @@ class Pipeline(Generic[T]):
 
     @overload
     def random_map(
-        self, fn: Draws, *, on: str | int, on_error: Err = None, repeats_only: bool = False
+        self, fn: Draws, *, on: On, on_error: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]: ...
 
     @overload

@@ -27,6 +27,7 @@ from stoker.errors import StateError
 from stoker.fitting import Fit
 from stoker.iterator import PipelineIterator, reads_ahead
 from stoker.machine import process_group
+from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats
@@ -70,6 +71,7 @@ class Cursor:
         self._found: _Before | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
         self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
+        self._has_looked = False  # at the schedulers that there are
         self._acknowledged = False  # whether the trainer says what it has finished with
 
     def _live(self) -> PipelineIterator[Any] | None:
@@ -93,6 +95,7 @@ class Cursor:
                 )
             live.close()
         chain = self.chain
+        self._look_at_schedulers()
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
@@ -116,6 +119,13 @@ class Cursor:
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
         self._started(epoch, run, iterator)
         return iterator
+
+    def _look_at_schedulers(self) -> None:
+        """Once, behind the first whole epoch that echoed: is one carried past its end?"""
+        run = self._run
+        if not self._has_looked and run is not None and run.complete and self.chain.echoes:
+            self._has_looked = True
+            warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 
     @property
     def is_loaded(self) -> bool:

@@ -30,6 +30,8 @@ from stoker.stats import Clock, Stats
 
 U = TypeVar("U")
 On = str | int | None
+Err = OnError | None
+Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
 
@@ -104,7 +106,7 @@ class Pipeline(Generic[T]):
         return self._then(Take.of(n))
 
     def filter(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[T]:
         """Keep the examples for which a deterministic function is true.
 
@@ -122,16 +124,16 @@ class Pipeline(Generic[T]):
 
     @overload
     def map(
-        self, fn: Callable[[T], U], *, on: None = None, on_error: OnError | None = None
+        self, fn: Callable[[T], U], *, on: None = None, on_error: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def map(
-        self, fn: Callable[[Any], Any], *, on: str | int, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: str | int, on_error: Err = None
     ) -> Pipeline[Any]: ...
 
     def map(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
@@ -148,16 +150,21 @@ class Pipeline(Generic[T]):
 
     @overload
     def random_map(
-        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: OnError | None = None
+        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def random_map(
-        self, fn: Callable[[Any, Any], Any], *, on: str | int, on_error: OnError | None = None
+        self, fn: Draws, *, on: On, on_error: Err = None, repeats_only: bool = False
+    ) -> Pipeline[Any]: ...
+
+    @overload
+    def random_map(
+        self, fn: Draws, *, on_error: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
     def random_map(
-        self, fn: Callable[[Any, Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Draws, *, on: On = None, on_error: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]:
         """Apply a function that draws random numbers: after an echo, anew for every use.
 
@@ -167,11 +174,12 @@ class Pipeline(Generic[T]):
                 draws depends on seed, epoch, example and use, never on workers. What it returns
                 must not be None.
             on, on_error: as in ``map``.
+            repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
         Raises TypeError when ``fn`` takes no ``rng``, LookupError when the source is known not
         to have the field.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=True))
+        return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 
     @overload
     def batch(

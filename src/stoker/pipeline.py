@@ -35,6 +35,10 @@ Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
 
+def _of_loader(name: str) -> Any:
+    return property(lambda self: self.chain.source.attribute(name), doc=f"The loader's {name}.")
+
+
 class Pipeline(Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
@@ -393,20 +397,9 @@ class Pipeline(Generic[T]):
         """The class names of a folder, in the order of their labels."""
         return list(self.chain.source.attribute("classes"))
 
-    @property
-    def dataset(self) -> Any:
-        """The loader's dataset."""
-        return self.chain.source.attribute("dataset")
-
-    @property
-    def batch_size(self) -> Any:
-        """The loader's batch size."""
-        return self.chain.source.attribute("batch_size")
-
-    @property
-    def sampler(self) -> Any:
-        """The loader's sampler."""
-        return self.chain.source.attribute("sampler")
+    dataset = _of_loader("dataset")
+    batch_size = _of_loader("batch_size")
+    sampler = _of_loader("sampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the last batch that was yielded, ready for JSON (see below).

@@ -508,6 +508,7 @@ def _shared_bytes(pid: int) -> int:
     return sum(link.stat().st_size for link in blocks)
 
 
+@pytest.mark.interrupts
 def test_who_stops_waiting_holds_up_nobody(name: str) -> None:
     with feeding(served.many, name, patience_s=1000.0):
         first = stoker.from_feed(name)
@@ -595,6 +596,7 @@ def _ticks(path: Path) -> int:
 # -- the command
 
 
+@pytest.mark.interrupts
 def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
     call = [sys.executable, "-c", "from stoker.cli import main; main()"]
     command = subprocess.Popen(

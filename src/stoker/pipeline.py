@@ -220,37 +220,37 @@ class Pipeline(Generic[T]):
         factor: Factor = "auto",
         *,
         max_factor: int | None = None,
+        min_distance: int | None = None,
         pool: int | str | None = None,
         replay: Mapping[str, Any] | None = None,
     ) -> Pipeline[T]:
         """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
-        Where it stands decides what is echoed. Before ``random_map``: *example echoing before
+        Where it stands says what is echoed. Before ``random_map``: *example echoing before
         augmentation*; between it and ``batch``: *example echoing after augmentation*; after
-        ``batch``: *batch echoing*; after ``to``: batch echoing on the device.
+        ``batch``: *batch echoing*; after ``to``: that on the device.
 
         With ``"auto"`` the factor follows the stall. A fresh item is used as soon as it is ready.
-        While nothing fresh is ready, the least recently used item is repeated, unless it was in the
-        previous batch or has had ``max_factor`` uses. Only if there is no such item, the consumer
-        waits. If data is fast enough, nothing is repeated. The decisions depend on timing;
-        ``record()`` returns them, and ``replay=`` repeats them.
+        While nothing fresh is ready, the least recently used item is repeated, unless it was used
+        less than ``min_distance`` steps ago or ``max_factor`` times. Only without such an item the
+        consumer waits. ``record()`` returns what was decided, and ``replay=`` repeats it.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions (a
-                ``Fraction``, too) by error diffusion. 1 changes nothing.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; or a ``Fraction``.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
-            pool: the items kept, in examples (after ``batch``: batches), or in bytes
-                (``"2GiB"``; with a warning fewer, where memory has not so much). By default the
-                smaller of 16 batches and 10 % of usable memory.
+            min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
+                by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.
+            pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,
+                with a warning, if memory is short); by default 16 batches, or 10 % of memory.
             replay: what ``record()`` returned: repeats that run exactly, for any number of
-                workers. Pool, ``max_factor`` and, if none was given, the seed are the record's.
+                workers. What was said to "auto" and, if none was given, the seed are the record's.
 
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
         arguments that do not go together; StateError for a damaged record.
         """
         chain = self.chain
         record = None if replay is None else read_record(replay, chain.most_items())
-        stage = Echo.of(factor, max_factor, pool, record)
+        stage = Echo.of(factor, max_factor, min_distance, pool, record)
         chain = chain if stage is None else chain.then(stage)
         if record is not None and chain.is_seed_drawn:
             chain = chain.seeded(record.seed)

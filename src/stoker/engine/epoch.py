@@ -298,7 +298,7 @@ class Run:
         for feed in self._pools.feeds:
             if isinstance(feed, AdaptiveFeed) and feed.started:
                 pool = feed.pool
-                echo = EchoRecord(pool.max_factor, pool.size, pool.group, {})
+                echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
                 made = Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes))
                 found[feed.echo.position] = echo, made
         return found

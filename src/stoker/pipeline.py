@@ -26,7 +26,7 @@ from stoker.stages.skip import OnError
 from stoker.stages.stage import Stage
 from stoker.stages.take import Take
 from stoker.stages.to import To
-from stoker.stats import Clock, Stats
+from stoker.stats import Clock, Stats, Uses
 
 U = TypeVar("U")
 On = str | int | None
@@ -58,8 +58,6 @@ class Pipeline(Generic[T]):
 
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
-
-    # -- building
 
     def shuffle(self, *, buffer: int | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
@@ -203,10 +201,9 @@ class Pipeline(Generic[T]):
     ) -> Pipeline[Any]:
         """Stack examples into batches of ``n``.
 
-        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers
-        become arrays ``[n, ...]`` of the same dtype (all of them tensors, if one is a torch
-        tensor); strings and bytes become lists. The arrays are the consumer's to keep or to
-        write into; their memory is used again once nobody refers to it.
+        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
+        arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
+        bytes become lists. The arrays are yours to write into; freed memory is used again.
 
         Args:
             n: examples in a batch; the last one of an epoch may have fewer.
@@ -332,8 +329,6 @@ class Pipeline(Generic[T]):
         """
         return self._then(To.of(device))
 
-    # -- the cursor
-
     def __iter__(self) -> PipelineIterator[T]:
         """Start the next epoch, or go on in one that was loaded."""
         return self._cursor.begin()
@@ -376,6 +371,11 @@ class Pipeline(Generic[T]):
     def clock(self) -> Clock:
         """Fresh examples, uses and steps that were handed out in all epochs so far."""
         return self._cursor.before + self._cursor.of_epoch()
+
+    @property
+    def last(self) -> Uses:
+        """Which use of its example each is that was handed out last, and how long after another."""
+        return self._cursor.last_uses()
 
     def record(self) -> dict[str, Any]:
         """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.

@@ -66,6 +66,8 @@ class Draw(NamedTuple):
         ordinals: the items, ``int64 [group]`` (fewer in an epoch's last draw).
         uses: which use of its item each is, from 0, ``int64 [group]``.
         last: whether it is the item's last use, ``bool [group]``.
+        ages: steps since the item's use before, 0 for a first use, -1 where that is not known
+            (of an item from before a resume), ``int64 [group]``.
         distance_sum: steps since the same item's use before, summed over ``repeats``.
         repeats: how many of these uses are not the first and have a known distance.
         duplicates: uses of an item that is already in this draw.
@@ -75,6 +77,7 @@ class Draw(NamedTuple):
     ordinals: NDArray[np.int64]
     uses: NDArray[np.int64]
     last: NDArray[np.bool_]
+    ages: NDArray[np.int64]
     distance_sum: int
     repeats: int
     duplicates: int
@@ -240,6 +243,7 @@ class Pool:
         remaining -= 1
         repeats = int(np.count_nonzero(after))
         distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
+        ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
         self._after[slots] = self.step + 1
         duplicates = 0
         if self.ended and len(slots) > self._held_before:
@@ -252,7 +256,7 @@ class Pool:
             self._holes = gone
         self.uses += len(slots)
         self._advance()
-        return Draw(ordinals, uses, last, distance_sum, repeats, duplicates)
+        return Draw(ordinals, uses, last, ages, distance_sum, repeats, duplicates)
 
     def _draw_one(self) -> Draw:
         """Draw a group of one: what ``draw`` does, without arrays."""
@@ -277,11 +281,13 @@ class Pool:
             self._previous = -1
         self.uses += 1
         self._advance()
+        age = step + 1 - after if after else 0
         return Draw(
             np.array([ordinal]),
             np.array([used]),
             np.array([remaining == 1]),
-            step + 1 - after if after else 0,
+            np.array([age or (-1 if used else 0)]),
+            age,
             int(after > 0),
             0,
         )

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 import stoker
 
-N = 60
+N = 64
+
+
+def batches_of(size: int, examples: int) -> Any:
+    numbers: Any = torch.arange(examples)
+    return torch.utils.data.DataLoader(numbers, size)
 
 
 def pipelines() -> dict[str, Any]:
@@ -30,7 +35,7 @@ def pipelines() -> dict[str, Any]:
         "processes": begin().echo(3).map(abs).batch(8).workers(1, kind="process"),
         "batches": begin().batch(8).echo(3, pool=4),
         "batches, changed": begin().batch(8).echo("auto").random_map(lambda b, rng: b),
-        "loader": stoker.echo(torch.utils.data.DataLoader(torch.arange(N), 8), 3),
+        "loader": stoker.echo(batches_of(8, N), 3),
         "examples": begin().echo(3),
         "on a device": begin().echo(3).batch(8).to("cpu"),
         "batches on a device": begin().batch(8).to("cpu").echo(3),
@@ -62,6 +67,20 @@ def test_each_use_has_its_number_and_its_distance(name: str) -> None:
                     assert last.age_steps[row] == (step - at[value] if value in at else 0)
                 at[value] = step
             assert len(last.number) == len(values)
+            if name != "filtered":  # there what was left out counts as read
+                assert train.clock.fresh_examples % N == len(number) % N
+
+
+def test_where_examples_are_left_out_the_clock_goes_on_evenly() -> None:
+    train = pipelines()["filtered"]
+    before, seen = 0, set()
+    for batch in train:
+        seen |= set(batch.tolist())
+        assert before <= train.clock.fresh_examples
+        before = train.clock.fresh_examples
+        assert before <= N
+    assert before == N
+    assert len(seen) == 42
 
 
 @given(stop=st.integers(1, 20), factor=st.sampled_from([2, 3, "auto"]), data=st.data())
@@ -75,7 +94,8 @@ def test_behind_a_resume_numbers_are_the_same_and_ages_are_true_or_unknown(
     train, seen, saved = build(), [], None
     with iter(train) as batches:
         for step, _ in enumerate(batches, 1):
-            seen.append((train.last.number.tolist(), train.last.age_steps.tolist()))
+            last = train.last
+            seen.append((last.number.tolist(), last.age_steps.tolist(), train.clock))
             if step == stop:
                 saved = train.state_dict()
     if saved is None:
@@ -85,8 +105,9 @@ def test_behind_a_resume_numbers_are_the_same_and_ages_are_true_or_unknown(
     if record is not None:
         again = stoker.from_arrays(np.arange(N)).shuffle().echo(replay=record).batch(4)
     again.load_state_dict(saved)
-    for (numbers, ages), _ in zip(seen[stop:], again, strict=True):
+    for (numbers, ages, clock), _ in zip(seen[stop:], again, strict=True):
         last = again.last
+        assert again.clock == clock
         assert last.number.tolist() == numbers
         for age, known in zip(ages, last.age_steps.tolist(), strict=True):
             assert known in ((age,) if age == 0 or factor == "auto" else (age, -1))
@@ -124,7 +145,7 @@ def test_the_gap_is_that_between_first_and_later_uses() -> None:
 
 @pytest.mark.parametrize("kind", ["mean", "each", "tensor"])
 def test_of_whole_batches_the_steps_around_are_compared(kind: str) -> None:
-    loader = torch.utils.data.DataLoader(torch.arange(1_600), 4)
+    loader = batches_of(4, 1_600)
     train = stoker.echo(loader, 3, seed=0)
 
     def loss_of(number: Any, step: int) -> Any:

@@ -65,8 +65,18 @@ class EchoFeed(ABC, Generic[AnyPool]):
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind the items that the pool admitted."""
-        return self._fresh
+        """Fresh examples behind the items that were drawn, not those that just wait in the pool.
+
+        If filters make items stand for unequally many, that is a mean.
+        """
+        read = self._fresh
+        if not self.started or not self.pool.admitted:
+            return read
+        admitted, seen = self.pool.admitted, self.pool.seen
+        each = -(-read // admitted)
+        if each * (admitted - 1) < read:  # all items alike, but for a shorter last one
+            return min(each * seen, read)
+        return read * seen // admitted
 
     def item_bytes(self) -> int:
         """Return the bytes of an item in the pool, 0 while none is there."""

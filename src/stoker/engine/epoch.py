@@ -175,7 +175,7 @@ class Run:
         if not self.yielded:
             self._streams.last_pool.plan()
         self.yielded += 1
-        self.fresh = item.fresh
+        self.fresh = max(self.fresh, item.fresh)
         self._last = item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
         self.uses += item.rows
         self._repeats += item.repeats

@@ -142,6 +142,11 @@ class AdaptivePool:
         return self.held - self._resting.get(self.step, 0)
 
     @property
+    def seen(self) -> int:
+        """Items that were drawn at least once: all that entered."""
+        return self.admitted
+
+    @property
     def exhausted(self) -> bool:
         """Whether the epoch has no further step."""
         return self.ended

@@ -144,6 +144,7 @@ class Pool:
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
         self.admitted = 0
+        self.seen = 0  # items that were drawn at least once
         self.ended = items == 0
         self.uses = 0
         self._snapshots: deque[Snapshot] = deque()
@@ -245,6 +246,7 @@ class Pool:
         distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
         ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
         self._after[slots] = self.step + 1
+        self.seen += len(slots) - int(np.count_nonzero(uses))
         duplicates = 0
         if self.ended and len(slots) > self._held_before:
             duplicates = _number_repeats(slots, uses, remaining)
@@ -280,6 +282,7 @@ class Pool:
             self._holes = [slot]
             self._previous = -1
         self.uses += 1
+        self.seen += not used
         self._advance()
         age = step + 1 - after if after else 0
         return Draw(
@@ -329,6 +332,8 @@ class Pool:
         self.step = snapshot.step
         self.admitted = snapshot.admitted
         self.uses = uses_of_first(self.factor, self.admitted) - int(snapshot.remaining.sum())
+        unseen = np.count_nonzero(self._uses[:held] == snapshot.remaining)
+        self.seen = self.admitted - int(unseen)
         self._snapshots.clear()
         self._snapshots.append(snapshot)
 

@@ -25,7 +25,7 @@ class Arm:
     factor: int | Literal["auto"] = 1
     """Uses of each fresh example; "auto": as the stall asks for."""
     slowness: float = 4.0
-    """R of the storage: production time of a fresh batch over the time of a training step."""
+    """R that storage is set for: the time of a fresh batch over that of a training step."""
 
     @property
     def key(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.arms import Arm
-from experiments.report import to_target
+from experiments.report import measured_ratios, summaries, to_target
 from experiments.runs import RunRecord
 from experiments.scene import Scene
 
@@ -40,6 +40,7 @@ def write_picture(
 
     Beside it the scene, if there was one: the factor against seconds.
     """
+    ratios = measured_ratios(summaries(runs, target))
     slownesses = list(dict.fromkeys(run.arm.slowness for run in runs))
     widths_in = [8.5 if len(slownesses) == 1 else 7.0] * len(slownesses) + [5.5] * bool(scene)
     figure = Figure(figsize=(sum(widths_in), 5.2), layout="constrained")
@@ -47,7 +48,7 @@ def write_picture(
     for panel, slowness in zip(panels, slownesses, strict=False):
         chosen = [run for run in runs if run.arm.slowness == slowness]
         _draw_runs(panel, chosen, target)
-        more = f", R = {slowness:g}" if len(slownesses) > 1 else ""
+        more = f", R = {ratios[slowness]:.1f}" if slowness in ratios else ""
         panel.set_title(f"accuracy over time{more}", fontsize=11)
     if scene is not None:
         _draw_scene(panels[-1], scene)

@@ -16,7 +16,7 @@ from typing import Any
 import stoker
 from experiments.calibration import Calibration
 from experiments.images import ImageSet
-from experiments.report import Summary
+from experiments.report import Summary, measured_ratios
 from experiments.runs import RunRecord
 from experiments.scene import Scene
 from experiments.settings import Settings
@@ -54,6 +54,10 @@ def as_json(
         },
         "settings": asdict(settings),
         "storage": storage,
+        "measured_ratios": [
+            {"wanted_ratio": slowness, "ratio": ratio}
+            for slowness, ratio in measured_ratios(found).items()
+        ],
         "calibrations": [asdict(calibration) for calibration in calibrations],
         "budget_fresh": budget_fresh,
         "machine": {

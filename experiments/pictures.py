@@ -16,12 +16,14 @@ from experiments.report import measured_ratios, summaries, to_target
 from experiments.runs import RunRecord
 from experiments.scene import Scene
 
-_COLOURS = {
+COLOURS = {
     "none": "#222222",
     "batch": "#d95f02",
     "after": "#1b9e77",
     "before": "#2166ac",
     "auto": "#762a83",
+    "loader": "#e6ab02",
+    "transformed": "#a6761d",
     "memory": "#999999",
 }
 _WIDTH: dict[int | str, float] = {1: 1.8, 2: 1.3, 4: 2.2, 8: 3.0, "auto": 2.2}
@@ -67,7 +69,7 @@ def _draw_scene(panel: Any, scene: Scene) -> None:
     panel.plot(
         seconds,
         [row.factor for row in scene.rows],
-        color=_COLOURS["auto"],
+        color=COLOURS["auto"],
         linewidth=2.2,
         label=f'factor of echo("auto"), over {scene.window_batches} batches',
     )
@@ -109,7 +111,7 @@ def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float) -> None:
                 for run in of_arm
             ]
         )
-        colour = _COLOURS["auto" if arm.follows else arm.place]
+        colour = COLOURS["auto" if arm.follows else arm.place]
         panel.plot(
             seconds,
             np.median(curves, axis=0),

@@ -79,9 +79,13 @@ def ratio_of(waited_fraction: float) -> float:
 
 
 def smoothed(values: Sequence[float], width: int = 3) -> list[float]:
-    """Return the mean of each value with its neighbours, `width` in all; fewer at the ends."""
-    reach = width // 2
-    return [statistics.fmean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+    """Return the mean of each value with as many neighbours on either side, `width` in all.
+
+    Fewer at the ends, where there are none, so that a straight line stays what it is.
+    """
+    last = len(values) - 1
+    reaches = [min(width // 2, i, last - i) for i in range(len(values))]
+    return [statistics.fmean(values[i - r : i + r + 1]) for i, r in enumerate(reaches)]
 
 
 def crossing(at: Sequence[float], values: Sequence[float], target: float) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.suite.workload import Variant, Workload
 
-NAMES = ("fashion", "characters", "spoken", "cifar", "words", "detection")
+NAMES = ("fashion", "characters")
 
 
 def class_of(name: str) -> type[Workload]:

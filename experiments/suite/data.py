@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 VARIABLE = "STOKER_DATA"
 _BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -38,31 +42,48 @@ def find(folder: Path, name: str, origin: str) -> Path:
     return path
 
 
-def unpacked(archive: Path, prepare: Callable[[Path, Path], None] | None = None) -> Path:
-    """Return a folder with what is in a tar archive, unpacked once into a temporary place.
+class Files(Sequence[bytes]):
+    """The files of a tar archive, in order of their names, read from one place.
 
-    `prepare(unpacked, out)` may make other files of it: then the folder has those instead.
-    Interrupted, it leaves nothing; of several processes the first one wins.
+    The archive is unpacked once, into a temporary folder. Interrupted, that leaves nothing; of
+    several processes the first one wins.
     """
+
+    def __init__(self, archive: Path) -> None:
+        folder = _packed(archive)
+        self.names: list[str] = json.loads((folder / "names.json").read_text())
+        """Their paths in the archive."""
+        self._ends = np.load(folder / "ends.npy").tolist()
+        self._bytes = np.memmap(folder / "bytes", np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._bytes[self._ends[index - 1] if index else 0 : self._ends[index]].tobytes()
+
+
+def _packed(archive: Path) -> Path:
     stat = archive.stat()
-    name = f"{archive.name.split('.')[0]}-{stat.st_size}-{int(stat.st_mtime)}"
     root = Path(tempfile.gettempdir()) / f"stoker-experiments-{os.getuid()}"
-    folder = root / (name if prepare is None else f"{name}-{prepare.__name__}")
+    folder = root / f"{archive.name.split('.')[0]}-{stat.st_size}-{int(stat.st_mtime)}"
     if folder.is_dir():
         return folder
     root.mkdir(mode=0o700, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
-        raw = unfinished / "raw"
         with tarfile.open(archive) as tar:
-            tar.extractall(raw, filter="data")
-        out = raw
-        if prepare is not None:
-            out = unfinished / "prepared"
-            out.mkdir()
-            prepare(raw, out)
+            found = {
+                member.name.removeprefix("./"): file.read()
+                for member in tar
+                if (file := tar.extractfile(member)) is not None
+            }
+        names = sorted(found)
+        (unfinished / "names.json").write_text(json.dumps(names))
+        np.save(unfinished / "ends.npy", np.cumsum([len(found[name]) for name in names]))
+        (unfinished / "bytes").write_bytes(b"".join(found[name] for name in names))
         try:
-            out.rename(folder)
+            unfinished.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise

@@ -7,7 +7,6 @@ import json
 import re
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,8 @@ from typer.testing import CliRunner
 from experiments.arms import Arm
 from experiments.suite import evidence
 from experiments.suite.__main__ import app
-from experiments.suite.data import MissingData, data_folder, find, unpacked
+from experiments.suite.average_precision import average_precision, overlaps, suppressed
+from experiments.suite.data import Files, MissingData, data_folder, find
 from experiments.suite.figures import write_figure
 from experiments.suite.plan import BASELINE, TUNING_SEED, Plan, chosen_rates, name_of, timing_of
 from experiments.suite.rows import Rows, Run, read_rows
@@ -338,27 +338,52 @@ def test_missing_data_says_where_it_comes_from(
 
 
 def test_an_archive_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir()
-    with tarfile.open(tmp_path / "some.tar", "w") as tar:
-        info = tarfile.TarInfo("folder/file")
-        info.size = 3
-        tar.addfile(info, io.BytesIO(b"abc"))
-    calls: list[Any] = []
-
-    def shout(raw: Path, out: Path) -> None:
-        calls.append(raw)
-        (out / "loud").write_bytes((raw / "folder" / "file").read_bytes().upper())
-
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("tempfile.tempdir", str(cache))
+    cache.mkdir()
+    archive = tmp_path / "some.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name, content in (("./b/file", b"abc"), ("./a/empty", b""), ("./c", b"defg")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
     for _ in range(2):
-        assert (unpacked(tmp_path / "some.tar") / "folder" / "file").read_bytes() == b"abc"
-        assert (unpacked(tmp_path / "some.tar", shout) / "loud").read_bytes() == b"ABC"
-    assert len(calls) == 1
+        files = Files(archive)
+        assert files.names == ["a/empty", "b/file", "c"]
+        assert [files[i] for i in range(len(files))] == [b"", b"abc", b"defg"]
+    (root,) = cache.iterdir()
+    assert len(list(root.iterdir())) == 1
 
-    def fail(raw: Path, out: Path) -> None:
-        raise OSError("no room")
+    (tmp_path / "damaged.tar").write_bytes(archive.read_bytes()[:700])
+    with pytest.raises(tarfile.ReadError):
+        Files(tmp_path / "damaged.tar")
+    assert len(list(root.iterdir())) == 1, "what failed left nothing"
 
-    with pytest.raises(OSError, match="no room"):
-        unpacked(tmp_path / "some.tar", fail)
-    (root,) = (tmp_path / "cache").iterdir()
-    assert len(list(root.iterdir())) == 2, "what failed left nothing"
+
+def test_average_precision_is_of_the_best_boxes_and_counts_what_was_not_found() -> None:
+    truth = np.asarray([[0, 0, 1, 1], [2, 2, 3, 3]], float)
+    near, far = [0.0, 0.0, 1.0, 0.9], [5.0, 5.0, 6.0, 6.0]
+
+    def precision(boxes: list[list[float]], scores: list[float]) -> float:
+        found = np.asarray(boxes, float).reshape(-1, 4), np.asarray(scores, float)
+        return average_precision([found], [truth])
+
+    assert precision(truth.tolist(), [0.9, 0.8]) == 1.0
+    assert precision([], []) == 0.0
+    assert precision([near], [0.9]) == 0.5, "the other box was not found"
+    assert precision([far, near], [0.9, 0.8]) == 0.25
+    assert precision([near, far], [0.9, 0.8]) == 0.5
+    assert precision([near, near, truth[1].tolist()], [0.9, 0.8, 0.7]) == pytest.approx(
+        0.5 + 0.5 * 2 / 3
+    ), "a box is found once"
+    assert average_precision([(truth, np.ones(2))], [np.zeros((0, 4))]) == 0.0
+
+
+def test_of_boxes_that_overlap_the_best_stays() -> None:
+    boxes = np.asarray([[0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3]], float)
+    assert suppressed(boxes, np.asarray([0.5, 0.9, 0.1])) == [1, 2]
+    assert suppressed(boxes[:0], np.zeros(0)) == []
+    shared = overlaps(boxes, boxes)
+    assert np.allclose(shared, shared.T)
+    assert np.allclose(np.diag(shared), 1)
+    assert shared[0, 1] == pytest.approx(0.9)

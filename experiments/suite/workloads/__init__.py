@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.suite.workload import Variant, Workload
 
-NAMES = ("fashion", "characters")
+NAMES = ("fashion", "characters", "spoken", "cifar", "words", "detection")
 
 
 def class_of(name: str) -> type[Workload]:

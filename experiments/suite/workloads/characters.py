@@ -17,7 +17,7 @@ class Characters(Text):
 
     name = "characters"
     title = "characters of wikitext-2, random offset; one-layer transformer, AdamW"
-    recipe = Recipe(batch_size=16, budget_fresh=6_400, learning_rates=(0.002, 0.004, 0.008, 0.016))
+    recipe = Recipe(batch_size=16, budget_fresh=6_400, learning_rates=(0.002, 0.005, 0.0125))
     window = 48
     vocabulary = 256
     width = 64

@@ -22,6 +22,14 @@ class Classification(Workload):
     held_out: dict[Part, tuple[NDArray[Any], NDArray[np.int64]]]
     """Prepared examples: arrays, labels int64 [n]."""
 
+    def hold_out(self, validation: list[Any], test: list[Any]) -> None:
+        """Prepare raw examples (anything, label) for `held_out`."""
+        self.held_out = {}
+        parts: tuple[tuple[Part, list[Any]], ...] = (("validation", validation), ("test", test))
+        for part, raw in parts:
+            arrays, labels = zip(*map(self.prepare, raw), strict=True)
+            self.held_out[part] = np.stack(arrays), np.asarray(labels, np.int64)
+
     def input_of(self, arrays: Any) -> Any:
         """Turn a batch's arrays or tensors into what the network takes, float32."""
         raise NotImplementedError

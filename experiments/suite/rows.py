@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
-import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import stoker
 from experiments.arms import Arm
+from experiments.result_files import this_machine, write_whole
 from experiments.suite.workload import Recipe
-from stoker.machine import usable_cores
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -98,17 +95,11 @@ class Rows:
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(row) for row in [*self._others, *self._mine.values()]]
-        head = json.dumps({"workload": self._workload, "machine": _machine()})
+        head = json.dumps(
+            {"workload": self._workload, "stoker": stoker.__version__, "machine": this_machine()}
+        )
         text = head[:-1] + ', "rows": [\n' + ",\n".join(sorted(lines)) + "\n]}\n"
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).chmod(0o644)
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(self.path, text)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -127,13 +118,3 @@ def digest_of(recipe: Recipe) -> str:
 def _name(row: dict[str, Any]) -> str:
     names = ("kind", "place", "factor", "ratio", "seed", "learning_rate")
     return json.dumps([row[name] for name in names])
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "architecture": platform.machine(),
-        "usable_cores": usable_cores(),
-        "versions": {name: version(name) for name in ("numpy", "stoker", "torch")},
-    }

@@ -19,10 +19,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
-    "stages/stage.py": ("Stage", "Operation", "Before", "Lowering"),
+    "stages/stage.py": ("Stage",),
+    "stages/operation.py": ("Operation",),
     "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
-    "engine/items.py": ("Stream", "PulledStream", "HeadStream", "Feed"),
-    "engine/lower.py": ("PartVisitor",),
+    "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Feed"),
     "orders.py": ("Order",),
 }
 Class = tuple[Path, str]
@@ -75,6 +75,12 @@ def wanted(node: ast.ClassDef) -> set[str]:
     }
 
 
+def inherited(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
+    """Return the names of all classes that one inherits from."""
+    own = {ast.unparse(base) for base in node.bases}
+    return own.union(*(inherited(by_name[name], by_name) for name in own & by_name.keys()))
+
+
 def removable() -> dict[Class, list[Member]]:
     """Return, for each class that stands for a protocol, the members that it must have."""
     known = classes()
@@ -83,16 +89,18 @@ def removable() -> dict[Class, list[Member]]:
         for file, names in PROTOCOLS.items()
         for name in names
     }
+    by_name = {name: node for (_, name), node in known.items()}
     found: dict[Class, list[Member]] = {}
     for where, node in known.items():
         own = members_of(node)
-        bases = {ast.unparse(base) for base in node.bases}
-        bases |= {"Source"} if "IndexedSource" in bases else set()
+        bases = inherited(node, by_name)
+        parents = [by_name[base] for base in bases & by_name.keys()]
+        given = set().union(*(members_of(parent).keys() - wanted(parent) for parent in parents))
         for protocol, asked in protocols.items():
             stands_for = asked <= own.keys() or protocol[1] in bases
             if where == protocol or not asked or not stands_for or "Protocol" in bases:
                 continue
-            for name in sorted(asked & own.keys()):
+            for name in sorted(asked & own.keys() - given):
                 each = own[name]
                 decorators = getattr(each, "decorator_list", [])
                 first = min([each.lineno, *(d.lineno for d in decorators)])
@@ -103,17 +111,12 @@ def removable() -> dict[Class, list[Member]]:
 
 
 def rounds() -> list[list[Member]]:
-    """Return what is removed together: one member of each class, and no use of another class.
-
-    Visitors use most of the other classes, and so lose their members apart.
-    """
-    visitors = {where for where, each in MEMBERS.items() if "echo_point" in {m.name for m in each}}
-    made = []
-    for together in (MEMBERS.keys() - visitors, visitors):
-        each = [MEMBERS[where] for where in sorted(together)]
-        for number in range(max(map(len, each))):
-            made.append([members[number] for members in each if number < len(members)])
-    return made
+    """Return what is removed together: one member of each class, and no use of another class."""
+    each = list(MEMBERS.values())
+    return [
+        [members[number] for members in each if number < len(members)]
+        for number in range(max(map(len, each)))
+    ]
 
 
 MEMBERS = removable()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """\
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ reveal_type(stoker.from_files("*.txt").map(lambda file: len(file.data)))
 reveal_type(stoker.from_dataset([1, 2, 3]).filter(bool))
 reveal_type(stoker.from_iterable(["a", "b"]).batch(2, collate=lambda texts: ",".join(texts)))
 reveal_type(stoker.from_loader([["a"], ["b"]]))
+reveal_type(stoker.from_dataset([1, 2, 3]).echo(Fraction(5, 2)))
+reveal_type(stoker.echo([["a"], ["b"]], Fraction(5, 2)))
 
 
 def noisy(row: NDArray[Any], rng: np.random.Generator) -> float:
@@ -48,6 +51,8 @@ SEEN = [
     "Pipeline[int]",
     "Pipeline[str]",
     "Pipeline[list[str]]",
+    "Pipeline[int]",
+    "Pipeline[Any]",
     "Pipeline[float]",
 ]
 

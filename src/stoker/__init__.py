@@ -4,6 +4,7 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.display import live
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
+from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.analysis import analyze
 from stoker.cache.cached_dataset import CachedDataset, cached
 from stoker.constructors import (
@@ -55,6 +56,8 @@ __all__ = [
     "from_loader",
     "images",
     "live",
+    "lr_schedule",
+    "LrSchedule",
     "monitor",
     "Monitored",
     "Pipeline",

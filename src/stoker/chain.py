@@ -17,8 +17,9 @@ from stoker.orders import Selection
 from stoker.sources.source import Source
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
+from stoker.stages.operation import Operation
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Operation, Stage, not_known
+from stoker.stages.stage import Stage, not_known
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Chain:
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
 
     @property
-    def maps(self) -> tuple[Map, ...]:
+    def maps(self) -> list[Map]:
         """Its maps and random maps, in order."""
         return self.plan.maps
 
@@ -108,6 +109,14 @@ class Chain:
     def is_batched(self) -> bool:
         """Whether its outputs are batches."""
         return self.source.yields_batches or any(s.traits.batches for s in self.stages)
+
+    @property
+    def hands_out_uses(self) -> bool:
+        """Whether its outputs are uses of an echo, one by one."""
+        last = next(
+            (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
+        )
+        return last is not None and last.traits.repeats
 
     @property
     def batch_size(self) -> int:
@@ -161,12 +170,19 @@ class Chain:
             return self.steps
         return count if self.steps is None else min(count, self.steps)
 
-    def _all_steps(self) -> int:
+    def count_unechoed(self) -> int:
+        """Return the outputs that an epoch would have without echoing; ``.steps(n)``: ``n``.
+
+        Raises TypeError where only the end tells.
+        """
+        return self._all_steps(echoed=False) if self.steps is None else self.steps
+
+    def _all_steps(self, *, echoed: bool = True) -> int:
         count = self.source.count()
         if self.may_leave_out:
             raise not_known()
         for stage in self.stages:
-            count = stage.count(count)
+            count = stage.count(count) if echoed or not stage.traits.repeats else count
         return count
 
     def sure_count(self) -> int | None:

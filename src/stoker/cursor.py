@@ -18,13 +18,16 @@ from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
 from stoker.engine.epoch import FORGOTTEN, Run
-from stoker.engine.pool.threads import Autotuner, is_worker
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
+from stoker.engine.streams import EpochSetup
 from stoker.errors import StateError
 from stoker.fitting import Fit
 from stoker.iterator import PipelineIterator, reads_ahead
 from stoker.machine import process_group
+from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats
@@ -68,6 +71,7 @@ class Cursor:
         self._found: _Before | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
         self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
+        self._has_looked = False  # at the schedulers that there are
         self._acknowledged = False  # whether the trainer says what it has finished with
 
     def _live(self) -> PipelineIterator[Any] | None:
@@ -80,26 +84,24 @@ class Cursor:
         run = self._run
         return None if run is None or run.closed or run.is_inherited else run
 
-    def _has_handed_out_all(self) -> bool:
-        """Whether the live iterator has nothing more to hand out, as far as is known."""
-        run = self._live_run()
-        return run is not None and run.has_handed_out_all
-
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in one that was loaded; closes a live iterator."""
-        live = self._live()
+        live, going = self._live(), self._live_run()
         if live is not None:
-            if not self._has_handed_out_all():
+            if going is None or not going.has_handed_out_all:
                 warn(
                     "a second iterator over one pipeline closes the first; give each loop a "
                     "pipeline of its own (every method returns a new one)",
                 )
             live.close()
         chain = self.chain
-        epoch, position = self._upcoming()
+        self._look_at_schedulers()
+        epoch, position = self.epoch + 1, Position()
+        if self._fresh_start:
+            epoch, position = self.epoch, self.position or position
         chain.check_start()
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
-        run = Run(
+        setup = EpochSetup(
             chain.plan,
             chain.seed,
             epoch,
@@ -112,16 +114,18 @@ class Cursor:
             self._recycler,
             chain.sure_count(),
         )
+        run = Run(setup)
         run.wrapper = reads_ahead() if run.length is None else None
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
         self._started(epoch, run, iterator)
         return iterator
 
-    def _upcoming(self) -> tuple[int, Position]:
-        """Return the epoch that ``iter()`` starts, and where in it."""
-        if self._fresh_start:
-            return self.epoch, self.position or Position()
-        return self.epoch + 1, Position()
+    def _look_at_schedulers(self) -> None:
+        """Once, behind the first whole epoch that echoed: is one carried past its end?"""
+        run = self._run
+        if not self._has_looked and run is not None and run.complete and self.chain.echoes:
+            self._has_looked = True
+            warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 
     @property
     def is_loaded(self) -> bool:
@@ -195,17 +199,12 @@ class Cursor:
 
     def _go_back(self) -> None:
         """Be where the cursor was before ``iter()``; but what failed at once keeps its figures."""
-        found, run = self._found, self._run
-        assert found is not None
+        run = self._run
+        assert self._found is not None
         assert run is not None
-        self.epoch, self.position, self._fresh_start = (
-            found.epoch,
-            found.position,
-            found.fresh_start,
-        )
-        self.before = found.before
+        self.epoch, self.position, self._fresh_start, self.before, run_before = self._found
         if not run.was_asked:
-            self._run = found.run
+            self._run = run_before
 
     def set_epoch(self, epoch: Any) -> None:
         """Make an epoch the next one; the one that a state was loaded for keeps its position.

@@ -114,9 +114,6 @@ class _Walk:
         self._plan = plan
         self._found = found
         self._sizes = sizes
-        self._pools: list[Any] = []
-        self._items: list[Any] = []
-        self._records: list[Any] = []
         self._uses = [found.yielded, found.yielded]
 
     def check_iterated(self, nested: bool) -> None:
@@ -143,30 +140,23 @@ class _Walk:
                 "the state was saved with other skip budgets: examples it left out cannot be told"
             )
         self.most, self.exact = examples, examples
-        self._pools, self._items, self._records = pools, items, records
-        plan.visit(self)
+        for part in plan.parts:
+            match part:
+                case Segment():
+                    if part.batch is not None:
+                        self._uses = self._batch(part.batch)
+                case FilterPoint():
+                    self.exact = None
+                    if records:
+                        self._record(records.pop(0))
+                case EchoPoint():
+                    self._pool(part.echo, part.group, pools.pop(0), items.pop(0))
+                    # Behind a batch: the short one may have come often, or not at all.
+                    self._uses = [found.yielded, found.yielded * plan.group]
+                case DevicePoint():  # nothing changes on the way
+                    pass
         whole(found.yielded, 0, self.most if self.exact is None else self.exact)
         whole(found.uses, *self._uses)
-
-    def segment(self, part: Segment) -> None:
-        """Go through a segment."""
-        if part.batch is not None:
-            self._uses = self._batch(part.batch)
-
-    def filter_point(self, part: FilterPoint) -> None:
-        """Read what was left out."""
-        self.exact = None
-        if self._records:
-            self._record(self._records.pop(0))
-
-    def echo_point(self, part: EchoPoint) -> None:
-        """Read what a pool held."""
-        self._pool(part.echo, part.group, self._pools.pop(0), self._items.pop(0))
-        # Behind a batch: the short one may have come often, or not at all.
-        self._uses = [self._found.yielded, self._found.yielded * self._plan.group]
-
-    def device_point(self, part: DevicePoint) -> None:
-        """Go on: nothing changes on the way to a device."""
 
     def _record(self, said: Any) -> None:
         number = whole(said["number"], 0, self.most)

@@ -17,7 +17,7 @@ from stoker.iterator import PipelineIterator, T
 from stoker.schedule.record import read as read_record
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
-from stoker.stages.echo import Echo
+from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
@@ -30,7 +30,13 @@ from stoker.stats import Clock, Stats
 
 U = TypeVar("U")
 On = str | int | None
+Err = OnError | None
+Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
+
+
+def _of_loader(name: str) -> Any:
+    return property(lambda self: self.chain.source.attribute(name), doc=f"The loader's {name}.")
 
 
 class Pipeline(Generic[T]):
@@ -104,7 +110,7 @@ class Pipeline(Generic[T]):
         return self._then(Take.of(n))
 
     def filter(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[T]:
         """Keep the examples for which a deterministic function is true.
 
@@ -122,16 +128,16 @@ class Pipeline(Generic[T]):
 
     @overload
     def map(
-        self, fn: Callable[[T], U], *, on: None = None, on_error: OnError | None = None
+        self, fn: Callable[[T], U], *, on: None = None, on_error: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def map(
-        self, fn: Callable[[Any], Any], *, on: str | int, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: str | int, on_error: Err = None
     ) -> Pipeline[Any]: ...
 
     def map(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
@@ -148,16 +154,21 @@ class Pipeline(Generic[T]):
 
     @overload
     def random_map(
-        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: OnError | None = None
+        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def random_map(
-        self, fn: Callable[[Any, Any], Any], *, on: str | int, on_error: OnError | None = None
+        self, fn: Draws, *, on: On, on_error: Err = None, repeats_only: bool = False
+    ) -> Pipeline[Any]: ...
+
+    @overload
+    def random_map(
+        self, fn: Draws, *, on_error: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
     def random_map(
-        self, fn: Callable[[Any, Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Draws, *, on: On = None, on_error: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]:
         """Apply a function that draws random numbers: after an echo, anew for every use.
 
@@ -167,11 +178,12 @@ class Pipeline(Generic[T]):
                 draws depends on seed, epoch, example and use, never on workers. What it returns
                 must not be None.
             on, on_error: as in ``map``.
+            repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
         Raises TypeError when ``fn`` takes no ``rng``, LookupError when the source is known not
         to have the field.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=True))
+        return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 
     @overload
     def batch(
@@ -205,7 +217,7 @@ class Pipeline(Generic[T]):
 
     def echo(
         self,
-        factor: float | str = "auto",
+        factor: Factor = "auto",
         *,
         max_factor: int | None = None,
         pool: int | str | None = None,
@@ -224,8 +236,8 @@ class Pipeline(Generic[T]):
         ``record()`` returns them, and ``replay=`` repeats them.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions by error
-                diffusion. 1 changes nothing.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions (a
+                ``Fraction``, too) by error diffusion. 1 changes nothing.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             pool: the items kept, in examples (after ``batch``: batches), or in bytes
                 (``"2GiB"``; with a warning fewer, where memory has not so much). By default the
@@ -385,20 +397,9 @@ class Pipeline(Generic[T]):
         """The class names of a folder, in the order of their labels."""
         return list(self.chain.source.attribute("classes"))
 
-    @property
-    def dataset(self) -> Any:
-        """The loader's dataset."""
-        return self.chain.source.attribute("dataset")
-
-    @property
-    def batch_size(self) -> Any:
-        """The loader's batch size."""
-        return self.chain.source.attribute("batch_size")
-
-    @property
-    def sampler(self) -> Any:
-        """The loader's sampler."""
-        return self.chain.source.attribute("sampler")
+    dataset = _of_loader("dataset")
+    batch_size = _of_loader("batch_size")
+    sampler = _of_loader("sampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the last batch that was yielded, ready for JSON (see below).

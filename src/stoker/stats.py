@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import textwrap
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import astuple, dataclass, fields, is_dataclass
 from typing import Any
 
 from stoker.errors import Skip
@@ -58,11 +59,7 @@ class Clock:
 
     def __add__(self, other: Clock) -> Clock:
         """Return both together."""
-        return Clock(
-            self.fresh_examples + other.fresh_examples,
-            self.uses + other.uses,
-            self.steps + other.steps,
-        )
+        return Clock(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)

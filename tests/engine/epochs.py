@@ -6,14 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.buffers import Recycler
-from stoker.engine.echo_pools import Pools
-from stoker.engine.filtering import SkipLog
-from stoker.engine.items import Planning, Tally
+from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import Workers
-from stoker.engine.pool.threads import Autotuner
 from stoker.engine.position import Position
-from stoker.engine.streams import EpochStreams
+from stoker.engine.streams import EpochSetup, EpochStreams
 from stoker.engine.work import Failure
 from stoker.pipeline import Pipeline
 from stoker.stages.stage import PoolSize
@@ -39,41 +35,29 @@ class Epoch:
         chain = pipeline.chain
         position = position or Position()
         self.sizes: dict[int, PoolSize] = {} if sizes is None else sizes
-        self.planning = Planning()
-        self.skip_log = SkipLog(position.spent, position.filtered)
         self.yielded = position.yielded
         tuned = Autotuner()
         tuned.active = workers or None  # all of them from the beginning: nothing is measured
-        self._pools = Pools(
-            chain.plan,
-            chain.seed,
-            0,
-            sizes=self.sizes,
-            autotuner=tuned,
-            ranks=None,
-            skip_log=self.skip_log,
-            steps=None,
-        )
         self.streams = EpochStreams(
-            chain.plan,
-            chain.seed,
-            0,
-            autotuner=tuned,
-            workers=Workers(workers, "thread"),
-            position=position,
-            pools=self._pools,
-            planning=self.planning,
-            recycler=Recycler(),
-            tally=Tally(),
-            skip_log=self.skip_log,
+            EpochSetup(
+                chain.plan,
+                chain.seed,
+                0,
+                tuned,
+                Workers(workers, "thread"),
+                self.sizes,
+                position,
+            )
         )
+        self.planning = self.streams.planning
+        self.skip_log = self.streams.skip_log
         self.streams.build()
         self.segments = self.streams.segments
 
     @property
     def items(self) -> list[int | None]:
         """How many fresh items each pool had, where its end has told."""
-        pools = [feed.pool for feed in self._pools.feeds if feed.started]
+        pools = [feed.pool for feed in self.streams.pools.feeds if feed.started]
         return [pool.admitted if pool.ended else None for pool in pools]
 
     def __iter__(self) -> Iterator[Any]:

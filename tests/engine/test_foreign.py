@@ -16,7 +16,8 @@ from stoker.buffers import Recycler
 from stoker.engine.foreign import DeviceStream, Direct, LoaderStream, batch_rows, interrupt
 from stoker.engine.items import Item, Planning, Tally, WouldBlock
 from stoker.engine.iterated import IteratedStream
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.prefetch import Prefetcher
 from stoker.engine.work import Failure
 from stoker.errors import StageError

@@ -262,18 +262,6 @@ def test_lowering_twice_gives_equal_plans_that_share_no_part(chain: Chain) -> No
     assert all(a is not b for a, b in zip(first.parts, second.parts, strict=True))
 
 
-@few(50)
-@given(chain=chains)
-def test_a_visitor_meets_every_part_in_order(chain: Chain) -> None:
-    met: list[Any] = []
-
-    class Visitor:
-        segment = filter_point = echo_point = device_point = staticmethod(met.append)
-
-    chain.plan.visit(Visitor())
-    assert all(a is b for a, b in zip(met, chain.plan.parts, strict=True))
-
-
 def test_a_stream_is_shuffled_through_its_buffer() -> None:
     examples = stoker.from_iterable(range(9), seed=0)
     assert examples.chain.plan.buffer == 1

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from stoker.engine.foreign import LoaderStream
 from stoker.engine.items import Item, Planning, Tally, WouldBlock
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.prefetch import Prefetcher
 from stoker.sources.loader import LoaderSource
 from strategies import few
@@ -158,6 +159,79 @@ def test_so_many_wait_and_no_more(size: int) -> None:
             taken += 1  # before: a slot may be filled again at once
             assert value(prefetcher.pull()) == taken - 1
     assert max(leads) < size
+
+
+@few(25)
+@given(size=st.integers(1, 3), length=st.integers(0, 12), count=st.integers(1, 12))
+def test_more_than_the_queue_holds_may_be_asked_for(size: int, length: int, count: int) -> None:
+    with prefetching(Loader(list(range(length))), size) as prefetcher:
+        prefetcher.wait_for(count)
+        assert prefetcher.poll(count)[0] == min(count, length)
+        came = [value(item) for item in prefetcher.pull_many(count)]
+        assert came == list(range(min(count, length)))
+        rest = [value(item) for item in prefetcher.pull_many(length + 1)]
+        assert came + rest == list(range(length))
+
+
+def test_who_asked_for_more_than_the_queue_holds_has_room_until_it_is_taken() -> None:
+    leads: list[int] = []
+    taken = 0
+
+    class Counting(Loader):
+        def __iter__(self) -> Iterator[Any]:
+            for number in range(40):
+                leads.append(number - taken)
+                yield np.array([number])
+
+    with prefetching(Counting([]), 2) as prefetcher:
+        prefetcher.wait_for(9)
+        for _ in range(30):
+            taken += 1
+            prefetcher.pull()
+            if taken == 10:
+                prefetcher.wait_for(2)
+                leads.clear()
+    assert max(leads) < 2
+
+
+def test_who_must_not_wait_for_more_than_the_queue_holds_is_called_when_it_is_there() -> None:
+    tuned = Autotuner()
+    tuned.active = 1
+    pool = WorkerPool(1, 1, tuned)
+    planning = Planning()
+    planning.may_block = False
+    prefetcher = Prefetcher(
+        LoaderStream(LoaderSource(Loader(list(range(9)))), Tally(), None), 2, planning, pool
+    )
+    there = threading.Event()
+
+    def planned() -> bool:
+        with contextlib.suppress(WouldBlock):
+            prefetcher.wait_for(5)
+            there.set()
+        return False
+
+    pool.plan_with(planned)
+    pool.begin()
+    try:
+        pool.plan()
+        assert there.wait(LONG_S)
+    finally:
+        pool.close()
+        prefetcher.clear()
+
+
+def test_who_plans_is_called_for_what_fills_the_queue() -> None:
+    called = threading.Event()
+
+    class Noted(WorkerPool):
+        def plan(self) -> None:
+            called.set()
+
+    with prefetching(Loader([1, 2]), 1, Noted(0, 1, Autotuner())) as prefetcher:
+        prefetcher.poll(1)
+        assert called.wait(LONG_S)
+        assert prefetcher.is_full
 
 
 def test_an_error_stands_in_the_queue_and_is_not_read_past() -> None:

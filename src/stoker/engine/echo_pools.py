@@ -14,7 +14,8 @@ from stoker.engine.echo_feed import EchoFeed, PooledFeed
 from stoker.engine.filtering import FilteredStream, SkipLog
 from stoker.engine.items import Planning, Stream, Tally
 from stoker.engine.lower import EchoPoint, Plan
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.rank_sync import UNIT, AgreedPolicy, Ranks
 from stoker.engine.work import Failure
 from stoker.schedule.adaptive import AdaptivePool

@@ -13,23 +13,16 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from stoker import pytree
-from stoker.buffers import Recycler
 from stoker.engine import checkpoint
 from stoker.engine.adaptive_feed import AdaptiveFeed
-from stoker.engine.echo_pools import Pools
-from stoker.engine.filtering import FilteredStream, SkipLog
-from stoker.engine.items import Planning, Tally
-from stoker.engine.lower import Plan
-from stoker.engine.pool.make import Workers
-from stoker.engine.pool.threads import Autotuner
+from stoker.engine.filtering import FilteredStream
 from stoker.engine.position import Position
-from stoker.engine.rank_sync import AgreedPolicy, Ranks
-from stoker.engine.streams import EpochStreams
+from stoker.engine.rank_sync import AgreedPolicy
+from stoker.engine.streams import EpochSetup, EpochStreams
 from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
 from stoker.errors import StateError, StokerError
 from stoker.fork_safety import OwningProcess
 from stoker.schedule.record import Decisions, EchoRecord
-from stoker.stages.stage import PoolSize
 from stoker.stats import PoolStats, StageStats, Stats
 
 _PRUNE_BATCHES = 64
@@ -50,44 +43,15 @@ class _Handed(NamedTuple):
 
 
 class Run:
-    """An epoch of a plan, from its beginning or from a position.
+    """An epoch of a plan, from its beginning or from a position; used by the consumer alone."""
 
-    Args:
-        plan: the plan.
-        seed, epoch: they decide the order and every draw.
-        autotuner: the pipeline's memory of its speed.
-        workers: how work is shared out.
-        sizes: the sizes of the pools that are known; filled in here.
-        position: where to begin.
-        steps: how many outputs there are at most, or None.
-        ranks: the ranks that adaptive echoes agree with, or None.
-        recycler: where the memory of batches comes from, and stays; by default the run has its own.
-        length: how many outputs the epoch has, if that is known.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        seed: int,
-        epoch: int,
-        autotuner: Autotuner,
-        workers: Workers,
-        sizes: dict[int, PoolSize],
-        position: Position,
-        steps: int | None,
-        ranks: Ranks | None,
-        recycler: Recycler | None = None,
-        length: int | None = None,
-    ) -> None:
-        self.plan = plan
-        self.length = length
-        self.steps = steps
-        self.ranks = ranks
+    def __init__(self, setup: EpochSetup) -> None:
+        plan, position = setup.plan, setup.position
+        self._setup = setup
+        self._plan = plan
+        self.steps = setup.steps
+        self.length = setup.length
         self._left_ns = 0
-        self._autotuner = autotuner
-        self.tally = Tally()
-        self.recycler = recycler or Recycler()
-        self._own_recycler = recycler is None
         self.began_at = position.yielded
         self.was_asked = False
         self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
@@ -97,44 +61,19 @@ class Run:
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
-        self._handed: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)  # _Handed
-        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
-        self.repeats = 0
-        self.wait_ns = 0
-        self.batch_bytes = 0
-        self.ended_ns = 0
-        self.began_ns = time.perf_counter_ns()
+        self._handed: deque[_Handed] = deque(maxlen=_REMEMBERED)
+        self._remember()
+        self._repeats = 0
+        self._batch_bytes = 0
+        self._ended_ns = 0
+        self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self._sizes = sizes
-        self._epoch = epoch
-        self._planning = Planning()
-        self._skip_log = SkipLog(position.spent, position.filtered)
         self._cache = plan.cache.cache if plan.cache is not None else None
         self._cache_before = self._cache.counts() if self._cache is not None else None
-        self.pools = Pools(
-            plan,
-            seed,
-            epoch,
-            sizes=sizes,
-            autotuner=autotuner,
-            ranks=ranks,
-            skip_log=self._skip_log,
-            steps=steps,
-        )
-        self._streams = EpochStreams(
-            plan,
-            seed,
-            epoch,
-            autotuner=autotuner,
-            workers=workers,
-            position=position,
-            pools=self.pools,
-            planning=self._planning,
-            recycler=self.recycler,
-            tally=self.tally,
-            skip_log=self._skip_log,
-        )
+        self._streams = streams = EpochStreams(setup)
+        self._pools, self._planning = streams.pools, streams.planning
+        self._skip_log = streams.skip_log
         self._segments = self._streams.segments
         began = time.perf_counter_ns()
         try:
@@ -146,7 +85,7 @@ class Run:
         except BaseException:
             self.close()
             raise
-        self.wait_ns = time.perf_counter_ns() - began  # iter() may start processes
+        self._wait_ns = time.perf_counter_ns() - began  # iter() may start processes
 
     @property
     def total(self) -> int | None:
@@ -190,9 +129,9 @@ class Run:
 
         Not where the length is known beforehand: parts of equal length end alike.
         """
-        share = self.plan.selection.share
+        share = self._plan.selection.share
         sharded = share is not None and share.world > 1 and self._streams.last.total is None
-        return self.ranks is not None or sharded
+        return self._setup.ranks is not None or sharded
 
     def next(self) -> Any:
         """Return the next output.
@@ -202,12 +141,12 @@ class Run:
             StageError: a stage failed on an example that this output needs.
         """
         self.was_asked = True
-        if self.tally.misdrawn:
-            warn_of_misdrawn(self.plan.random_maps, self.tally.misdrawn)
+        if self._streams.tally.misdrawn:
+            warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
         if self.yielded == self.steps:
             raise StopIteration
         began = time.perf_counter_ns()
-        planned = self.pools.planned
+        planned = self._pools.planned
         if planned is not None:
             self._confer(planned, began)
             if planned.over(self.yielded):
@@ -229,32 +168,35 @@ class Run:
                 )
             raise value.error
         self._left_ns = time.perf_counter_ns()
-        self.wait_ns += self._left_ns - began
+        self._wait_ns += self._left_ns - began
         if not self.yielded:
             self._streams.last_pool.plan()
         self.yielded += 1
         self.fresh = item.fresh
         self.uses += item.rows
-        self.repeats += item.repeats
+        self._repeats += item.repeats
         if self._streams.head is not None:
             self.loaded = self._streams.head.loaded_with(item, self.loaded)
-        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
-        if not self.batch_bytes:
-            self.batch_bytes = pytree.nbytes(value)
-            for feed in self.pools.feeds:
-                known = self._sizes[feed.echo.position]
+        self._remember()
+        if not self._batch_bytes:
+            self._batch_bytes = pytree.nbytes(value)
+            for feed in self._pools.feeds:
+                known = self._setup.sizes[feed.echo.position]
                 known.item_bytes = known.item_bytes or feed.item_bytes()
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
 
+    def _remember(self) -> None:
+        self._handed.append(_Handed(self.yielded, self.uses, self.fresh, self.loaded))
+
     def _forget(self) -> None:
         if self._streams.head is not None:
-            self._streams.head.forget_before(self._oldest.loaded)
+            self._streams.head.forget_before(self._handed[0].loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._segments, self._oldest.yielded, self._planning)
+            checkpoint.forget(self._segments, self._handed[0].yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -263,14 +205,14 @@ class Run:
         if self._left_ns:
             planned.consumed(now - self._left_ns)
         if planned.due(self.yielded):
-            feed = next(feed for feed in self.pools.feeds if isinstance(feed, AdaptiveFeed))
+            feed = next(feed for feed in self._pools.feeds if isinstance(feed, AdaptiveFeed))
             taken = 0
             if feed.started:
                 taken = (
                     feed.fresh if isinstance(feed.upstream, FilteredStream) else feed.pool.admitted
                 )
             planned.agree(self.yielded, taken)
-            self._autotuner.factor = planned.factor
+            self._setup.autotuner.factor = planned.factor
             self._streams.worker_pool.plan()  # planning may have stopped where nobody had agreed
 
     def acknowledge(self, outputs: int) -> None:
@@ -285,12 +227,8 @@ class Run:
                 f"{self.yielded - self.began_at} were handed out"
             )
         self.finished = finished
-        while len(self._handed) > 1 and self._oldest.yielded < finished:
+        while len(self._handed) > 1 and self._handed[0].yielded < finished:
             self._handed.popleft()
-
-    @property
-    def _oldest(self) -> _Handed:
-        return _Handed(*self._handed[0])
 
     def unfinished(self) -> deque[Position | None]:
         """Return the start positions of the outputs not yet acknowledged, oldest first.
@@ -299,8 +237,7 @@ class Run:
         """
         if self.finished is None:
             return deque()
-        handed = [_Handed(*numbers) for numbers in self._handed]
-        known = [at for at in handed if self.finished <= at.yielded < self.yielded]
+        known = [at for at in self._handed if self.finished <= at.yielded < self.yielded]
         forgotten = self.yielded - self.finished - len(known)
         return deque([*[None] * forgotten, *map(self._position, known)])
 
@@ -312,13 +249,13 @@ class Run:
         """
         if self.finished is None:
             return self.last_position()
-        if self._oldest.yielded != self.finished:
+        if self._handed[0].yielded != self.finished:
             raise StateError(FORGOTTEN)
-        return self._position(self._oldest)
+        return self._position(self._handed[0])
 
     def last_position(self) -> Position:
         """Return where the last output stands that was handed out."""
-        return self._position(_Handed(*self._handed[-1]))
+        return self._position(self._handed[-1])
 
     def _position(self, at: _Handed) -> Position:
         head = self._streams.head
@@ -327,7 +264,7 @@ class Run:
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
             snapshots, records = checkpoint.needed(self._segments, at.yielded, self._planning)
-            pools = [feed.pool for feed in self.pools.feeds] if snapshots else []
+            pools = [feed.pool for feed in self._pools.feeds] if snapshots else []
             return Position(
                 at.yielded,
                 at.uses,
@@ -344,10 +281,10 @@ class Run:
         if self.closed:
             return
         self.closed = True
-        self.ended_ns = time.perf_counter_ns()
+        self._ended_ns = time.perf_counter_ns()
         with contextlib.ExitStack() as rest:
-            if self._own_recycler:
-                rest.callback(self.recycler.clear)
+            if self._setup.recycler is None:
+                rest.callback(self._streams.recycler.clear)
             rest.callback(self._streams.close)
 
     def raised_by_loader(self, error: BaseException) -> bool:
@@ -358,45 +295,45 @@ class Run:
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
         """Return what each echo that follows the stall decided so far, by its position."""
         found = {}
-        for feed in self.pools.feeds:
+        for feed in self._pools.feeds:
             if isinstance(feed, AdaptiveFeed) and feed.started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.size, pool.group, {})
-                made = Decisions(self._epoch, pool.first_step, bytes(pool.codes))
+                made = Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes))
                 found[feed.echo.position] = echo, made
         return found
 
     def held(self) -> dict[int, int]:
         """Return how many items each pool holds."""
-        return {f.echo.position: f.pool.held for f in self.pools.feeds if f.started}
+        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.started}
 
     def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
         """Return what happened so far."""
-        tally = self.tally
+        tally = self._streams.tally
         with self._streams.worker_pool.lock:
             stages = tuple(
                 StageStats(name, ns / 1e9, tally.stage_rows[name])
                 for name, ns in tally.stage_ns.items()
             )
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
-        ended_ns = self.ended_ns or time.perf_counter_ns()
+        ended_ns = self._ended_ns or time.perf_counter_ns()
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(
-            epoch=self._epoch,
+            epoch=self._setup.epoch,
             fresh_examples=self.fresh,
             uses=self.uses,
             batches=self.yielded,
             dropped_uses=self._dropped(),
-            repeats_in_batches=self.repeats,
+            repeats_in_batches=self._repeats,
             copy_distance=tally.distance_sum / tally.distances if tally.distances else 0.0,
-            elapsed_s=(ended_ns - self.began_ns) / 1e9,
-            consumer_wait_s=self.wait_ns / 1e9,
+            elapsed_s=(ended_ns - self._began_ns) / 1e9,
+            consumer_wait_s=self._wait_ns / 1e9,
             production_s_per_example=worked_s / self.fresh if self.fresh else 0.0,
             stages=stages,
             workers=self._streams.worker_pool.workers,
             window_ready=ready,
             window_size=size,
-            window_bytes=self._window_bytes() + self.recycler.held_bytes(),
+            window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
             pools=pools,
             filtered_examples=self._skip_log.filtered,
             skipped_examples=self._skip_log.skipped,
@@ -406,16 +343,16 @@ class Run:
 
     def _window_bytes(self) -> int:
         total = 0
-        echoes = [feed.echo.position for feed in self.pools.feeds]
+        echoes = [feed.echo.position for feed in self._pools.feeds]
         for stream in self._segments:
-            unit = self.batch_bytes
+            unit = self._batch_bytes
             if stream.segment.into_pool:  # the pool it fills is the next one that is left
-                known = self._sizes.get(echoes.pop(0) if echoes else -1)
+                known = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
                 unit = known.item_bytes if known else 0
             total += stream.ahead() * unit
         prefetcher = self._streams.prefetcher
-        if prefetcher is not None and self.pools.feeds:
-            known = self._sizes.get(self.pools.feeds[0].echo.position)
+        if prefetcher is not None and self._pools.feeds:
+            known = self._setup.sizes.get(self._pools.feeds[0].echo.position)
             total += prefetcher.size * (known.item_bytes if known else 0)
         return total
 

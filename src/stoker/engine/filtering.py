@@ -24,8 +24,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stoker import machine
-from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.items import Item, Planning, Stream, WouldBlock
 from stoker.engine.lower import FilterPoint, Segment
 from stoker.engine.pool.threads import Task, WorkerPool
 from stoker.engine.stream import SegmentStream
@@ -112,7 +111,7 @@ def _cause(error: StageError) -> str:
     return f"{type(error.__cause__).__name__}: {error.__cause__}"
 
 
-class FilteredStream:
+class FilteredStream(Stream):
     """A stream of the items that survive, in order.
 
     Args:
@@ -121,9 +120,6 @@ class FilteredStream:
         skip_log: where skips are entered.
         planning: tells whether the planner may block.
     """
-
-    blocking = False
-    total: int | None = None
 
     def __init__(
         self,
@@ -147,8 +143,6 @@ class FilteredStream:
         self._fresh: int | None = None
         self.record = FilterRecord()
 
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
-
     @property
     def segment(self) -> Segment:
         """The segment whose outputs are filtered."""
@@ -156,11 +150,9 @@ class FilteredStream:
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
         return self._upstream.fresh if self._fresh is None else self._fresh
 
     def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` survivors, fewer only at the end; none at all if WouldBlock."""
         self._have(count)
         for _ in range(min(count, len(self._kept))):
             item = self._kept.popleft()
@@ -184,12 +176,10 @@ class FilteredStream:
         return min(count, max(kept, self._spent)), self._ended and kept <= count
 
     def wait_for(self, count: int) -> None:
-        """Wait until the next ``count`` survivors are ready, or all that are left."""
         self._have(count)
 
     @property
     def is_full(self) -> bool:
-        """Whether more items wait than will soon be asked for."""
         return self._upstream.is_full
 
     def ready_since(self) -> tuple[int, int | None]:
@@ -207,7 +197,6 @@ class FilteredStream:
         return sum(item.fresh <= number for item in self._kept)
 
     def peek(self) -> Item | None:
-        """Return the next survivor without taking it."""
         self._have(1)
         return self._kept[0] if self._kept else None
 
@@ -246,7 +235,6 @@ class FilteredStream:
         self.record = self.record.since(survivor)
 
     def clear(self) -> None:
-        """Drop the survivors that will not be taken."""
         self._arriving.clear()
         self._kept.clear()
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from stoker import machine, pytree
+from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.engine.filtering import FilteredStream
 from stoker.engine.items import (
+    DrivenStream,
+    HeadStream,
     Item,
     PulledStream,
     Ready,
@@ -44,15 +46,12 @@ class Direct:
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
         return self.upstream.fresh
 
     def take(self, count: int) -> list[Use]:
-        """Return the next items."""
         return [_only_use(item) for item in self.upstream.pull_many(count)]
 
     def recompute_uses(self, start: int, count: int) -> list[Use]:
-        """Return items once more."""
         stop = start + count
         if isinstance(self.upstream, FilteredStream) and self.upstream.end is not None:
             stop = min(stop, self.upstream.end)
@@ -64,7 +63,7 @@ def _only_use(item: Item) -> Use:
     return item, item.use_key
 
 
-class LoaderStream:
+class LoaderStream(HeadStream):
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
     Where a pool keeps them they are copied out first: the loader may refill its arrays, keep them
@@ -76,7 +75,6 @@ class LoaderStream:
         loaded, fresh: batches and rows before a resume: the loader begins behind them.
     """
 
-    total: int | None = None
     blocking = True
 
     def __init__(
@@ -88,13 +86,13 @@ class LoaderStream:
         loaded: int = 0,
         fresh: int = 0,
     ) -> None:
+        super().__init__()
         self._keep = keep
         self._iterator: Iterator[Any] | None = source.open()
         self._name = source.name
         self._tally = tally
         self._pulled = loaded
         self._fresh = fresh
-        self._peeked: Item | None = None
         self._failed: Exception | None = None  # while it was asked whether that is all
         self._errors: list[BaseException] = []
         self._source = source
@@ -102,14 +100,10 @@ class LoaderStream:
 
     @property
     def fresh(self) -> int:
-        """Rows of the batches that were pulled."""
         return self._fresh
 
-    def pull(self, *, may_block: bool = True) -> Item | None:
+    def _taken(self, may_block: bool) -> Item | None:
         """Ask the loader; what it raises passes as it is, and it may be asked again."""
-        if self._peeked is not None:
-            item, self._peeked = self._peeked, None
-            return item
         if not may_block:
             raise WouldBlock(None)
         if self._failed is not None:
@@ -136,32 +130,11 @@ class LoaderStream:
             self._states.append((self._pulled, self._source.state()))
         return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
 
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
-
-    def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` batches, fewer only at the end."""
-        return _pulled(self.pull, count)
-
-    def peek(self) -> Item | None:
-        """Return the next batch without taking it."""
-        self._peeked = self.pull()
-        return self._peeked
-
     def poll(self, count: int) -> tuple[int, bool]:
         """Return whether a batch was looked at already: the loader is not asked."""
-        return int(self._peeked is not None), self._iterator is None
-
-    def wait_for(self, count: int) -> None:
-        """Do nothing: the loader is asked where a batch is taken."""
-
-    is_full = False
-
-    def ready_since(self) -> tuple[int, int | None]:
-        """Return that none wait: the loader is asked where a batch is taken."""
-        return 0, None
+        return super().poll(count)[0], self._iterator is None
 
     def loaded_with(self, item: Item, loaded: int) -> int:
-        """Return how many batches were handed out, once ``item`` is, too."""
         return max(loaded, item.ordinal + 1)
 
     def has_ended(self) -> bool:
@@ -174,22 +147,15 @@ class LoaderStream:
             self._failed = error
             return False
 
-    def recompute(self, number: int) -> Item:
-        """Refuse: states that would need this are refused before."""
-        raise AssertionError("a loader's batches cannot be made again")
-
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        """Return the loader's own state behind so many batches; None if it has none."""
         self.forget_before(loaded)
         return self._states[0][1] if self._states else None, loaded
 
     def forget_before(self, loaded: int) -> None:
-        """Drop the states behind fewer batches."""
         while self._states and self._states[0][0] < loaded:
             self._states.popleft()
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether the loader raised this error. True only once for each error."""
         for at, own in enumerate(self._errors):
             if own is error:
                 del self._errors[at]  # in place: the reading thread may add another
@@ -197,7 +163,6 @@ class LoaderStream:
         return False
 
     def interrupt(self) -> None:
-        """Interrupt another thread that waits for the next batch, if the loader can do that."""
         interrupt(self._iterator)
 
     def clear(self) -> None:
@@ -205,30 +170,24 @@ class LoaderStream:
         self._iterator = self._peeked = None
 
 
-class DeviceStream:
+class DeviceStream(DrivenStream):
     """Batches on a device, one of them under way while another is used."""
 
     blocking = True
 
-    def __init__(
-        self,
-        upstream: PulledStream,
-        mover: Mover,
-        worker_pool: WorkerPool,
-    ) -> None:
+    def __init__(self, upstream: PulledStream, mover: Mover, worker_pool: WorkerPool) -> None:
+        super().__init__()
         self._upstream = upstream
         self._mover = mover
         self._worker_pool = worker_pool
         self._under_way: deque[tuple[Item, Any]] = deque()
         self._next: Item | None = None
-        self._peeked: Item | None = None
         self._over = False
         self._raised: Exception | None = None
         self.total = upstream.total
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind the batches that were pulled from the host."""
         return self._upstream.fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
@@ -253,14 +212,11 @@ class DeviceStream:
         ready, since = self._upstream.ready_since()
         return ready + len(self._under_way), since
 
-    def pull(self, *, may_block: bool = True) -> Item | None:
-        """Return the next batch on the device, and begin to move the one after it.
+    def _taken(self, may_block: bool) -> Item | None:
+        """Take the next batch on the device, and begin to move the one after it.
 
         The consumer alone asks, and may always wait.
         """
-        if self._peeked is not None:
-            ready, self._peeked = self._peeked, None
-            return ready
         if not self._under_way and not self._begin(wait=True):
             return None
         item, move = self._under_way.popleft()
@@ -268,21 +224,10 @@ class DeviceStream:
         value = move if type(move) is Failure else self._tried(move, item)
         return like(item, Ready(value), item.use_key, item.fresh)
 
-    def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` batches, fewer only at the end."""
-        return _pulled(self.pull, count)
-
     def usable_bytes(self) -> int:
-        """Return the memory that is free where the batches are."""
         return self._mover.usable_bytes()
 
-    def peek(self) -> Item | None:
-        """Return the next batch without taking it."""
-        self._peeked = self.pull()
-        return self._peeked
-
     def recompute(self, number: int) -> Item:
-        """Make a batch once more."""
         item = self._upstream.recompute(number)
         self._worker_pool.wait(item.task)
         value = item.task.values[item.row]
@@ -329,7 +274,6 @@ class DeviceStream:
             return Failure(StageError(self._mover.name, error, batch=item.ordinal))
 
     def clear(self) -> None:
-        """Let go of the batches that are under way."""
         self._under_way.clear()
         self._next = self._peeked = None
 
@@ -339,14 +283,6 @@ def interrupt(iterator: Iterator[Any] | None) -> None:
     tell = getattr(iterator, "interrupt", None)
     if tell is not None:
         tell()
-
-
-def _pulled(pull: Callable[[], Item | None], count: int) -> Iterator[Item]:
-    for _ in range(count):
-        item = pull()
-        if item is None:
-            return
-        yield item
 
 
 def batch_rows(batch: Any) -> int:

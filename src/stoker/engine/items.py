@@ -13,51 +13,39 @@ false, and ``WouldBlock`` is raised.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stoker import machine
 from stoker.engine.pool.threads import Task
 from stoker.engine.work import Misdrawn
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Item:
     """One value in a stream: where it will be, and its address.
 
     Attributes:
         task, row: where the value is when the task is done.
         ordinal, use_key: its address (see ``rng``).
+        fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
         repeats: those of them that are in it already.
-        fresh: the fresh examples of the epoch that were read up to this item.
         scheduled: uses of it that were handed to tasks and are not over.
         settled: whether no further use will be scheduled.
     """
 
-    __slots__ = (
-        "fresh",
-        "ordinal",
-        "repeats",
-        "row",
-        "rows",
-        "scheduled",
-        "settled",
-        "task",
-        "use_key",
-    )
-
-    def __init__(
-        self, task: Task, row: int, ordinal: int, use_key: int, fresh: int, rows: int
-    ) -> None:
-        self.rows = rows
-        self.repeats = 0
-        self.task = task
-        self.row = row
-        self.ordinal = ordinal
-        self.use_key = use_key
-        self.fresh = fresh
-        self.scheduled = 0
-        self.settled = False
+    task: Task
+    row: int
+    ordinal: int
+    use_key: int
+    fresh: int
+    rows: int
+    repeats: int = 0
+    scheduled: int = 0
+    settled: bool = False
 
 
 Use = tuple[Item, int]
@@ -111,7 +99,7 @@ class Planning:
         return bool(lock._is_owned())  # as a Condition asks its lock
 
 
-class Stream(Protocol):
+class Stream(ABC):
     """A stream of items, in order. The planning lock must be held for all methods but ``clear``.
 
     Attributes:
@@ -119,101 +107,146 @@ class Stream(Protocol):
         blocking: whether it is read in the thread that asks, so that there is no working ahead.
     """
 
-    total: int | None
-    blocking: bool
+    total: int | None = None
+    blocking = False
 
     @property
+    @abstractmethod
     def fresh(self) -> int:
         """Fresh examples behind what was taken."""
-        ...
 
+    @abstractmethod
     def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` items, fewer only at the end."""
-        ...
+        """Yield the next ``count`` items, fewer only at the end; none at all if WouldBlock."""
 
+    @abstractmethod
     def peek(self) -> Item | None:
         """Return the next item without taking it."""
-        ...
 
+    @abstractmethod
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` items are ready, and whether they are the last.
 
         Also submits work for further items. Never blocks.
         """
-        ...
 
+    @abstractmethod
     def wait_for(self, count: int) -> None:
         """Wait until the next ``count`` items are ready, or all that are left.
 
         Raises WouldBlock if the planning thread must not wait.
         """
-        ...
 
     @property
+    @abstractmethod
     def is_full(self) -> bool:
         """Whether more items wait than will soon be asked for."""
-        ...
 
+    @abstractmethod
     def ready_since(self) -> tuple[int, int | None]:
         """Return how many items wait ready, and since when there is no room for more.
 
         That is None while there is room, else in nanoseconds of ``time.perf_counter_ns``.
         """
-        ...
 
+    @abstractmethod
     def recompute(self, number: int) -> Item:
         """Make an item once more."""
-        ...
 
     def usable_bytes(self) -> int:
         """Return the memory that is free where the items are."""
-        ...
+        return machine.usable_memory_bytes()
 
+    @abstractmethod
     def clear(self) -> None:
         """Drop what will not be used any more."""
-        ...
 
 
-class PulledStream(Stream, Protocol):
+class PulledStream(Stream):
     """A stream that the consumer, or a device, takes one item after another from."""
 
+    @abstractmethod
     def pull(self, *, may_block: bool = True) -> Item | None:
         """Return the next item, None at the end.
 
         Raises WouldBlock where it would have to wait and not ``may_block``.
         """
-        ...
 
 
-class HeadStream(PulledStream, Protocol):
-    """A stream that stands at the head of a plan: a source that is read one item after another."""
+class DrivenStream(PulledStream):
+    """A stream that is driven by who asks it: looking at an item takes it from where it comes."""
 
+    def __init__(self) -> None:
+        self._peeked: Item | None = None
+
+    @abstractmethod
+    def _taken(self, may_block: bool) -> Item | None:
+        """Take the next item from where it comes, None at the end; raises as ``pull`` does."""
+
+    def pull(self, *, may_block: bool = True) -> Item | None:
+        if self._peeked is not None:
+            item, self._peeked = self._peeked, None
+            return item
+        return self._taken(may_block)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        for _ in range(count):
+            item = self.pull()
+            if item is None:
+                return
+            yield item
+
+    def peek(self) -> Item | None:
+        self._peeked = self.pull()
+        return self._peeked
+
+
+class HeadStream(DrivenStream):
+    """A stream that stands at the head of a plan: a source that is read one item after another.
+
+    The source is asked where an item is taken, so none wait ready but one that was looked at.
+    """
+
+    is_full = False
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        return min(count, int(self._peeked is not None)), False
+
+    def wait_for(self, count: int) -> None:
+        """Do nothing."""
+
+    def ready_since(self) -> tuple[int, int | None]:
+        return 0, None
+
+    def recompute(self, number: int) -> Item:
+        """Refuse: states that would need this are refused before."""
+        raise AssertionError("what can only be iterated cannot be made again")
+
+    @abstractmethod
     def has_ended(self) -> bool:
         """Return whether the source is exhausted. An item or error that this reads comes next."""
-        ...
 
     def loaded_with(self, item: Item, loaded: int) -> int:
         """Return how many batches of a loader were handed out, once ``item`` is, too."""
-        ...
+        return loaded
 
+    @abstractmethod
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the source's own state (None: none) behind so many examples and batches.
 
         And the number of what was read that it stands for.
         """
-        ...
 
     def forget_before(self, loaded: int) -> None:
         """Drop the states behind fewer batches."""
-        ...
 
     def has_raised(self, error: BaseException) -> bool:
         """Whether the source raised this error, and may go on. True only once for each error."""
-        ...
+        return False
 
+    @abstractmethod
     def interrupt(self) -> None:
         """Interrupt another thread that waits for the source, if that can be done."""
-        ...
 
 
 class Feed(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import machine
 from stoker.engine.foreign import interrupt
-from stoker.engine.items import Item, Tally, done_item
+from stoker.engine.items import HeadStream, Item, Tally, done_item
 from stoker.engine.work import ENDED, Failure
 from stoker.errors import StageError
 from stoker.orders import Selection
@@ -22,7 +20,7 @@ from stoker.signals import pass_on
 from stoker.sources.iterable import IterableSource
 
 
-class IteratedStream:
+class IteratedStream(HeadStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
     Args:
@@ -34,9 +32,6 @@ class IteratedStream:
         start: how many examples of the pass come before what the source begins with.
     """
 
-    total: int | None = None
-    blocking = False
-
     def __init__(
         self,
         source: IterableSource,
@@ -46,6 +41,7 @@ class IteratedStream:
         tally: Tally,
         start: int = 0,
     ) -> None:
+        super().__init__()
         self._name = source.name
         self._source = source
         self._whole: Iterator[Any] | None = source.open()
@@ -55,24 +51,18 @@ class IteratedStream:
         self._tally = tally
         self._fractions = Fractions(key)
         self._buffer: list[Item] = []
-        self._peeked: deque[Item] = deque()
         self._read = start
         self._handed = start
         self._failure: Item | None = None
         if self._left is not None:
             self._left -= start
 
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
-
     @property
     def fresh(self) -> int:
-        """Examples that were handed out."""
         return self._handed
 
-    def pull(self, *, may_block: bool = True) -> Item | None:
-        """Return the next example, None at the end; what the iterable raises comes as a failure."""
-        if self._peeked:
-            return self._peeked.popleft()
+    def _taken(self, may_block: bool) -> Item | None:
+        """Take the next example; what the iterable raises comes as a failure."""
         if self._left is not None:
             if self._left <= 0:
                 return None
@@ -83,66 +73,21 @@ class IteratedStream:
             item.fresh = self._handed
         return item
 
-    def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` examples, fewer only at the end."""
-        for _ in range(count):
-            item = self.pull()
-            if item is None:
-                return
-            yield item
-
-    def peek(self) -> Item | None:
-        """Return the next example without taking it."""
-        item = self.pull()
-        if item is not None:
-            self._peeked.append(item)
-        return item
-
-    def recompute(self, number: int) -> Item:
-        """Refuse: states that would need this are refused before."""
-        raise AssertionError("a stream's examples cannot be made again")
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many examples were looked at already: the iterable is not asked."""
-        return min(count, len(self._peeked)), False
-
-    def wait_for(self, count: int) -> None:
-        """Do nothing: the iterable is asked where an example is taken."""
-
-    is_full = False
-
-    def ready_since(self) -> tuple[int, int | None]:
-        """Return that none wait: the iterable is asked where an example is taken."""
-        return 0, None
-
     def has_ended(self) -> bool:
         """Return True: where it is asked, its length was told beforehand."""
         return True
-
-    def loaded_with(self, item: Item, loaded: int) -> int:
-        """Return ``loaded``: no batches are counted."""
-        return loaded
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the source's own state behind so many examples, None if it has none."""
         return (self._source.state(fresh), fresh) if self._source.takes_state else (None, loaded)
 
-    def forget_before(self, loaded: int) -> None:
-        """Do nothing: the source makes its states when it is asked."""
-
-    def has_raised(self, error: BaseException) -> bool:
-        """Return False: what it raises ends the pass."""
-        return False
-
     def interrupt(self) -> None:
-        """Interrupt another thread that waits for the next example, if the iterator can do that."""
         interrupt(self._whole)
 
     def clear(self) -> None:
-        """Let go of the iterator, which ends a generator."""
         self._examples = self._whole = None
         self._buffer.clear()
-        self._peeked.clear()
+        self._peeked = None
 
     def _drawn(self) -> Item | None:
         if self._size == 1:

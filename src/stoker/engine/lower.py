@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
 
 from stoker.orders import Selection
 from stoker.sources.iterable import IterableSource
@@ -20,29 +20,10 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
+from stoker.stages.operation import Operation
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Operation, Stage
+from stoker.stages.stage import Stage
 from stoker.stages.to import To
-
-
-class PartVisitor(Protocol):
-    """Goes through the parts of a plan, in the order that data meets them."""
-
-    def segment(self, part: Segment) -> None:
-        """Visit a segment."""
-        ...
-
-    def filter_point(self, part: FilterPoint) -> None:
-        """Visit a filter point."""
-        ...
-
-    def echo_point(self, part: EchoPoint) -> None:
-        """Visit a pool."""
-        ...
-
-    def device_point(self, part: DevicePoint) -> None:
-        """Visit the move to a device."""
-        ...
 
 
 @dataclass
@@ -81,6 +62,11 @@ class Segment:
         return not self.operations and self.cache is None
 
     @property
+    def has_filter(self) -> bool:
+        """Whether some of what comes in may be left out by a filter."""
+        return any(not operation.makes_values for operation in self.operations)
+
+    @property
     def rows(self) -> Rows | None:
         """What gathers batches from arrays, where nothing is done to single examples."""
         if self.source is None or not self.only_stacks:
@@ -104,10 +90,6 @@ class Segment:
             names.append(self.batch.name)
         return names + [stage.name for stage in self.batch_maps]
 
-    def visit(self, visitor: PartVisitor) -> None:
-        """Call the visitor's method for this kind of part."""
-        visitor.segment(self)
-
 
 @dataclass
 class FilterPoint:
@@ -122,10 +104,6 @@ class FilterPoint:
     budgets: Mapping[int, Budget]
     at: int = 0
     needs_work_behind = True
-
-    def visit(self, visitor: PartVisitor) -> None:
-        """Call the visitor's method for this kind of part."""
-        visitor.filter_point(self)
 
 
 @dataclass
@@ -149,10 +127,6 @@ class EchoPoint:
     at: int = 0
     needs_work_behind = True
 
-    def visit(self, visitor: PartVisitor) -> None:
-        """Call the visitor's method for this kind of part."""
-        visitor.echo_point(self)
-
 
 @dataclass
 class DevicePoint:
@@ -166,10 +140,6 @@ class DevicePoint:
     to: To
     at: int = 0
     needs_work_behind = False
-
-    def visit(self, visitor: PartVisitor) -> None:
-        """Call the visitor's method for this kind of part."""
-        visitor.device_point(self)
 
 
 Part = Segment | FilterPoint | EchoPoint | DevicePoint
@@ -186,11 +156,7 @@ class Plan:
         parts: in the order that data meets them; none for a bare loader. A segment stands first
             unless a loader does, and behind every filter point and pool, but that a pool may follow
             a filter point or the way to a device.
-        segments, echoes: those among the parts.
-        filters: how many filter points there are; ``has_filter``: whether a filter is in the chain.
         group: the number of examples in a batch, 1 where examples are never batched.
-        maps: all of them, in order.
-        cache: the cache, if there is one.
     """
 
     indexed: IndexedSource | None
@@ -199,20 +165,39 @@ class Plan:
     selection: Selection
     buffer: int
     parts: tuple[Part, ...]
-    segments: tuple[Segment, ...]
-    echoes: tuple[EchoPoint, ...]
-    filters: int
-    has_filter: bool
     group: int
-    maps: tuple[Map, ...]
-    cache: CacheStage | None
 
     @property
     def source(self) -> Source:
-        """The source."""
         source = self.indexed or self.iterable or self.loader
         assert source is not None
         return source
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    @cached_property
+    def echoes(self) -> tuple[EchoPoint, ...]:
+        """The pools among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, EchoPoint))
+
+    @property
+    def filters(self) -> int:
+        """How many filter points there are."""
+        return sum(isinstance(part, FilterPoint) for part in self.parts)
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether a filter is in the chain."""
+        return any(segment.has_filter for segment in self.segments)
+
+    @property
+    def maps(self) -> list[Map]:
+        """All maps, in order."""
+        each = [stage for part in self.segments for stage in (*part.operations, *part.batch_maps)]
+        return [stage for stage in each if isinstance(stage, Map)]
 
     @property
     def random_maps(self) -> list[Map]:
@@ -220,27 +205,30 @@ class Plan:
         return [stage for stage in self.maps if stage.is_random]
 
     @property
+    def cache(self) -> CacheStage | None:
+        """The cache, if there is one."""
+        return next((part.cache for part in self.segments if part.cache is not None), None)
+
+    @property
     def is_adaptive(self) -> bool:
         """Whether the factor of an echo follows the stall, now or in the run that it replays."""
         return any(point.echo.is_adaptive for point in self.echoes)
 
-    def visit(self, visitor: PartVisitor) -> None:
-        """Lead a visitor through the parts."""
-        for part in self.parts:
-            part.visit(visitor)
-
 
 def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
     """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
-    lowering = _Lowering(budget)
+    lowering = Lowering(budget)
     source.lower(lowering)
     for stage in stages:
         stage.lower(lowering)
     return lowering.plan()
 
 
-class _Lowering:
-    """Collects what the source and the stages need, as the parts of a plan."""
+class Lowering:
+    """Collects what a chain needs from the engine, in order, as the parts of a plan.
+
+    The source calls one of the first three methods, then each stage one of the others.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -252,59 +240,65 @@ class _Lowering:
         self._parts: list[Part] = []
         self._segment: Segment | None = None  # the one at hand
         self._on_device = False
-        self._batch: Batch | None = None
+        self._group = 1
         self._batches = False  # whether what comes by are batches
-        self._maps: list[Map] = []
-        self._has_filter = False
-        self._cache: CacheStage | None = None
 
     def read(self, source: IndexedSource) -> None:
+        """Examples are read by number."""
         self._indexed = source
         self._segment = Segment(source)
 
     def take_examples(self, source: IterableSource) -> None:
+        """Examples are taken one after another."""
         self._iterable = source
         self._segment = Segment()
 
     def take_batches(self, source: LoaderSource) -> None:
+        """Ready batches are taken one after another."""
         self._loader = source
         self._batches = True
 
     def shuffle(self, buffer: int) -> None:
+        """A new order every epoch; streams are shuffled through a buffer of so many examples."""
         self._selection, self._buffer = self._selection.shuffled(), buffer
 
     def shard(self, rank: int, world: int, *, uneven: bool) -> None:
+        """Only this rank's part of the epoch is read."""
         self._selection = self._selection.shared(rank, world, uneven=uneven)
 
     def take(self, count: int) -> None:
+        """Only the first ``count`` examples are read."""
         self._selection = self._selection.taken(count)
 
     def map(self, stage: Map) -> None:
+        """A function is applied to each item."""
         segment = self._at_hand()
         if segment.batch is not None:
             segment.batch_maps.append(stage)
         else:
             segment.operations.append(stage)
-        self._maps.append(stage)
 
     def filter(self, stage: Filter) -> None:
+        """Some examples are left out."""
         self._at_hand().operations.append(stage)
-        self._has_filter = True
 
     def cache(self, stage: CacheStage) -> None:
+        """What comes here is kept in a cache."""
         segment = self._at_hand()
         segment.cache, segment.cache_at = stage, len(segment.operations)
-        self._cache = stage
 
     def batch(self, stage: Batch) -> None:
-        self._at_hand().batch = self._batch = stage
-        self._batches = True
+        """Examples become batches."""
+        self._at_hand().batch = stage
+        self._group, self._batches = stage.n, True
 
     def echo(self, stage: Echo) -> None:
+        """Items are used several times."""
         self._close()
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
     def move(self, stage: To) -> None:
+        """Batches go to a device."""
         self._close()
         self._parts.append(DevicePoint(stage))
         self._on_device = True
@@ -314,11 +308,21 @@ class _Lowering:
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(Segment(batches_in=self._batches, on_device=self._on_device))
-        group = self._batch.n if self._batch is not None else 1
-        found = _Neighbours(group)
+        into_pool = is_followed = leaks = False  # of what comes after the part at hand
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
-            part.visit(found)
+            match part:
+                case Segment():
+                    part.into_pool, part.is_followed = into_pool, is_followed
+                    into_pool = is_followed = False
+                case FilterPoint():
+                    leaks = True
+                case EchoPoint():
+                    part.group = 1 if part.holds_batches else self._group
+                    part.leaks = leaks
+                    into_pool, is_followed = True, part.echo.is_adaptive
+                case DevicePoint():
+                    into_pool = False
         return Plan(
             self._indexed,
             self._iterable,
@@ -326,13 +330,7 @@ class _Lowering:
             self._selection,
             self._buffer,
             tuple(self._parts),
-            tuple(reversed(found.segments)),
-            tuple(reversed(found.echoes)),
-            found.filters,
-            self._has_filter,
-            group,
-            tuple(self._maps),
-            self._cache,
+            self._group,
         )
 
     def _at_hand(self) -> Segment:
@@ -353,42 +351,10 @@ class _Lowering:
         each = segment.operations
         budgets = {one.account: one.budget for one in each if one.budget is not None}
         budgets[0] = self._budget
-        if not self._has_filter_in(segment) and all(b == RAISE for b in budgets.values()):
+        if not segment.has_filter and all(b == RAISE for b in budgets.values()):
             return [segment]
         first = Segment(segment.source, each, segment.cache, segment.cache_at)
         pieces: list[Part] = [first, FilterPoint(budgets)]
         if segment.batch is not None:
             pieces.append(Segment(batch=segment.batch, batch_maps=segment.batch_maps))
         return pieces
-
-    @staticmethod
-    def _has_filter_in(segment: Segment) -> bool:
-        return any(not operation.makes_values for operation in segment.operations)
-
-
-class _Neighbours:
-    """Visits the parts from the last to the first, and tells each what comes after it."""
-
-    def __init__(self, group: int) -> None:
-        self.segments: list[Segment] = []
-        self.echoes: list[EchoPoint] = []
-        self.filters = 0
-        self._group = group
-        self._into_pool = self._is_followed = False
-
-    def segment(self, part: Segment) -> None:
-        part.into_pool, part.is_followed = self._into_pool, self._is_followed
-        self._into_pool = self._is_followed = False
-        self.segments.append(part)
-
-    def filter_point(self, part: FilterPoint) -> None:
-        self.filters += 1
-
-    def echo_point(self, part: EchoPoint) -> None:
-        part.group = 1 if part.holds_batches else self._group
-        part.leaks = self.filters > 0
-        self._into_pool, self._is_followed = True, part.echo.is_adaptive
-        self.echoes.append(part)
-
-    def device_point(self, part: DevicePoint) -> None:
-        self._into_pool = False

@@ -13,15 +13,14 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from stoker import machine
-from stoker.engine.items import HeadStream, Item, Planning, WouldBlock
+from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
 from stoker.engine.pool.threads import WORKER_NAME, WorkerPool
 from stoker.signals import deferred
 
 _JOIN_S = 5.0
 
 
-class Prefetcher:
+class Prefetcher(PulledStream):
     """A stream that a background thread prefetches into a bounded queue.
 
     An exception of the inner stream is queued, and raised at its place. Reading then continues,
@@ -29,13 +28,11 @@ class Prefetcher:
 
     Args:
         inner: the stream to read.
-        size: the largest number of items in the queue.
+        size: the largest number of items in the queue; there are more only where somebody asks
+            for more at a time, until those are taken.
         planning: tells whether the planner may block.
         worker_pool: notified to plan when an item has arrived.
     """
-
-    blocking = False
-    total: int | None = None
 
     def __init__(
         self, inner: HeadStream, size: int, planning: Planning, worker_pool: WorkerPool
@@ -47,21 +44,18 @@ class Prefetcher:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Item | BaseException] = deque()
+        self._room = size  # more, where more was asked for at a time than the queue holds
         self._ended = False
         self._closed = False
         self._fresh = 0
         self._arrived_ns = 0
         self._thread: threading.Thread | None = None
 
-    usable_bytes = staticmethod(machine.usable_memory_bytes)
-
     @property
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
         return self._fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` items are ready, and whether they are the last."""
         self._begin()
         with self._lock:
             ready = len(self._queue)
@@ -71,18 +65,19 @@ class Prefetcher:
         """Wait until the next ``count`` items are ready, or all that are left, or an error."""
         self._begin()
         with self._lock:
-            while not self._there(count):
+            if count > self._room:
+                self._room = count
+                self._changed.notify_all()
+            while not self._is_there(count):
                 if not self._planning.may_block:
                     raise WouldBlock(None)
                 self._changed.wait()
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for more."""
         return len(self._queue) >= self.size
 
     def ready_since(self) -> tuple[int, int | None]:
-        """Return how many items wait, and since when there is no room for more."""
         with self._lock:
             ready = len(self._queue)
             return ready, self._arrived_ns if ready >= self.size else None
@@ -96,14 +91,12 @@ class Prefetcher:
         return next(self.pull_many(1), None)
 
     def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` items, fewer only at the end; none at all if WouldBlock."""
         self.wait_for(count)
         while count:
             with self._lock:
                 if not self._queue:
                     return
-                item = self._queue.popleft()
-                self._changed.notify_all()
+                item = self._popped()
             if isinstance(item, BaseException):
                 raise item
             self._fresh = item.fresh
@@ -116,8 +109,7 @@ class Prefetcher:
         with self._lock:
             first = self._queue[0] if self._queue else None
             if isinstance(first, BaseException):
-                self._queue.popleft()
-                self._changed.notify_all()
+                self._popped()
                 raise first
             return first
 
@@ -138,7 +130,12 @@ class Prefetcher:
             self._inner.interrupt()
             thread.join(_JOIN_S)
 
-    def _there(self, count: int) -> bool:
+    def _popped(self) -> Item | BaseException:
+        self._room = max(self.size, self._room - 1)
+        self._changed.notify_all()
+        return self._queue.popleft()
+
+    def _is_there(self, count: int) -> bool:
         if len(self._queue) >= count or self._ended or self._closed:
             return True
         return any(isinstance(item, BaseException) for item in islice(self._queue, count))
@@ -167,14 +164,14 @@ class Prefetcher:
                     elif not self._closed:
                         self._queue.append(item)
                     self._changed.notify_all()
-                    while not self._closed and self._full(item):
+                self._worker_pool.plan()  # before it waits: planning may make the room
+                with self._lock:
+                    while not self._closed and not self._ended and self._must_wait(item):
                         self._changed.wait()
-                self._worker_pool.plan()
         finally:
             self._inner.clear()  # here: nobody else may use it meanwhile
 
-    def _full(self, last: Item | BaseException | None) -> bool:
+    def _must_wait(self, last: Item | BaseException | None) -> bool:
         """Whether to read no more for now: not behind an error before it was raised, either."""
-        return len(self._queue) >= self.size or (
-            isinstance(last, BaseException) and bool(self._queue)
-        )
+        is_error = isinstance(last, BaseException)
+        return len(self._queue) >= self._room or (is_error and bool(self._queue))

@@ -8,6 +8,7 @@ their work.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 from stoker import rng
 from stoker.buffers import Recycler
@@ -17,31 +18,53 @@ from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
 from stoker.engine.items import Feed, HeadStream, Planning, PulledStream, Stream, Tally
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
+from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import Workers, make_pool
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.position import Position
 from stoker.engine.prefetch import Prefetcher
+from stoker.engine.rank_sync import Ranks
+from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.stream import FOLLOWED_BATCHES, SegmentStream
 from stoker.engine.work import Work
 from stoker.orders import Order
 from stoker.sources.source import Reader
+from stoker.stages.stage import PoolSize
 from stoker.stages.to import Mover
 
 
-class EpochStreams:
-    """The streams and worker pools of one epoch; as a visitor of the plan it builds them.
+@dataclass(frozen=True)
+class EpochSetup:
+    """What an epoch is made from.
 
-    Args:
+    Attributes:
         plan: the plan.
         seed, epoch: they decide the order and every draw.
         autotuner: the pipeline's memory of its speed.
         workers: how work is shared out.
+        sizes: the sizes of the pools that are known; filled in as others become known.
         position: where to begin.
-        pools: makes the feeds of echoes.
-        planning: the planning lock.
-        recycler: where the memory of batches comes from.
-        tally: where time is counted.
-        skip_log: where skips are entered.
+        steps: how many outputs there are at most, or None.
+        ranks: the ranks that adaptive echoes agree with, or None.
+        recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
+        length: how many outputs the epoch has, if that is known.
+    """
+
+    plan: Plan
+    seed: int
+    epoch: int
+    autotuner: Autotuner
+    workers: Workers
+    sizes: dict[int, PoolSize]
+    position: Position
+    steps: int | None = None
+    ranks: Ranks | None = None
+    recycler: Recycler | None = None
+    length: int | None = None
+
+
+class EpochStreams:
+    """The streams and worker pools of one epoch, and what they share.
 
     Attributes:
         last: the stream that the consumer takes from.
@@ -49,33 +72,33 @@ class EpochStreams:
         segments: the streams of the segments.
         head: the source, where it is read one item after another.
         prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
+        pools: makes the feeds of echoes.
+        planning: the planning lock.
+        recycler: where the memory of batches comes from.
+        tally: where time is counted; ``skip_log``: where skips are entered.
     """
 
     last: PulledStream
     last_pool: WorkerPool
 
-    def __init__(
-        self,
-        plan: Plan,
-        seed: int,
-        epoch: int,
-        *,
-        autotuner: Autotuner,
-        workers: Workers,
-        position: Position,
-        pools: Pools,
-        planning: Planning,
-        recycler: Recycler,
-        tally: Tally,
-        skip_log: SkipLog,
-    ) -> None:
-        self._plan, self._seed, self._epoch = plan, seed, epoch
-        self._autotuner, self._workers = autotuner, workers
-        self._begin_at = position
-        self._pools = pools
-        self._planning = planning
+    def __init__(self, setup: EpochSetup) -> None:
+        self._setup = setup
+        self._plan, self._seed, self._epoch = setup.plan, setup.seed, setup.epoch
+        self.planning = Planning()
         self._planning_apart = Planning()  # of what the consumer alone plans
-        self._recycler, self._tally, self._skip_log = recycler, tally, skip_log
+        self.recycler = setup.recycler or Recycler()
+        self.tally = Tally()
+        self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
+        self.pools = Pools(
+            setup.plan,
+            setup.seed,
+            setup.epoch,
+            sizes=setup.sizes,
+            autotuner=setup.autotuner,
+            ranks=setup.ranks,
+            skip_log=self.skip_log,
+            steps=setup.steps,
+        )
         self.segments: list[SegmentStream] = []
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
@@ -101,7 +124,7 @@ class EpochStreams:
         rank = share.rank if share else 0
         if plan.indexed is not None:
             self._order = plan.selection.order(len(plan.indexed), self._seed, self._epoch)
-            self._examples = self._skip_log.examples = len(self._order)
+            self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
         self._works = {
             segment.at: Work(
@@ -111,24 +134,40 @@ class EpochStreams:
                 plan.indexed,
                 self._order,
                 rank=rank,
-                misdrawn=self._tally.misdrawn,
+                misdrawn=self.tally.misdrawn,
             )
             for segment in plan.segments
         }
         self._hire(rank)
         self._open_head(rank)
         for work in self._works.values():
-            self._tally.add(work.segment.names, [0] * len(work.segment.names), 0)
+            self.tally.add(work.segment.names, [0] * len(work.segment.names), 0)
         self.last_pool = self.worker_pool
-        plan.visit(self)
+        for part in plan.parts:
+            match part:
+                case Segment():
+                    self._add_segment(part)
+                case FilterPoint():
+                    self._stream = FilteredStream(
+                        part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
+                    )
+                case EchoPoint():
+                    assert self._stream is not None
+                    pool, planning = self._where(part)
+                    self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
+                case DevicePoint():
+                    mover = Mover(part.to.device)
+                    self._device = DeviceStream(self.last, mover, self.worker_pool)
+                    self._stream = self.last = self._device
+                    self._depth = 0
 
     def _hire(self, rank: int) -> None:
         """Make the worker pools: one for the host, one for what runs behind a device."""
         plan = self._plan
         host = [work for work in self._works.values() if not work.segment.on_device]
-        given = Workers(0, "thread") if plan.loader is not None else self._workers
+        given = Workers(0, "thread") if plan.loader is not None else self._setup.workers
         pool = make_pool(
-            given, host, self._autotuner, seed=self._seed, epoch=self._epoch, rank=rank
+            given, host, self._setup.autotuner, seed=self._seed, epoch=self._epoch, rank=rank
         )
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
@@ -141,55 +180,50 @@ class EpochStreams:
 
     def _open_head(self, rank: int) -> None:
         """Begin to iterate over a loader or a stream."""
-        plan, position = self._plan, self._begin_at
+        plan, position = self._plan, self._setup.position
         foreign = plan.loader or plan.iterable
         if foreign is None:
             return
+        self.tally.add([foreign.name], [0], 0)
         if position.loader_state is not None:
             foreign.load(position.loader_state)
         if plan.loader is not None:
             self.head = LoaderStream(
                 plan.loader,
-                self._tally,
-                self._recycler if plan.echoes else None,
+                self.tally,
+                self.recycler if plan.echoes else None,
                 loaded=position.loaded,
                 fresh=position.fresh,
             )
         elif plan.iterable is not None:
-            self._tally.add([plan.iterable.name], [0], 0)
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
             self.head = IteratedStream(
-                plan.iterable, plan.selection, plan.buffer, key, self._tally, start=position.fresh
+                plan.iterable, plan.selection, plan.buffer, key, self.tally, start=position.fresh
             )
         assert self.head is not None
         self.last = self.head
         if plan.is_adaptive:
             size = FOLLOWED_BATCHES * (1 if plan.loader is not None else plan.group)
             pool = self.worker_pool
-            self.last = self.prefetcher = Prefetcher(self.head, size, self._planning, pool)
+            self.last = self.prefetcher = Prefetcher(self.head, size, self.planning, pool)
         self._stream = self.last
 
-    def segment(self, part: Segment) -> None:
-        """Build a segment's stream."""
+    def _add_segment(self, part: Segment) -> None:
         if self._feed is None and self._stream is not None:
             self._feed = Direct(self._stream)
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
-        cost = self._autotuner.cost(part.at, 1 if part.batches_in else plan.group)
-        cost.whole = self._workers.kind == "process" and bool(
+        cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
+        cost.whole = self._setup.workers.kind == "process" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
+        runner = SegmentRunner(work, pool, self._depth, cost, plan.group, self.recycler, self.tally)
         stream = SegmentStream(
-            work,
+            runner,
             self._feed,
             self._order,
             self._examples,
-            worker_pool=pool,
-            depth=self._depth,
-            cost=cost,
             group=plan.group,
-            recycler=self._recycler,
-            tally=self._tally,
             planning=planning,
             read_ahead=2 * work.reader.requests if work.reader is not None else 0,
         )
@@ -201,29 +235,10 @@ class EpochStreams:
         self._feed = None
         self._depth += 1
 
-    def filter_point(self, part: FilterPoint) -> None:
-        """Build the stream of survivors."""
-        self._stream = FilteredStream(
-            part, self.segments[-1], self.worker_pool, self._skip_log, self._planning
-        )
-
-    def echo_point(self, part: EchoPoint) -> None:
-        """Build the feed that a pool draws."""
-        assert self._stream is not None
-        pool, planning = self._where(part)
-        self._feed = self._pools.feed(part, self._stream, self._tally, pool, planning)
-
-    def device_point(self, part: DevicePoint) -> None:
-        """Build the stream of batches on the device."""
-        mover = Mover(part.to.device)
-        self._device = DeviceStream(self.last, mover, self.worker_pool)
-        self._stream = self.last = self._device
-        self._depth = 0
-
     def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
         if part.on_device:
             return self._worker_pools[1], self._planning_apart
-        return self.worker_pool, self._planning
+        return self.worker_pool, self.planning
 
     def close(self) -> None:
         """End every thread and process, and let go of what a source has open."""
@@ -231,7 +246,7 @@ class EpochStreams:
             upstreams = [s.feed.upstream for s in self.segments if s.feed is not None]
             filtered = [stream for stream in upstreams if isinstance(stream, FilteredStream)]
             outside = (self._device, self.prefetcher or self.head)
-            for part in (*self._pools.feeds, *filtered, *self.segments, *outside):
+            for part in (*self.pools.feeds, *filtered, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
             if self._plan.cache is not None:

@@ -28,9 +28,9 @@ from stoker.orders import Order
 from stoker.rng import Rekeyed
 from stoker.signals import pass_on
 from stoker.sources.source import IndexedSource, Reader
-from stoker.stages.cache import Hit, Miss
+from stoker.stages.cache import CacheStage, Hit, Miss
 from stoker.stages.map import Map, returned_nothing
-from stoker.stages.stage import Operation
+from stoker.stages.operation import Operation
 
 Misdrawn = tuple[int, str]
 """A random map that draws from global generators: its position, and their names."""
@@ -159,41 +159,41 @@ class Work:
 
     def _found(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         """Look examples up in the cache."""
-        assert self._cache is not None
+        cache = self._cache
+        assert cache is not None
+
+        def find(some: NDArray[np.int64]) -> list[Any]:
+            try:
+                return cache.find(self._indexed, some.tolist(), self._expected)
+            except CacheError as error:  # no example's failure: nothing may skip it
+                return [Failure(error)] * len(some)
+
         start = time.perf_counter_ns()
-        found: list[Any]
-        try:
-            found = self._cache.find(self._indexed, indices.tolist(), self._expected)
-        except CacheError as error:  # no example's failure: nothing may skip it
-            found = [Failure(error)] * len(indices)
-        except Exception as error:
-            pass_on(error)
-            if len(indices) == 1:
-                failed = self._error(self._cache.name, error, index=int(indices[0]))
-                found = [Failure(failed, self._part)]
-            else:  # one by one, to know which
-                found = [
-                    self._found(indices[i : i + 1], [0] * len(ns))[0] for i in range(len(indices))
-                ]
+        found = self._each(find, cache, indices)
         ns[self._first + self._cache_at] += time.perf_counter_ns() - start
         return found
 
     def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         start = time.perf_counter_ns()
         reads = self.reader or self._indexed
-        values: list[Any]
+        values = self._each(reads.fetch, self._indexed, indices)
+        ns[0] += time.perf_counter_ns() - start
+        return values
+
+    def _each(
+        self,
+        get: Callable[[NDArray[np.int64]], list[Any]],
+        who: IndexedSource | CacheStage,
+        indices: NDArray[np.int64],
+    ) -> list[Any]:
+        """Return what ``get`` does; where it fails, one by one, to know which."""
         try:
-            values = reads.fetch(indices)
+            return get(indices)
         except Exception as error:
             pass_on(error)
             if len(indices) == 1:
-                failed = self._error(self._indexed.name, error, index=int(indices[0]))
-                values = [Failure(failed, self._part)]
-            else:  # one by one, to know which
-                each = (indices[i : i + 1] for i in range(len(indices)))
-                values = [self._read(one, [0])[0] for one in each]
-        ns[0] += time.perf_counter_ns() - start
-        return values
+                return [Failure(self._error(who.name, error, index=int(indices[0])), self._part)]
+            return [self._each(get, who, indices[i : i + 1])[0] for i in range(len(indices))]
 
     def apply(
         self,
@@ -267,27 +267,23 @@ class Work:
         for number, (stage, fn, key) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
-            i = 0
-            while i < len(values):
+            for i, value in enumerate(values):
+                use_key = use_keys[i] if use_keys is not None else 0
+                if type(value) is Failure or (stage.repeats_only and not use_key):
+                    continue
                 try:
-                    while i < len(values):
-                        value = values[i]
-                        if type(value) is not Failure:
-                            if key is None:
-                                made = fn(value)
-                            else:
-                                use_key = use_keys[i] if use_keys is not None else 0
-                                rng = on_device and on_device(key, ordinals[i], use_key, value)
-                                made = fn(value, rng or place(key, ordinals[i], use_key))
-                            if made is None and stage.makes_values:
-                                raise returned_nothing("batch" if in_batches else "example")
-                            values[i] = made
-                        i += 1
+                    if key is None:
+                        made = fn(value)
+                    else:
+                        rng = on_device and on_device(key, ordinals[i], use_key, value)
+                        made = fn(value, rng or place(key, ordinals[i], use_key))
+                    if made is None and stage.makes_values:
+                        raise returned_nothing("batch" if in_batches else "example")
                 except Exception as error:
                     pass_on(error)
                     failed = self._located(stage.name, error, ordinals[i])
-                    values[i] = Failure(failed, self._part, stage.account)
-                    i += 1
+                    made = Failure(failed, self._part, stage.account)
+                values[i] = made
             ns[number] += time.perf_counter_ns() - start
 
     def finish(self, batch: Any, ordinal: int, use_key: int, ns: list[int]) -> Any:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.checks import is_whole_number
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Stage):
     """The stage ``.batch(n)``."""
 
     n: int
@@ -27,8 +31,8 @@ class Batch:
     collate: Collate | None
     traits = Traits(batches=True)
 
-    @classmethod
-    def of(cls, n: Any, drop_last: Any, collate: Any) -> Batch:
+    @staticmethod
+    def of(n: Any, drop_last: Any, collate: Any) -> Batch:
         """Check the arguments of ``.batch()``."""
         if not is_whole_number(n):
             raise TypeError(f"a batch size is a whole number, not {n!r}")
@@ -36,14 +40,13 @@ class Batch:
             raise ValueError(f"a batch has at least one example, not {n}")
         if collate is not None and not callable(collate):
             raise TypeError(f"collate must be a function, not {type(collate).__name__}")
-        return cls(int(n), bool(drop_last), collate)
+        return Batch(int(n), bool(drop_last), collate)
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"batch({self.n})"
 
-    def placed(self, before: Before) -> Batch:
+    def placed(self, before: Chain) -> Batch:
         """Check that single examples come here, from pools that hold a batch."""
         if before.source.yields_batches:
             raise ValueError("a loader yields batches already: set its batch_size")
@@ -54,11 +57,7 @@ class Batch:
             echo.check_holds(self.n)
         return self
 
-    def begin(self, chain: Before) -> None:
-        """Do nothing."""
-
     def lower(self, to: Lowering) -> None:
-        """Have examples stacked."""
         to.batch(self)
 
     def count(self, items: int) -> int:
@@ -68,10 +67,6 @@ class Batch:
     def outline(self) -> str:
         """Return its size, and what becomes of the rest."""
         return f"batch({self.n}, drop_last={self.drop_last})"
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""
 
 
 class Columns:
@@ -201,20 +196,30 @@ def _names(template: Any) -> list[str]:
 _TEXT = (str, bytes, type(None))  # NumPy's own strings included
 
 
-class _Leaf:
-    """The rows of one leaf."""
+class _Leaf(ABC):
+    """The rows of one leaf, in ``out``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, out: Any) -> None:
         self.name = name
+        self.out = out
 
+    @abstractmethod
     def put(self, start: int, column: Any) -> None:
-        raise AssertionError
+        """Write rows ``start ..``. Raises ValueError where they do not fit."""
 
     def finish(self, tensors: bool) -> Any:
-        raise AssertionError
+        if tensors and isinstance(self.out, np.ndarray):
+            import torch
 
-    def ragged(self, column: Any, describe: Callable[[Any], str]) -> Exception:
-        seen = list(dict.fromkeys(describe(value) for value in column))
+            return torch.from_numpy(self.out)
+        return self.out
+
+    def text(self, value: Any) -> str:
+        """Say of what kind a value is."""
+        return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
+
+    def ragged(self, column: Any) -> Exception:
+        seen = list(dict.fromkeys(self.text(value) for value in column))
         if len(seen) == 1:
             seen.append("another in rows before")
         shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
@@ -224,26 +229,45 @@ class _Leaf:
         )
 
 
-class _ArrayLeaf(_Leaf):
-    def __init__(self, name: str, first: NDArray[Any], rows: int, recycler: Recycler) -> None:
-        super().__init__(name)
+class _DenseLeaf(_Leaf):
+    """Arrays, or tensors, of one shape and dtype."""
+
+    def __init__(self, name: str, first: Any, out: Any) -> None:
+        super().__init__(name, out)
         self._shape, self._dtype = first.shape, first.dtype
-        self._out = recycler.array((rows, *first.shape), first.dtype)
+
+    @staticmethod
+    @abstractmethod
+    def is_one(value: Any) -> bool: ...
+
+    @abstractmethod
+    def stack(self, column: Any, rows: Any) -> None:
+        """Write single values, which fit, into rows."""
 
     def put(self, start: int, column: Any) -> None:
-        shape, dtype, out = self._shape, self._dtype, self._out
-        if isinstance(column, np.ndarray):  # already stacked
+        shape, dtype, is_one = self._shape, self._dtype, self.is_one
+        rows = self.out[start : start + len(column)]
+        if is_one(column):  # already stacked
             if column.shape[1:] != shape or column.dtype != dtype:
-                raise self.ragged([column[0], out[0]], _array_text)
-            out[start : start + len(column)] = column
+                raise self.ragged([column[0], self.out[0]])
+            rows[...] = column
             return
-        if (
-            not all(isinstance(value, np.ndarray) for value in column)
-            or {value.shape for value in column} != {shape}
-            or {value.dtype for value in column} != {dtype}
-        ):
-            raise self.ragged([*column, out[0]], _array_text)
-        rows = out[start : start + len(column)]
+        for value in column:
+            if not is_one(value) or value.shape != shape or value.dtype != dtype:
+                raise self.ragged([*column, self.out[0]])
+        self.stack(column, rows)
+
+    def text(self, value: Any) -> str:
+        return f"{value.dtype} {list(value.shape)}" if self.is_one(value) else type(value).__name__
+
+
+class _ArrayLeaf(_DenseLeaf):
+    @staticmethod
+    def is_one(value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def stack(self, column: Any, rows: Any) -> None:
+        shape = self._shape
         if shape and shape[0] and rows.flags.c_contiguous:
             # Joining along the first axis writes what stacking would, without n new views.
             np.concatenate(column, out=rows.reshape(-1, *shape[1:]))
@@ -251,38 +275,39 @@ class _ArrayLeaf(_Leaf):
             for i, value in enumerate(column):
                 rows[i] = value
 
-    def finish(self, tensors: bool) -> Any:
-        return _as_tensor(self._out) if tensors else self._out
+
+class _TensorLeaf(_DenseLeaf):
+    is_one = staticmethod(pytree.is_tensor)
+
+    def stack(self, column: Any, rows: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            torch.stack(list(column), out=rows)
 
 
 class _ScalarLeaf(_Leaf):
     def __init__(self, name: str, first: Any, rows: int) -> None:
-        super().__init__(name)
+        super().__init__(name, np.empty(rows, np.asarray(first).dtype))
         self._kind = type(first)
         self._first = first
-        self._out = np.empty(rows, np.asarray(first).dtype)
 
     def put(self, start: int, column: Any) -> None:
+        dtype = self.out.dtype
         if isinstance(column, np.ndarray):
-            if column.dtype != self._out.dtype:
-                raise self.ragged([column[0], self._out[0]], _scalar_text)
+            if column.dtype != dtype:
+                raise self.ragged([column[0], self.out[0]])
         elif any(type(value) is not self._kind for value in column) or (
-            issubclass(self._kind, np.generic) and any(v.dtype != self._out.dtype for v in column)
+            issubclass(self._kind, np.generic) and any(v.dtype != dtype for v in column)
         ):
-            raise self.ragged([*column, self._first], _scalar_text)
-        self._out[start : start + len(column)] = column
-
-    def finish(self, tensors: bool) -> Any:
-        return _as_tensor(self._out) if tensors else self._out
+            raise self.ragged([*column, self._first])
+        self.out[start : start + len(column)] = column
 
 
 class _ListLeaf(_Leaf):
     """Strings, bytes and None stay a list."""
 
-    def __init__(self, name: str, rows: int) -> None:
-        super().__init__(name)
-        self._out: list[Any] = [None] * rows
-        self._kind: type[str] | type[bytes] | None = None
+    _kind: type[str] | type[bytes] | None = None
 
     def put(self, start: int, column: Any) -> None:
         for row, value in enumerate(column, start):
@@ -291,76 +316,23 @@ class _ListLeaf(_Leaf):
             kind = str if isinstance(value, str) else bytes if isinstance(value, bytes) else None
             self._kind = self._kind or kind
             if kind is None or kind is not self._kind:
-                raise self.ragged([*column, self._kind and self._kind()], _scalar_text)
-            self._out[row] = kind(value)  # NumPy's own strings become plain ones
-
-    def finish(self, tensors: bool) -> Any:
-        return self._out
-
-
-class _TensorLeaf(_Leaf):
-    def __init__(self, name: str, first: Any, rows: int) -> None:
-        import torch
-
-        super().__init__(name)
-        self._shape, self._dtype = first.shape, first.dtype
-        self._out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
-
-    def put(self, start: int, column: Any) -> None:
-        import torch
-
-        rows = self._out[start : start + len(column)]
-        if pytree.is_tensor(column):
-            if column.shape[1:] != self._shape or column.dtype != self._dtype:
-                raise self.ragged([column[0], self._out[0]], _tensor_text)
-            rows.copy_(column)
-            return
-        for value in column:
-            if (
-                not pytree.is_tensor(value)
-                or value.shape != self._shape
-                or value.dtype != self._dtype
-            ):
-                raise self.ragged([*column, self._out[0]], _tensor_text)
-        with torch.no_grad():
-            torch.stack(list(column), out=rows)
-
-    def finish(self, tensors: bool) -> Any:
-        return self._out
+                raise self.ragged([*column, self._kind and self._kind()])
+            self.out[row] = kind(value)  # NumPy's own strings become plain ones
 
 
 def _leaf(name: str, first: Any, rows: int, recycler: Recycler) -> _Leaf:
     if isinstance(first, np.ndarray):
-        return _ArrayLeaf(name, first, rows, recycler)
+        return _ArrayLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
     if isinstance(first, _TEXT):
-        return _ListLeaf(name, rows)
+        return _ListLeaf(name, [None] * rows)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
     if pytree.is_tensor(first):
-        return _TensorLeaf(name, first, rows)
+        import torch
+
+        out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
+        return _TensorLeaf(name, first, out)
     raise TypeError(
         f"{name!r} is a {type(first).__name__}, which cannot be stacked; turn it into an array "
         "in a map, or give .batch(collate=...)"
     )
-
-
-def _as_tensor(array: NDArray[Any]) -> Any:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _array_text(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {list(value.shape)}"
-    return type(value).__name__
-
-
-def _scalar_text(value: Any) -> str:
-    return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
-
-
-def _tensor_text(value: Any) -> str:
-    if pytree.is_tensor(value):
-        return f"{value.dtype} {list(value.shape)}"
-    return type(value).__name__

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker import machine
@@ -13,10 +13,12 @@ from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 from stoker.sources.source import IndexedSource
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 _SAMPLED = 64
 
@@ -52,7 +54,7 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class CacheStage:
+class CacheStage(Stage):
     """The stage ``.cache(limit)``.
 
     Attributes:
@@ -62,13 +64,10 @@ class CacheStage:
 
     cache: ExampleCache
     keep_pages: bool
-    _warned: list[str] = field(default_factory=list, compare=False, repr=False)
     traits = Traits(keeps_fields=True, caches=True)
 
-    @classmethod
-    def of(
-        cls, before: Before, limit: Any, version: Any, keep_pages: Any, **settings: Any
-    ) -> CacheStage:
+    @staticmethod
+    def of(before: Chain, limit: Any, version: Any, keep_pages: Any, **settings: Any) -> CacheStage:
         """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
 
         Args:
@@ -91,42 +90,32 @@ class CacheStage:
             examples=len(source),
             **settings,
         )
-        return cls(cache, bool(keep_pages))
+        return CacheStage(cache, bool(keep_pages))
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         limit = self.cache.limit
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
 
-    def placed(self, before: Before) -> CacheStage:
+    def placed(self, before: Chain) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""
         _check_cacheable(before)
         return self
 
-    def begin(self, chain: Before) -> None:
-        """Open the store; warn, once, where it saves nothing, or less than it seems."""
-        if not self._warned:
-            self._warned.append("")
+    def begin(self, chain: Chain) -> None:
+        """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
+        if self.cache.open():
             self._warn_of_what_cannot_help(chain)
-        self.cache.open()
 
     def lower(self, to: Lowering) -> None:
-        """Have what comes here kept."""
         to.cache(self)
 
     def count(self, items: int) -> int:
-        """Return as many."""
         return items
 
     def outline(self) -> None:
-        """Return None: it changes no stream."""
         return None
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""
 
     @property
     def weighs(self) -> bool:
@@ -149,7 +138,7 @@ class CacheStage:
         places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
         for at, value in self.cache.find(keys, sizes):
             found[places[at]] = Hit(value)
-        self.cache.count_misses(len(indices) - len(asked))
+        self.cache.count(misses=len(indices) - len(asked))
         return found
 
     def _missing(self, source: IndexedSource, index: int) -> Miss:
@@ -183,20 +172,20 @@ class CacheStage:
 
         Raises ValueError where it is another one each time, TypeError for what cannot be stored.
         """
-        if not self.cache.takes:
-            return self.cache.refuse()
-        if (
-            miss.fingerprint is None
-            or self._missing(source, miss.index).fingerprint != miss.fingerprint
-        ):
-            return self.cache.refuse()  # it changed while it was read
+        if not self.cache.takes or not self._is_unchanged(source, miss):
+            return self.cache.count(refused=1)
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
         file = None if self.keep_pages else source.local_path(miss.index)
         return self.cache.offer(miss.key, value, miss.cost_ns, file)
 
-    def _warn_of_what_cannot_help(self, chain: Before) -> None:
+    def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
+        """Tell whether an example is the one that was looked up; it may change while it is read."""
+        known = miss.fingerprint
+        return known is not None and self._missing(source, miss.index).fingerprint == known
+
+    def _warn_of_what_cannot_help(self, chain: Chain) -> None:
         source = chain.source
         assert isinstance(source, IndexedSource)
         before = chain.stages[: chain.stages.index(self)]
@@ -222,7 +211,7 @@ class CacheStage:
             )
 
 
-def _check_cacheable(before: Before) -> None:
+def _check_cacheable(before: Chain) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
         raise ValueError(

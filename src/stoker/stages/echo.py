@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker import machine
 from stoker.checks import is_whole_number
@@ -14,8 +14,14 @@ from stoker.machine import format_bytes, process_group
 from stoker.schedule.adaptive import MOST_FACTOR
 from stoker.schedule.factor import exact_factor, uses_of_first
 from stoker.schedule.record import RunRecord, difference_of
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
+
+Factor = float | Fraction | str
+"""``"auto"``, or the mean uses of each fresh item, at least 1."""
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 DEFAULT_MAX_FACTOR = 4
@@ -24,7 +30,7 @@ WINDOW_STEPS = 64
 
 
 @dataclass(frozen=True)
-class Echo:
+class Echo(Stage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
@@ -44,14 +50,14 @@ class Echo:
     position: int = 0
     record: RunRecord | None = None
 
-    @classmethod
-    def of(cls, factor: Any, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
+    @staticmethod
+    def of(factor: Factor, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
         """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
         size, size_bytes = _pool_size(pool)
         if factor == "auto":
             if record is not None and (pool is not None or max_factor is not None):
                 raise ValueError("replay= has pool and max_factor of its own: leave them out")
-            return cls(None, _max_factor(max_factor), size, size_bytes, record=record)
+            return Echo(None, _max_factor(max_factor), size, size_bytes, record=record)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
@@ -61,18 +67,16 @@ class Echo:
         exact = exact_factor(factor)
         if exact == 1:
             return None
-        return cls(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
+        return Echo(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         if self.factor is not None:
             return f"echo({float(self.factor):g})"
         return f"echo(auto, max_factor={self.max_factor})"
 
     @property
     def traits(self) -> Traits:
-        """What it does, as far as others ask."""
         return Traits(repeats=True)
 
     @property
@@ -85,7 +89,7 @@ class Echo:
         """Whether it decides by what is ready, rather than by a factor or a record."""
         return self.factor is None and self.record is None
 
-    def placed(self, before: Before) -> Echo:
+    def placed(self, before: Chain) -> Echo:
         """Number it among the echoes, and look up its record."""
         position = len(before.echoes)
         most = self.max_factor
@@ -93,7 +97,7 @@ class Echo:
             most = self.record.echo(position, ".echo(replay=)").max_factor
         return replace(self, position=position, max_factor=most)
 
-    def begin(self, chain: Before) -> None:
+    def begin(self, chain: Chain) -> None:
         """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
         if self.follows_clock and not chain.has_workers:
             raise ValueError(
@@ -112,7 +116,6 @@ class Echo:
             raise StateError(f"the record belongs to another pipeline: {difference}")
 
     def lower(self, to: Lowering) -> None:
-        """Have items used again."""
         to.echo(self)
 
     def count(self, items: int) -> int:
@@ -131,7 +134,7 @@ class Echo:
         size = self.pool if self.pool is not None else self.pool_bytes
         return f"echo({self.factor}, pool={size})"
 
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it stands in the echoing paper's words, its pool, and who decides."""
         return f"  {self._insertion_point(chain)}; {self._pool(chain, sizes)}{self._decides()}"
 
@@ -152,7 +155,7 @@ class Echo:
                 "a batch distinct"
             )
 
-    def _insertion_point(self, chain: Before) -> str:
+    def _insertion_point(self, chain: Chain) -> str:
         """Name where it stands (Choi et al., arXiv 1907.05550, section 2)."""
         at = chain.stages.index(self)
         before, behind = chain.stages[:at], chain.stages[at:]
@@ -166,11 +169,11 @@ class Echo:
             return "example echoing before augmentation"
         return "example echoing (nothing is augmented)"
 
-    def _holds_batches(self, chain: Before) -> bool:
+    def _holds_batches(self, chain: Chain) -> bool:
         before = chain.stages[: chain.stages.index(self)]
         return chain.source.yields_batches or bool(first_with(before, lambda t: t.batches))
 
-    def _pool(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+    def _pool(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         known = sizes.get(self.position)
         unit = "batches" if self._holds_batches(chain) else "examples"
         if known is None and self.record is not None:

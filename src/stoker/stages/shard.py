@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.checks import is_whole_number
 from stoker.machine import process_group
 from stoker.orders import Share
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import PoolSize, Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(Stage):
     """The stage ``.shard()``.
 
     Attributes:
@@ -28,8 +32,8 @@ class Shard:
     assumed: bool = False
     traits = Traits(selects=True, shards=True, keeps_fields=True)
 
-    @classmethod
-    def of(cls, rank: Any, world: Any, uneven: Any) -> Shard:
+    @staticmethod
+    def of(rank: Any, world: Any, uneven: Any) -> Shard:
         """Check the arguments of ``.shard()``; without them the process group is asked.
 
         Where there is none, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the
@@ -58,14 +62,13 @@ class Shard:
             raise ValueError(
                 f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
             )
-        return cls(int(rank), int(world), bool(uneven), assumed)
+        return Shard(int(rank), int(world), bool(uneven), assumed)
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"shard(rank={self.rank}, world={self.world}{', uneven' * self.uneven})"
 
-    def placed(self, before: Before) -> Shard:
+    def placed(self, before: Chain) -> Shard:
         """Check that it stands where numbers alone say what is whose."""
         if before.source.yields_batches:
             raise ValueError(
@@ -79,7 +82,7 @@ class Shard:
             )
         return self
 
-    def begin(self, chain: Before) -> None:
+    def begin(self, chain: Chain) -> None:
         """Raise ValueError where this was taken for the only process, and others came later."""
         group = process_group()
         if self.assumed and group is not None and group[1] > 1:
@@ -89,18 +92,16 @@ class Shard:
             )
 
     def lower(self, to: Lowering) -> None:
-        """Have a rank's part read."""
         to.shard(self.rank, self.world, uneven=self.uneven)
 
     def count(self, items: int) -> int:
-        """Return how many are this rank's."""
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def outline(self) -> str:
         """Return the world: ranks of equal length share a state."""
         return self.name if self.uneven else f"shard(world={self.world})"
 
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say how parts compare."""
         if self.assumed:
             return "  one process: there is no process group"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.checks import is_whole_number
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
-class Shuffle:
+class Shuffle(Stage):
     """The stage ``.shuffle()``: a permutation keyed by seed and epoch (see ``orders``).
 
     Attributes:
@@ -26,10 +29,9 @@ class Shuffle:
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
 
-    def placed(self, before: Before) -> Shuffle:
+    def placed(self, before: Chain) -> Shuffle:
         """Check that there is an order to draw, and how."""
         source = before.source
         if source.yields_batches:
@@ -48,21 +50,11 @@ class Shuffle:
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
         return Shuffle(int(buffer))
 
-    def begin(self, chain: Before) -> None:
-        """Do nothing."""
-
     def lower(self, to: Lowering) -> None:
-        """Have the order drawn."""
         to.shuffle(self.buffer or 1)
 
     def count(self, items: int) -> int:
-        """Return as many."""
         return items
 
     def outline(self) -> str:
-        """Return its name."""
         return self.name
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.checks import is_whole_number
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 
 @dataclass(frozen=True)
-class Take:
+class Take(Stage):
     """The stage ``.take(n)``: only numbers decide, so nothing else is read.
 
     Attributes:
@@ -21,21 +24,20 @@ class Take:
     n: int
     traits = Traits(selects=True, keeps_fields=True)
 
-    @classmethod
-    def of(cls, n: Any) -> Take:
+    @staticmethod
+    def of(n: Any) -> Take:
         """Check the argument of ``.take()``."""
         if not is_whole_number(n):
             raise TypeError(f".take() takes a whole number of examples, not {n!r}")
         if n < 1:
             raise ValueError(f".take() leaves at least one example, not {n}")
-        return cls(int(n))
+        return Take(int(n))
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"take({self.n:,})"
 
-    def placed(self, before: Before) -> Take:
+    def placed(self, before: Chain) -> Take:
         """Check that numbers alone say which examples are the first."""
         if before.source.yields_batches:
             raise ValueError(
@@ -52,21 +54,11 @@ class Take:
             )
         return self
 
-    def begin(self, chain: Before) -> None:
-        """Do nothing."""
-
     def lower(self, to: Lowering) -> None:
-        """Have the order cut short."""
         to.take(self.n)
 
     def count(self, items: int) -> int:
-        """Return ``n`` at most."""
         return min(self.n, items)
 
     def outline(self) -> str:
-        """Return its name."""
         return self.name
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""

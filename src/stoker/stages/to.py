@@ -9,35 +9,38 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import machine, pytree
-from stoker.stages.stage import Before, Lowering, PoolSize, Traits, first_with
+from stoker.stages.stage import Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+    from stoker.engine.lower import Lowering
 
 
 @dataclass(frozen=True)
-class To:
+class To(Stage):
     """The stage ``.to(device)``."""
 
     device: str
     traits = Traits(moves=True)
 
-    @classmethod
-    def of(cls, device: Any) -> To:
+    @staticmethod
+    def of(device: Any) -> To:
         """Check the argument of ``.to()``; raises ImportError without torch."""
-        return cls(torch_device(device))
+        return To(torch_device(device))
 
     @property
     def name(self) -> str:
-        """Name the stage for people."""
         return f"to({self.device})"
 
-    def placed(self, before: Before) -> To:
+    def placed(self, before: Chain) -> To:
         """Check that batches come here, from the host."""
         stage = first_with(before.stages, lambda t: t.moves)
         if stage is not None:
@@ -46,24 +49,14 @@ class To:
             raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
         return self
 
-    def begin(self, chain: Before) -> None:
-        """Do nothing."""
-
     def lower(self, to: Lowering) -> None:
-        """Have batches moved."""
         to.move(self)
 
     def count(self, items: int) -> int:
-        """Return as many."""
         return items
 
     def outline(self) -> None:
-        """Return None: it changes no stream."""
         return None
-
-    def note(self, chain: Before, sizes: Mapping[int, PoolSize]) -> str:
-        """Return nothing: the name says it."""
-        return ""
 
 
 def torch_device(device: Any) -> str:
@@ -113,7 +106,6 @@ class Mover:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def usable_bytes(self) -> int:
-        """Return the free memory of the device."""
         return usable_bytes(self._device)
 
     def start(self, batch: Any) -> Callable[[], Any]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.checks import is_whole_number
-from stoker.engine.pool.threads import Autotuner, WorkerPool
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.work import Work
 
 _KINDS = ("thread", "process")

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from stoker import rng
 from stoker.engine.pool import worker
+from stoker.engine.pool.threads import Request
 from stoker.engine.work import Misdrawn, Work
 from stoker.errors import WorkerDied
 from stoker.ipc import channel
@@ -128,11 +129,7 @@ class WorkerProcess:
 
 
 class ProcessSlot:
-    """A worker process, as one of the threads that use it sees it.
-
-    A process has two of them, so that it finds its next request waiting: a thread that comes late,
-    because all cores are busy, would leave it idle.
-    """
+    """A worker process, as one of the threads that use it sees it."""
 
     def __init__(
         self, process: WorkerProcess, number: int, requests: Arena | None, answers: Arena | None
@@ -143,7 +140,7 @@ class ProcessSlot:
         self._answers = answers
 
     @contextlib.contextmanager
-    def run(self, *request: Any) -> Iterator[tuple[Any, list[int], list[Misdrawn]]]:
+    def run(self, request: Request) -> Iterator[tuple[Any, list[int], list[Misdrawn]]]:
         """Have a request done; the answer's arrays are valid within the ``with`` alone.
 
         Raises WorkerDied when the process ends without an answer.
@@ -155,7 +152,7 @@ class ProcessSlot:
         yield answer
 
     def stop(self) -> None:
-        """Have the process end: by asking if it is idle, by force if it is busy."""
+        """Have the process end, as ``WorkerProcess.dismiss`` does."""
         if self.number == 0 or self._process.is_busy:
             self._process.dismiss()
 

@@ -5,21 +5,8 @@ chunks of about a millisecond of measured work. A task becomes ready when the ta
 are done. Downstream tasks go first, so that the work nearest to the consumer is finished first.
 Several workers may write rows of one batch; the last to finish completes it.
 
-How many threads take part is decided by timing: none, one or all, never a number between. The
-stream does not depend on it. The decision, ``WorkerPool._decide``:
-
-1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
-   batch then costs more than 1 ms over all segments, all threads start. Otherwise it stays inline,
-   and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
-   take part, without a trial.
-2. A trial with all threads: at least 12 pieces and 20 ms of work. If together they kept less than
-   half a core busy, they were sleeping (reads, latency), and all stay.
-3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
-   one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
-   than that, the work goes back to the consumer.
-
-``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch. Threads that do
-not take part wait on a condition of their own, because they would swallow a call to work.
+How many threads take part is decided by timing (``autotune``). Those that do not wait on a
+condition of their own, because they would swallow a call to work.
 
 Guarantees:
 
@@ -36,19 +23,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.engine.pool.autotune import Autotuner, CostEstimate, Tuning
 
 CHUNK_NS = 1_000_000
 PROCESS_CHUNK_NS = 20_000_000  # larger: each chunk costs two wake-ups
-INLINE_BATCH_NS = 1_000_000
-GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
-GATHER_AHEAD = 8  # batches: few, so that their memory stays in the caches
-GATHER_BATCHES = 4  # gathered in one task, to share what a task costs
-_INLINE_TRIAL_NS = 5_000_000
-_TRIAL_TASKS = 12
-_TRIAL_NS = 20_000_000
-_CLEARLY = 0.9  # of the time: what counts as faster
 _JOIN_S = 5.0
 WORKER_NAME = "stoker-worker"
 
@@ -77,105 +62,56 @@ class TaskRunner(Protocol):
         ...
 
 
-class CostEstimate:
-    """Measured work of one segment, kept from epoch to epoch."""
-
-    def __init__(self, rows_per_batch: int) -> None:
-        self.rows_per_batch = rows_per_batch
-        self.row_ns: float | None = None
-        self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
-        self.whole = False  # whether a chunk is always a whole batch
-        self.light = False  # whether rows are but copied: nothing to be careful about at first
-        self.chunk_rows = rows_per_batch  # at most
-        self.releases_gil = False  # whether it is all NumPy's own work
-        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
-        self.work_ns = 0
-        self.rows = 0
-
-    def chunk(self, target_ns: int) -> int:
-        """Return how many rows make a chunk."""
-        if self.whole:
-            return self.rows_per_batch
-        if self.row_ns is None:
-            return self.chunk_rows if self.light else 1
-        return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
-
-    def batch_ns(self) -> float:
-        """Return what a batch costs, 0 while that is not known."""
-        return (self.row_ns or 0.0) * self.rows_per_batch
-
-    def note(self, rows: int, work_ns: int) -> None:
-        """Take a measurement in."""
-        each = work_ns / rows
-        if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
-            self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
-        else:
-            self.row_ns += 0.2 * (each - self.row_ns)
-        self.rows += rows
-        self.work_ns += work_ns
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
-    """Rows to be done; what comes of them is in ``values``."""
-
-    __slots__ = (
-        "batch",
-        "builder",
-        "claimed",
-        "done",
-        "done_ns",
-        "failed",
-        "fresh",
-        "indices",
-        "items",
-        "left",
-        "number",
-        "ordinals",
-        "pending",
-        "rows",
-        "runner",
-        "use_keys",
-        "values",
-        "waiting",
-    )  # fmt: skip
-
-    def __init__(self, runner: Any, number: int, rows: int) -> None:
-        self.runner = runner
-        self.number = number
-        self.rows = rows
-        self.claimed = 0
-        self.left = rows
-        self.pending = 0
-        self.done = False
-        self.done_ns = 0
-        self.waiting: list[Task] | None = None
-        self.values: list[Any] = []
-        self.builder: Any = None
-        self.batch: Any = None
-        self.indices: Any = None
-        self.items: list[Any] | None = None
-        self.ordinals: Any = None
-        self.use_keys: list[int] | None = None
-        self.fresh = 0
-        self.failed: tuple[int, Any] | None = None
-
-
-class Autotuner:
-    """What a pipeline learnt about its own speed; outlives its epochs.
+    """Rows to be done; what comes of them is in ``values``.
 
     Attributes:
-        active: how many threads take part, or None while that is not decided.
-        factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
+        claimed, finished: how many rows were begun, and are over.
+        pending: how many tasks are not done that this one needs; ``waiting``: what needs this one.
+        done_ns: when it was done, by ``time.perf_counter_ns``.
+        builder, batch: where its rows are written, if they make a batch.
+        indices, items: what its rows are made of: examples of the source, or items.
+        failed: the first of its rows that failed, and the failure.
     """
 
-    def __init__(self) -> None:
-        self.active: int | None = None
-        self.factor: int | None = None
-        self.paces: dict[int, CostEstimate] = {}
+    runner: Any
+    number: int
+    rows: int
+    claimed: int = 0
+    finished: int = 0
+    pending: int = 0
+    done: bool = False
+    done_ns: int = 0
+    waiting: list[Task] | None = None
+    values: list[Any] = field(default_factory=list)
+    builder: Any = None
+    batch: Any = None
+    indices: Any = None
+    items: list[Any] | None = None
+    ordinals: Any = None
+    use_keys: list[int] | None = None
+    fresh: int = 0
+    failed: tuple[int, Any] | None = None
 
-    def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
-        """Return the cost of a segment."""
-        return self.paces.setdefault(segment, CostEstimate(rows_per_batch))
+
+class Request(NamedTuple):
+    """Rows of a task, as a worker process is asked for them.
+
+    Attributes:
+        depth: the segment's number among those of the host.
+        indices, values: what the rows are made of: examples of the source, or values.
+        ordinals, use_keys: their addresses.
+        number: that of the task; ``whole``: whether these are all its rows.
+    """
+
+    depth: int
+    indices: NDArray[np.int64] | None
+    values: list[Any] | None
+    ordinals: Sequence[int]
+    use_keys: list[int] | None
+    number: int
+    whole: bool
 
 
 class WorkerPool:
@@ -197,23 +133,16 @@ class WorkerPool:
         self._progress = threading.Condition(self.lock)
         self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
         self.limit = threads
-        self._autotuner = autotuner
         self._remotes = remotes
-        self._closed = False
+        self.closed = False
         self._threads: list[threading.Thread] = []
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
         self._chore_waits = False
         self._works_first = False
-        self._trial: _Trial | None = None
-        if remotes is not None:
-            self.active = threads
-        elif threads == 0:
-            self.active = 0
-        else:
-            self.active = min(autotuner.active or 0, threads)
-        self._undecided = remotes is None and threads > 0 and not self.active
+        self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
+        self._tuning = Tuning(threads, autotuner) if threads and not self.active else None
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
 
@@ -222,17 +151,12 @@ class WorkerPool:
 
         For planning that may block: what is there already is not kept back by it.
         """
-        self.active, self._undecided, self._works_first = self.limit, False, True
+        self.active, self._tuning, self._works_first = self.limit, None, True
 
     def begin(self) -> None:
         """Start the threads that take part from the beginning."""
         if self.active:
             self._start()
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more is to be done."""
-        return self._closed
 
     @property
     def workers(self) -> int:
@@ -293,7 +217,7 @@ class WorkerPool:
                 while not task.done and claim is None:
                     if self._broken is not None:
                         raise self._broken
-                    if self._closed:
+                    if self.closed:
                         raise RuntimeError("the iterator was closed while it was waited for")
                     if self.active == 0 or helps:
                         claim = self._claim(helps if self.active else 0)
@@ -305,7 +229,7 @@ class WorkerPool:
     def shut(self) -> None:
         """Begin nothing any more."""
         with self.lock:
-            self._closed = True
+            self.closed = True
             for queue in self._ready:
                 queue.clear()
             self._call_all()
@@ -348,7 +272,7 @@ class WorkerPool:
                     claim = None
                     self._chore_due = self._chore_due or more
                     while claim is None and chore is None:
-                        if self._closed:
+                        if self.closed:
                             return
                         if number < self.active:
                             # Planning first, but in turns: it holds the GIL that others need.
@@ -385,7 +309,7 @@ class WorkerPool:
         return start, stop
 
     def _make_ready(self, task: Task) -> None:
-        if self._closed:
+        if self.closed:
             return
         self._ready[task.runner.depth].append(task)
         if self.active:
@@ -393,7 +317,7 @@ class WorkerPool:
 
     def _do(self, task: Task, start: int, stop: int, remote: Any) -> bool:
         """Do rows of a task; return whether it is done."""
-        on_trial = self._trial is not None
+        on_trial = self._tuning is not None and self._tuning.is_on_trial
         began = time.perf_counter_ns()
         cpu = time.thread_time_ns() if on_trial else 0
         runner = task.runner
@@ -402,8 +326,8 @@ class WorkerPool:
         last = rows == task.rows
         if not last:
             with self.lock:
-                task.left -= rows
-                last = task.left == 0
+                task.finished += rows
+                last = task.finished == task.rows
         if last:
             runner.complete(task)
         wall = time.perf_counter_ns() - began
@@ -414,8 +338,13 @@ class WorkerPool:
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            if self._undecided:
-                self._decide(runner.cost, rows, wall, cpu)
+            tuning = self._tuning
+            if tuning is not None and tuning.note(runner.cost, rows, wall, cpu):
+                self.active = tuning.active
+                if tuning.is_over:
+                    self._tuning = None
+                self._start()
+                self._call_all()
         return last
 
     def _settle(self, task: Task) -> None:
@@ -430,88 +359,3 @@ class WorkerPool:
                     self._make_ready(waiter)
             task.waiting = None
         self._progress.notify_all()
-
-    def _decide(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> None:
-        """Choose how many threads take part, from the first measurements (under the lock)."""
-        if self.active == 0:
-            paces = self._autotuner.paces.values()
-            slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS and cost.rows > 1
-            known = slow or sum(p.work_ns for p in paces) > _INLINE_TRIAL_NS
-            for each in paces:
-                each.inline_row_ns = each.row_ns
-            if known and sum(p.batch_ns() for p in paces) > min(p.inline_ns for p in paces):
-                self.active = self.limit
-                if all(each.releases_gil for each in paces):  # then there is nothing to try
-                    self._autotuner.active, self._undecided = self.active, False
-                self._start()
-                self._call_all()
-            return
-        trial = self._trial
-        if trial is None:
-            self._trial = _Trial(self.active)
-            return
-        trial.note(cost, rows, wall, cpu)
-        if not trial.over:
-            return
-        if trial.threads > 1 and trial.before is None and not trial.idle:
-            self._trial = _Trial(1, before=trial)
-            self.active = 1
-            self._call_all()
-            return
-        self.active = trial.verdict(self.limit)
-        if self.active:
-            self._autotuner.active = self.active
-            self._undecided = False
-        else:  # until a batch turns out to be costly after all
-            cost.inline_ns = INLINE_BATCH_NS
-        self._trial = None
-        self._call_all()
-
-
-class _Trial:
-    """Work measured while a given number of threads took part."""
-
-    def __init__(self, threads: int, before: _Trial | None = None) -> None:
-        self.threads = threads
-        self.before = before
-        self._jobs = 0
-        self._wall = 0
-        self._cpu = 0
-        self._each: dict[int, list[int]] = {}
-        self._paces: dict[int, CostEstimate] = {}
-
-    def note(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> None:
-        self._jobs += 1
-        self._wall += wall
-        self._cpu += cpu
-        self._paces[id(cost)] = cost
-        sums = self._each.setdefault(id(cost), [0, 0])
-        sums[0] += rows
-        sums[1] += wall
-
-    @property
-    def over(self) -> bool:
-        return self._jobs >= _TRIAL_TASKS and self._wall >= _TRIAL_NS
-
-    @property
-    def idle(self) -> bool:
-        """Whether the threads mostly slept (reads, latency): then more of them always help."""
-        return self._cpu < 0.5 / self.threads * self._wall
-
-    def verdict(self, limit: int) -> int:
-        """Return how many threads are to take part."""
-        shared = self._each.keys() & self.before._each.keys() if self.before else set()
-        one = self._batch_ns(self._each.keys())
-        best, fastest = limit, one / self.threads
-        if self.before is not None and shared:
-            one, many = self._batch_ns(shared), self.before._batch_ns(shared)
-            best, fastest = self.before.threads, many / self.before.threads
-            if fastest > _CLEARLY * one:
-                best, fastest = 1, one
-        inline = sum((p.inline_row_ns or 0.0) * p.rows_per_batch for p in self._paces.values())
-        cheap = 0 < inline < INLINE_BATCH_NS
-        return 0 if cheap and fastest > _CLEARLY * inline else best
-
-    def _batch_ns(self, which: Iterable[int]) -> float:
-        each, paces = self._each, self._paces
-        return sum(each[i][1] / each[i][0] * paces[i].rows_per_batch for i in which)

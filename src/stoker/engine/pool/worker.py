@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stoker import pytree, rng
 from stoker.buffers import Recycler
+from stoker.engine.pool.threads import Request
 from stoker.engine.work import Failure, Rejected, Work
 from stoker.errors import StageError
 from stoker.ipc import channel
@@ -61,7 +62,7 @@ def serve(
         [Arena.open(handle) if handle else None for handle in handles]
         for handles in zip(*slots, strict=True)
     )
-    worker = _Worker(works, legacy_key)
+    worker = _Worker(legacy_key)
     while True:
         try:
             slot, request = channel.receive(connection, inboxes)
@@ -69,16 +70,17 @@ def serve(
             return
         if request is None:
             return
-        ns = [0] * len(works[request[0]].segment.names)
-        answer = worker.do(ns, *request)
-        misdrawn = works[request[0]].misdrawn
+        work = works[request.depth]
+        ns = [0] * len(work.segment.names)
+        answer = worker.do(work, request, ns)
+        misdrawn = work.misdrawn
         try:
             channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
             if isinstance(answer, list):  # say which
-                sendable: Any = worker.sendable(answer, *request)
+                sendable: Any = _sendable(work, answer, request.ordinals)
             else:
                 sendable = Failure(StageError("worker process", _plain(error)))
             channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
@@ -112,26 +114,12 @@ def _die_with(parent: int, by_main_thread: bool) -> None:
 class _Worker:
     """Fetches, maps and batches as it is asked to."""
 
-    def __init__(self, works: list[Work], legacy_key: NDArray[np.uint64]) -> None:
-        self._works = works
+    def __init__(self, legacy_key: NDArray[np.uint64]) -> None:
         self._legacy_key = legacy_key
         self._recycler = Recycler()
 
-    def do(
-        self,
-        ns: list[int],
-        depth: int,
-        indices: NDArray[np.int64] | None,
-        values: list[Any] | None,
-        ordinals: Sequence[int],
-        use_keys: list[int] | None,
-        number: int,
-        whole: bool,
-    ) -> Any:
-        work = self._works[depth]
-        if values is not None:
-            values = _separate(values)
-        values = self._examples(work, ns, indices, values, ordinals, use_keys)
+    def do(self, work: Work, request: Request, ns: list[int]) -> Any:
+        values = self._examples(work, request, ns)
         batch = work.segment.batch
         for i, value in enumerate(values):
             if isinstance(value, Failure) and not isinstance(value.error, Rejected):
@@ -140,58 +128,35 @@ class _Worker:
                     return values[i]
         if batch is None:
             return values
-        if not whole or (batch.collate is None and not work.segment.batch_maps):
+        if not request.whole or (batch.collate is None and not work.segment.batch_maps):
             try:
                 return collated(values, self._recycler)
             except Exception as error:
-                return Failure(_plain(work.batch_failure(error, number).error))
+                return Failure(_plain(work.batch_failure(error, request.number).error))
         builder = Builder(len(values), batch.collate, self._recycler)
         try:
             builder.put(0, values)
             made = builder.finish()
         except Exception as error:
-            return Failure(_plain(work.batch_failure(error, number).error))
-        self._reseed(number, _BATCHES)
-        made = work.finish(made, number, 0, ns)
+            return Failure(_plain(work.batch_failure(error, request.number).error))
+        self._reseed(request.number, _BATCHES)
+        made = work.finish(made, request.number, 0, ns)
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
-    def sendable(self, values: list[Any], depth: int, *request: Any) -> list[Any]:
-        """Return the answer to a request with failures for what cannot be sent."""
-        work, ordinals = self._works[depth], request[2]
-        checked = []
-        for value, ordinal in zip(values, ordinals, strict=True):
-            try:
-                Flattener().flatten(value)
-            except Exception as error:
-                value = _plained(work.send_failure(error, ordinal))
-            checked.append(value)
-        return checked
-
-    def _examples(
-        self,
-        work: Work,
-        ns: list[int],
-        indices: NDArray[np.int64] | None,
-        values: list[Any] | None,
-        ordinals: Sequence[int],
-        use_keys: list[int] | None,
-    ) -> list[Any]:
-        source = work.segment.source
-        if indices is None and work.segment.is_plain:
-            assert values is not None
+    def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
+        segment, indices, use_keys = work.segment, request.indices, request.use_keys
+        values = _separate(request.values or [])
+        if indices is None and segment.is_plain:
             return values
-        if source is not None and not source.runs_user_code and work.segment.is_plain:
+        source = segment.source
+        if source is not None and not source.runs_user_code and segment.is_plain:
             assert indices is not None
             return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
         examples = []
-        for i, ordinal in enumerate(ordinals):
+        for i, ordinal in enumerate(request.ordinals):
             self._reseed(ordinal, use_keys[i] if use_keys else 0)
-            if indices is not None:
-                one = work.fetch(indices[i : i + 1], ns)
-            else:
-                assert values is not None
-                one = values[i : i + 1]
-            work.apply(one, ordinals[i : i + 1], use_keys and use_keys[i : i + 1], ns)
+            one = values[i : i + 1] if indices is None else work.fetch(indices[i : i + 1], ns)
+            work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
             examples.append(one[0])
         return examples
 
@@ -203,6 +168,18 @@ class _Worker:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(seed)
+
+
+def _sendable(work: Work, values: list[Any], ordinals: Sequence[int]) -> list[Any]:
+    """Return values with failures for what cannot be sent."""
+    checked = []
+    for value, ordinal in zip(values, ordinals, strict=True):
+        try:
+            Flattener().flatten(value)
+        except Exception as error:
+            value = _plained(work.send_failure(error, ordinal))
+        checked.append(value)
+    return checked
 
 
 def _separate(values: list[Any]) -> list[Any]:

@@ -1,0 +1,212 @@
+"""How many threads of a run take part: decided by timing, none, one or all.
+
+Never a number between. The stream does not depend on it. The decision:
+
+1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
+   batch then costs more than 1 ms over all segments, all threads start. Otherwise it stays inline,
+   and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
+   take part, without a trial.
+2. A trial with all threads: at least 12 pieces and 20 ms of work. If together they kept less than
+   half a core busy, they were sleeping (reads, latency), and all stay.
+3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
+   one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
+   than that, the work goes back to the consumer.
+
+``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+INLINE_BATCH_NS = 1_000_000
+GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
+_INLINE_TRIAL_NS = 5_000_000
+_TRIAL_TASKS = 12
+_TRIAL_NS = 20_000_000
+_CLEARLY = 0.9  # of the time: what counts as faster
+
+
+class CostEstimate:
+    """Measured work of one segment, kept from epoch to epoch."""
+
+    def __init__(self, rows_per_batch: int) -> None:
+        self.rows_per_batch = rows_per_batch
+        self.row_ns: float | None = None
+        self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
+        self.whole = False  # whether a chunk is always a whole batch
+        self.light = False  # whether rows are but copied: nothing to be careful about at first
+        self.chunk_rows = rows_per_batch  # at most
+        self.releases_gil = False  # whether it is all NumPy's own work
+        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
+        self.work_ns = 0
+        self.rows = 0
+
+    def chunk(self, target_ns: int) -> int:
+        """Return how many rows make a chunk."""
+        if self.whole:
+            return self.rows_per_batch
+        if self.row_ns is None:
+            return self.chunk_rows if self.light else 1
+        return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
+
+    def batch_ns(self) -> float:
+        """Return what a batch costs, 0 while that is not known."""
+        return (self.row_ns or 0.0) * self.rows_per_batch
+
+    def note(self, rows: int, work_ns: int) -> None:
+        """Take a measurement in."""
+        each = work_ns / rows
+        if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
+            self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
+        else:
+            self.row_ns += 0.2 * (each - self.row_ns)
+        self.rows += rows
+        self.work_ns += work_ns
+
+
+class Autotuner:
+    """What a pipeline learnt about its own speed; outlives its epochs.
+
+    Attributes:
+        active: how many threads take part, or None while that is not decided.
+        factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
+    """
+
+    def __init__(self) -> None:
+        self.active: int | None = None
+        self.factor: int | None = None
+        self.costs: dict[int, CostEstimate] = {}
+
+    def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
+        """Return the cost of a segment."""
+        return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
+
+
+class Tuning:
+    """Decides how many threads of one run take part. All of it runs under the pool's lock.
+
+    Args:
+        limit: how many there are.
+        autotuner: what is known of the run's segments, and is told the decision.
+
+    Attributes:
+        active: how many take part now.
+        is_over: whether that stays.
+    """
+
+    def __init__(self, limit: int, autotuner: Autotuner) -> None:
+        self._limit = limit
+        self._autotuner = autotuner
+        self._trial: _Trial | None = None
+        self.active = 0
+        self.is_over = False
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether measurements need the processor's time, too."""
+        return self._trial is not None
+
+    def note(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> bool:
+        """Take a measurement in; return whether ``active`` may be another now."""
+        if self.active == 0:
+            return self._leaves_inline(cost)
+        trial = self._trial
+        if trial is None:
+            self._trial = _Trial(self.active)
+            return False
+        trial.note(cost, rows, wall, cpu)
+        if not trial.over:
+            return False
+        if trial.threads > 1 and trial.before is None and not trial.idle:
+            self._trial = _Trial(1, before=trial)
+            self.active = 1
+            return True
+        self._trial = None
+        self.active = trial.verdict(self._limit)
+        if self.active:
+            self._settle()
+        else:  # until a batch turns out to be costly after all
+            cost.inline_ns = INLINE_BATCH_NS
+        return True
+
+    def _leaves_inline(self, cost: CostEstimate) -> bool:
+        costs = self._autotuner.costs.values()
+        slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS and cost.rows > 1
+        known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
+        for each in costs:
+            each.inline_row_ns = each.row_ns
+        if not known or sum(c.batch_ns() for c in costs) <= min(c.inline_ns for c in costs):
+            return False
+        self.active = self._limit
+        if all(each.releases_gil for each in costs):  # then there is nothing to try
+            self._settle()
+        return True
+
+    def _settle(self) -> None:
+        self._autotuner.active = self.active
+        self.is_over = True
+
+
+def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -> int:
+    """Return how many threads are to take part; 0: none, the consumer does the work.
+
+    Args:
+        limit: how many there are.
+        work_ns: the work of a batch, summed over the threads that do it, by how many take part:
+            for all of them, and for a single one where that was tried.
+        inline_ns: the same for the consumer alone; 0: not known.
+    """
+    many = max(work_ns)
+    best, batch_ns = limit, work_ns[many] / many
+    if many > 1 and 1 in work_ns:
+        best = many
+        if batch_ns > _CLEARLY * work_ns[1]:
+            best, batch_ns = 1, work_ns[1]
+    is_cheap = 0 < inline_ns < INLINE_BATCH_NS
+    return 0 if is_cheap and batch_ns > _CLEARLY * inline_ns else best
+
+
+class _Trial:
+    """Work measured while a given number of threads took part."""
+
+    def __init__(self, threads: int, before: _Trial | None = None) -> None:
+        self.threads = threads
+        self.before = before
+        self._jobs = 0
+        self._wall = 0
+        self._cpu = 0
+        self._each: dict[int, list[int]] = {}
+        self._costs: dict[int, CostEstimate] = {}
+
+    def note(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> None:
+        self._jobs += 1
+        self._wall += wall
+        self._cpu += cpu
+        self._costs[id(cost)] = cost
+        sums = self._each.setdefault(id(cost), [0, 0])
+        sums[0] += rows
+        sums[1] += wall
+
+    @property
+    def over(self) -> bool:
+        return self._jobs >= _TRIAL_TASKS and self._wall >= _TRIAL_NS
+
+    @property
+    def idle(self) -> bool:
+        """Whether the threads mostly slept (reads, latency): then more of them always help."""
+        return self._cpu < 0.5 / self.threads * self._wall
+
+    def verdict(self, limit: int) -> int:
+        """Return how many threads are to take part."""
+        own = self._each.keys()
+        shared = own & self.before._each.keys() if self.before is not None else set()
+        work_ns = {self.threads: self._batch_ns(shared or own)}
+        if self.before is not None and shared:
+            work_ns[self.before.threads] = self.before._batch_ns(shared)
+        inline_ns = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._costs.values())
+        return choose_threads(limit, work_ns, inline_ns)
+
+    def _batch_ns(self, which: Iterable[int]) -> float:
+        each, costs = self._each, self._costs
+        return sum(each[i][1] / each[i][0] * costs[i].rows_per_batch for i in which)

@@ -1,0 +1,212 @@
+"""What workers do with the tasks of a segment; the consumer does it inline.
+
+All uses of a stored item but the last get a copy; the last gets the item itself. Where items are
+only stacked into a batch nobody gets a copy. Items are stored with ``pytree.owned``, so that a
+small view does not keep a large array alive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stoker import pytree
+from stoker.buffers import Recycler
+from stoker.engine.items import Item, Tally
+from stoker.engine.pool.autotune import CostEstimate
+from stoker.engine.pool.threads import Request, Task, WorkerPool
+from stoker.engine.work import REJECTED, Failure, Work
+from stoker.signals import pass_on
+from stoker.stages.batch import Builder, Columns
+
+
+class SegmentRunner:
+    """Does the tasks of a segment: a ``TaskRunner``.
+
+    Args:
+        work: what is done to inputs.
+        worker_pool: who does it; under its lock time and uses are counted.
+        depth: the segment's number among those of its worker pool.
+        cost: what that costs.
+        group: the number of examples in a batch.
+
+    Attributes:
+        rows: what gathers batches from arrays, where they are not made of single examples.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        worker_pool: WorkerPool,
+        depth: int,
+        cost: CostEstimate,
+        group: int,
+        recycler: Recycler,
+        tally: Tally,
+    ) -> None:
+        self.work = work
+        self.segment = work.segment
+        self.worker_pool = worker_pool
+        self.depth = depth
+        self.cost = cost
+        self._group = group
+        self._recycler = recycler
+        self._tally = tally
+        self._names = self.segment.names
+        self.rows = self.segment.rows
+        if self.segment.batch_maps and worker_pool.remote:
+            self.rows = None
+
+    def allocate(self, task: Task) -> None:
+        """Make room for what will come of a task."""
+        batch = self.segment.batch
+        if batch is None:
+            task.values = [None] * task.rows
+        elif self.rows is not None:
+            task.batch = self.rows.allocate(task.rows, self._recycler)
+        else:
+            task.builder = Builder(task.rows, batch.collate, self._recycler)
+
+    def gather(self, indices: Any) -> Any:
+        """Return a batch that is gathered from arrays here and now."""
+        began = time.perf_counter_ns()
+        assert self.rows is not None
+        batch = self.rows.allocate(len(indices), self._recycler)
+        self.rows.gather(indices, batch, 0)
+        spent = time.perf_counter_ns() - began
+        self.cost.note(len(indices), spent)
+        self._tally.add(self._names[:1], [spent], len(indices))
+        return batch
+
+    def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+        ns = [0] * len(self._names)
+        if task.batch is not None:
+            assert self.rows is not None
+            began = time.perf_counter_ns()
+            self.rows.gather(task.indices[start:stop], task.batch, start)
+            ns[0] = time.perf_counter_ns() - began
+        elif remote is not None and self.work.worth_sending:
+            self._run_remotely(task, start, stop, remote, ns)
+        else:
+            if task.items is None:
+                values = self.work.fetch(task.indices[start:stop], ns)
+            else:
+                values = self.taken(task.items[start:stop], own=self.segment.only_stacks)
+            use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
+            self.work.apply(values, task.ordinals[start:stop], use_keys, ns)
+            self._deliver(task, start, values, ns)
+        return ns
+
+    def account(self, spent: list[int], rows: int) -> None:
+        self._tally.add(self._names, spent, rows)
+
+    def complete(self, task: Task) -> None:
+        """Finish a batch whose rows are all there."""
+        if self.segment.batch is None or task.values:
+            return
+        if task.failed is not None:
+            task.values = [task.failed[1]]
+        else:
+            try:
+                if task.batch is not None:
+                    assert self.rows is not None
+                    values = self.rows.split(task.batch, self._group)
+                else:
+                    values = [task.builder.finish()]
+            except Exception as error:
+                pass_on(error)
+                values = [self.work.batch_failure(error, task.number)]
+            if self.segment.batch_maps:
+                ns = [0] * len(self._names)
+                for i, value in enumerate(values):
+                    if type(value) is not Failure:
+                        values[i] = self.work.finish(value, task.number + i, 0, ns)
+                with self.worker_pool.lock:
+                    self._tally.add(self._names, ns, 0)
+            task.values = values
+        task.batch = task.builder = task.indices = task.items = None
+
+    def taken(self, items: list[Item], *, own: bool) -> list[Any]:
+        """Return stored values: a copy, but for an item's last use or where nothing writes."""
+        lock = self.worker_pool.lock
+        with lock:
+            mine = [own or (i.settled and i.scheduled == 1) for i in items]
+        values = []
+        for item, hand_over in zip(items, mine, strict=True):
+            value = item.task.values[item.row]
+            if not hand_over and type(value) is not Failure:
+                try:
+                    value = self._recycler.copied(value)
+                except Exception as error:
+                    pass_on(error)
+                    value = self.work.copy_failure(error, item.ordinal)
+            values.append(value)
+        with lock:
+            for item in items:
+                item.scheduled -= 1
+                if item.settled and not item.scheduled:
+                    item.task.values[item.row] = None
+        return values
+
+    def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
+        if task.builder is None:
+            if self.segment.into_pool:
+                values = [v if type(v) is Failure else pytree.owned(v) for v in values]
+            task.values[start : start + len(values)] = values
+            return
+        for row, value in enumerate(values, start):
+            if type(value) is Failure:
+                self._fail(task, row, value)
+                return
+        self._put(task, start, task.builder.put, values, ns)
+
+    def _put(
+        self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
+    ) -> None:
+        began = time.perf_counter_ns()
+        try:
+            put(start, rows)
+        except Exception as error:
+            pass_on(error)
+            self._fail(task, start, self.work.batch_failure(error, task.number))
+        ns[self.work.batch_at] += time.perf_counter_ns() - began
+
+    def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
+        values = None if task.items is None else self.taken(task.items[start:stop], own=True)
+        if self.work.reader is not None:  # reads go on in this process alone
+            values = self.work.fetch(task.indices[start:stop], ns)
+        use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
+        indices = None if task.indices is None or values else task.indices[start:stop]
+        is_batched = self.segment.batch is not None
+        failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
+        for i, failure in failed.items():  # these stay here
+            if is_batched:
+                self._fail(task, start + i, failure)
+                return
+            assert values is not None
+            values[i] = REJECTED
+        ordinals, whole = task.ordinals[start:stop], stop - start == task.rows
+        request = Request(self.depth, indices, values, ordinals, use_keys, task.number, whole)
+        with remote.run(request) as (answer, spent, misdrawn):
+            self._tally.misdrawn += misdrawn
+            for i, each in enumerate(spent):
+                ns[i] += each
+            if isinstance(answer, Columns):
+                self._put(task, start, task.builder.put_columns, answer, ns)
+            elif type(answer) is Failure and is_batched:
+                self._fail(task, start, answer)
+            elif type(answer) is Failure:
+                task.values[start:stop] = [answer] * (stop - start)
+            elif is_batched:  # a whole batch, its maps done
+                task.values = [self._recycler.copied(answer)]
+            else:
+                task.values[start:stop] = [
+                    failed.get(i, value) if type(value) is Failure else pytree.copied(value)
+                    for i, value in enumerate(answer)
+                ]
+
+    def _fail(self, task: Task, row: int, failure: Failure) -> None:
+        with self.worker_pool.lock:
+            if task.failed is None or row < task.failed[0]:
+                task.failed = (row, failure)

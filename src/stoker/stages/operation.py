@@ -1,0 +1,133 @@
+"""Functions of users that are applied to single items: what maps and filters have in common."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.sources.source import check_fields
+from stoker.stages.skip import RAISE, Budget, OnError, budget_of
+from stoker.stages.stage import PoolSize, Stage
+
+if TYPE_CHECKING:
+    from stoker.chain import Chain
+
+AnyOperation = TypeVar("AnyOperation", bound="Operation")
+
+
+@dataclass(frozen=True)
+class Operation(Stage):
+    """A stage that calls a function of the user's with each item: a map, or a filter.
+
+    Attributes:
+        fn: the user's function.
+        on: the field that it is given, or None for the whole example or batch.
+        budget: its own skip budget, or None for the pipeline's.
+        account: tells its budget from those of other stages; 0 where it has none.
+        makes_values: whether what the function returns takes the place of what it was given, so
+            that None is a mistake.
+        repeats_only: whether first uses pass it untouched.
+    """
+
+    fn: Callable[..., Any]
+    on: str | int | None
+    budget: Budget | None = None
+    account: int = 0
+
+    makes_values = True
+    repeats_only = False
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """The method of ``Pipeline`` that makes it."""
+
+    @property
+    def name(self) -> str:
+        called = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return f"{self.method}({called}{'' if self.on is None else f', on={self.on!r}'})"
+
+    @property
+    def skips(self) -> bool:
+        """Whether it may leave out examples on which it fails, by a budget of its own."""
+        return self.budget is not None and self.budget != RAISE
+
+    def placed_on(self: AnyOperation, before: Chain) -> AnyOperation:
+        """Return it behind ``before``, after a check of its field."""
+        if all(stage.traits.keeps_fields for stage in before.stages):
+            check_fields(before.source, self.on)
+        # A cache changes no state, and so does not count.
+        account = 1 + sum(not stage.traits.caches for stage in before.stages)
+        return replace(self, account=0 if self.budget is None else account)
+
+    def outline(self) -> str:
+        """Return its kind, and the field."""
+        return self.method + ("" if self.on is None else f" on {self.on!r}")
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say what its own budget lets it skip."""
+        if self.budget is None:
+            return ""
+        return "  raises" if self.budget == RAISE else f"  skips what fails, at most {self.budget}"
+
+    @abstractmethod
+    def compile(self, rejected: object) -> Callable[..., Any]:
+        """Return a function of an item, and of a generator if it has a key.
+
+        A filter's returns the item, or ``rejected``. It pickles if the user's function does.
+        """
+
+    def key(self, seed: int, epoch: int, rank: int) -> NDArray[np.uint64] | None:
+        """Return what keys its generator in an epoch, None if it draws nothing."""
+        return None
+
+    def watched(
+        self, fn: Callable[..., Any], tell: Callable[[int, str], None]
+    ) -> Callable[..., Any]:
+        """Return what ``compile`` returned, looked at for draws from global generators.
+
+        ``tell`` is called with the position of the random map and their names, once.
+        """
+        return fn
+
+
+def checked_budget(
+    method: str, fn: Any, on: Any, on_error: OnError | None, *, is_random: bool = False
+) -> Budget | None:
+    """Check the arguments of an operation; return its own budget, None for the pipeline's.
+
+    Raises TypeError with what to do, at the place where the chain is written, where ``fn`` cannot
+    be called as the stage will call it, or ``on`` is no name, key or position.
+    """
+    if not callable(fn):
+        raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
+    _check_signature(method, fn, is_random)
+    if on is not None and (isinstance(on, bool) or not isinstance(on, (str, int))):
+        raise TypeError(f"on= takes a field's name, key or position, not {on!r}")
+    return None if on_error is None else budget_of(on_error)
+
+
+def _check_signature(method: str, fn: Callable[..., Any], is_random: bool) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # built-ins without a signature
+    name = getattr(fn, "__name__", type(fn).__name__)
+    try:
+        signature.bind(*([None] * (2 if is_random else 1)))
+    except TypeError:
+        if is_random:
+            raise TypeError(
+                f".random_map() calls fn(x, rng), which {name}{signature} does not take: give it "
+                "a second parameter, rng, or use .map() if it draws nothing"
+            ) from None
+        raise TypeError(
+            f".{method}() calls fn(x), which {name}{signature} does not take: give it one "
+            "parameter" + ("" if method == "filter" else ", or use .random_map() for fn(x, rng)")
+        ) from None

@@ -13,7 +13,7 @@ from experiments.storage import Source
 from experiments.workloads import augment, augment_one
 from stoker.stages.echo import DEFAULT_MAX_FACTOR
 
-PLACES = ("none", "before", "after", "batch", "loader", "transformed", "memory")
+PLACES = ("none", "before", "after", "batch", "loader", "memory")
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,19 @@ class Arm:
 
     place: str
     """Where the echo stands: one of `PLACES`. "none": no echo; "memory": no storage either;
-    "loader": around a loader; "transformed": the same, its batches transformed at each use."""
+    "loader": around a loader."""
     factor: int | Literal["auto"] = 1
     """Uses of each fresh example; "auto": as the stall asks for."""
     slowness: float = 4.0
     """R that storage is set for: the time of a fresh batch over that of a training step."""
+    transform: str = ""
+    """Around a loader: what is done to each use of a batch, if anything."""
 
     @property
     def key(self) -> str:
         """A short name for files."""
-        name = f"{self.place}-{self.factor}" if self.echoes else self.place
+        place = f"{self.place}+{self.transform}" if self.transform else self.place
+        name = f"{place}-{self.factor}" if self.echoes else place
         return name if self.slowness == 4.0 else f"{name}-R{self.slowness:g}"
 
     @property
@@ -45,8 +48,7 @@ class Arm:
             "batch": "batch echoing",
             "before": "before augmentation",
             "after": "after augmentation",
-            "loader": "echo(loader)",
-            "transformed": "echo(loader, transform)",
+            "loader": f"echo(loader, {self.transform})" if self.transform else "echo(loader)",
         }[self.place]
         return f"{where}, auto" if self.follows else f"{where}, e = {self.factor}"
 

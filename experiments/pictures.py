@@ -23,7 +23,7 @@ COLOURS = {
     "before": "#2166ac",
     "auto": "#762a83",
     "loader": "#e6ab02",
-    "transformed": "#a6761d",
+    "transform": "#a6761d",
     "memory": "#999999",
 }
 _WIDTH: dict[int | str, float] = {1: 1.8, 2: 1.3, 4: 2.2, 8: 3.0, "auto": 2.2}

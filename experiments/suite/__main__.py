@@ -50,6 +50,9 @@ def run(
     ratios: Annotated[
         str, typer.Option(help="R, as many times as a batch takes a step to be read.")
     ] = _RATIOS,
+    transforms: Annotated[
+        str, typer.Option(help="Of an echoed loader's batches; by default the workload's first.")
+    ] = "",
     without: Annotated[
         str, typer.Option(help=f"What to leave out: {', '.join(_WITHOUT)}, or several.")
     ] = "",
@@ -110,6 +113,7 @@ def run(
             patterns=arms.split(","),
             factors=[int(factor) for factor in factors.split(",")],
             ratios=[float(ratio) for ratio in ratios.split(",")][-1 if quick else 0 :],
+            transforms=transforms.split(",") if transforms else None,
             seeds=min(seeds, 2) if quick else seeds,
         )
         task = Task(name, variant, folder)

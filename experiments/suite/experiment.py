@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.suite.jobs import Jobs, Task, jobs
 from experiments.suite.plan import Plan, chosen_rates, name_of, storage_of, timing_of
-from experiments.suite.rows import Rows, Run
+from experiments.suite.rows import Rows, Run, arm_of
 
 _SAYS = {
     "storage": "setting the storage's speed",
@@ -88,14 +88,12 @@ def _estimate(
     """Say what is to be done and how long it takes."""
     # Any candidate will do: how many runs there are does not depend on it.
     rates = dict.fromkeys(plan.arms, plan.recipe.learning_rates[0])
-    trained = {
-        (row["place"], row["factor"], row["ratio"], row["seed"]) for row in rows.of_kind("training")
-    }
+    trained = {(arm_of(row), row["seed"]) for row in rows.of_kind("training")}
     seconds, missing, total = 0.0, 0, 0
     for run in [*plan.storage(), *plan.timing(), *plan.tuning(), *plan.training(rates)]:
         total += 1
-        key = (run.arm.place, run.arm.factor, run.arm.slowness, run.seed)
-        if key in trained if run.kind == "training" else rows.find(run) is not None:
+        is_trained = run.kind == "training" and (run.arm, run.seed) in trained
+        if is_trained or rows.find(run) is not None:
             continue
         missing += 1
         seconds += plan.seconds(run, **probe)

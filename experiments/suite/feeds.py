@@ -37,12 +37,12 @@ def feed(
     """
     recipe = workload.recipe
     pool_batches = _pool_batches(workload, arm)
-    if arm.place in ("loader", "transformed"):
+    if arm.place == "loader":
         return stoker.echo(
             _loader(workload, seed, read_s),
             arm.factor,
             pool=None if replay else pool_batches,
-            transform=workload.transform if arm.place == "transformed" else None,
+            transform=workload.transform(arm.transform) if arm.transform else None,
             replay=replay,
             seed=seed,
         )

@@ -85,4 +85,6 @@ def _name(each: ArmSummary, found: Comparison) -> str:
 
 
 def _colour(arm: Arm) -> str:
+    if arm.transform:
+        return COLOURS["transform"]
     return COLOURS["auto" if arm.follows and arm.place == "before" else arm.place]

@@ -84,7 +84,7 @@ class Jobs:
 def jobs(count: int, task: Task) -> Iterator[Jobs]:
     """Have `count` processes within a block; what they are at when it is left is given up."""
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(count, context, initializer=_ignore_interrupts)
+    executor = ProcessPoolExecutor(count, context, initializer=_begin)
     before = set(multiprocessing.active_children())
     try:
         yield Jobs(executor, task)
@@ -95,6 +95,9 @@ def jobs(count: int, task: Task) -> Iterator[Jobs]:
             child.join()
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the first process, which ends this one."""
+def _begin() -> None:
+    """Leave Ctrl-C to the first process, which ends this one; compute on one core."""
+    import torch
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)

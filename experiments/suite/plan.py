@@ -39,13 +39,24 @@ class Plan:
         patterns: Sequence[str] = ("*",),
         factors: Sequence[int] = FACTORS,
         ratios: Sequence[float] = RATIOS,
+        transforms: Sequence[str] | None = None,
         seeds: int = 5,
     ) -> Plan:
         """Choose the arms whose names fit a pattern; training without echoing is always there.
 
-        Raises ValueError for a pattern that fits none.
+        Args:
+            patterns, factors, ratios: of the arms' names, their fixed factors, and R.
+            transforms: what is done to batches of an echoed loader; None: the workload's first.
+
+        Raises ValueError for a pattern that fits no arm, or an unknown transform.
         """
-        every = all_arms(workload, factors, ratios)
+        for name in transforms or ():
+            if name not in workload.transforms:
+                known = ", ".join(workload.transforms) or "none"
+                raise ValueError(f"{workload.name} has no transform {name}; there are {known}")
+        every = all_arms(
+            factors, ratios, workload.transforms[:1] if transforms is None else transforms
+        )
         for pattern in patterns:
             if not any(fnmatch(name_of(arm), pattern) for arm in every):
                 known = ", ".join(dict.fromkeys(name_of(arm) for arm in every))
@@ -105,10 +116,9 @@ class Plan:
 
 
 def all_arms(
-    workload: type[Workload], factors: Sequence[int], ratios: Sequence[float]
+    factors: Sequence[int], ratios: Sequence[float], transforms: Sequence[str]
 ) -> list[Arm]:
     """Return every arm that a workload can have; the first is what others are held to."""
-    following = ["before", "loader", *["transformed"] * workload.has_transform]
     return [
         BASELINE,
         *(
@@ -116,18 +126,26 @@ def all_arms(
             for place in ("before", "after", "batch")
             for factor in factors
         ),
-        *(Arm(place, "auto", slowness=ratio) for place in following for ratio in ratios),
+        *(
+            Arm(place, "auto", slowness=ratio, transform=transform)
+            for place, transform in [
+                ("before", ""),
+                ("loader", ""),
+                *(("loader", name) for name in transforms),
+            ]
+            for ratio in ratios
+        ),
     ]
 
 
 def name_of(arm: Arm) -> str:
     """Return an arm's name on the command line."""
-    return arm.place if arm.place == "none" else f"{arm.place}-{arm.factor}"
+    return replace(arm, slowness=Arm.slowness).key
 
 
 def storage_of(run: Run) -> Run:
     """Return the run that found how fast storage must be for a timing."""
-    reads = "loader" if run.arm.place in ("loader", "transformed") else "none"
+    reads = "loader" if run.arm.place == "loader" else "none"
     return Run("storage", Arm(reads, slowness=run.arm.slowness))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ class Run:
         return {
             "kind": self.kind,
             "place": self.arm.place,
+            "transform": self.arm.transform,
             "factor": self.arm.factor,
             "ratio": self.arm.slowness,
             "seed": self.seed,
@@ -79,25 +81,28 @@ class Rows:
 
     def add(self, run: Run, found: dict[str, Any]) -> None:
         """Keep what a run found, in the file, too: whole or not at all."""
-        row = {"variant": self._variant, **run.key, "recipe": self._recipe, **found}
+        made = {
+            "recipe": self._recipe,
+            "stoker": stoker.__version__,
+            "written": datetime.now(UTC).isoformat(timespec="minutes"),
+        }
+        row = {"variant": self._variant, **run.key, **made, **found}
         self._mine[_name(run.key)] = row
         self._write()
 
     def drop(self, arms: Collection[Arm]) -> None:
         """Forget the rows of arms, to have them repeated: the file does when one is added."""
-        dropped = {(arm.place, arm.factor) for arm in arms}
+        dropped = {replace(arm, slowness=0.0) for arm in arms}
         self._mine = {
             name: row
             for name, row in self._mine.items()
-            if (row["place"], row["factor"]) not in dropped
+            if replace(arm_of(row), slowness=0.0) not in dropped
         }
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(row) for row in [*self._others, *self._mine.values()]]
-        head = json.dumps(
-            {"workload": self._workload, "stoker": stoker.__version__, "machine": this_machine()}
-        )
+        head = json.dumps({"workload": self._workload, "machine": this_machine()})
         text = head[:-1] + ', "rows": [\n' + ",\n".join(sorted(lines)) + "\n]}\n"
         write_whole(self.path, text)
 
@@ -115,6 +120,11 @@ def digest_of(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:8]
 
 
+def arm_of(row: dict[str, Any]) -> Arm:
+    """Return the arm of a row."""
+    return Arm(row["place"], row["factor"], row["ratio"], row["transform"])
+
+
 def _name(row: dict[str, Any]) -> str:
-    names = ("kind", "place", "factor", "ratio", "seed", "learning_rate")
+    names = ("kind", "place", "transform", "factor", "ratio", "seed", "learning_rate")
     return json.dumps([row[name] for name in names])

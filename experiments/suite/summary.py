@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.arms import PLACES, Arm
@@ -18,7 +18,7 @@ from experiments.method import (
     value_at,
 )
 from experiments.suite.plan import BASELINE, timing_of
-from experiments.suite.rows import Rows, Run
+from experiments.suite.rows import Rows, Run, arm_of
 
 TARGET_SHARE = 0.6
 """The target is the loss of training without echoing after so much of its budget."""
@@ -83,8 +83,7 @@ def compared(rows: Rows) -> Comparison | None:
     """Compare what is in the rows; None where training without echoing is not."""
     runs: dict[Arm, dict[int, dict[str, Any]]] = {}
     for row in rows.of_kind("training"):
-        arm = Arm(row["place"], row["factor"], row["ratio"])
-        runs.setdefault(arm, {})[row["seed"]] = row
+        runs.setdefault(arm_of(row), {})[row["seed"]] = row
     if BASELINE not in runs:
         return None
     plain = runs[BASELINE]
@@ -97,7 +96,14 @@ def compared(rows: Rows) -> Comparison | None:
         if row["place"] == "none":
             waited.setdefault(row["ratio"], []).append(row["waited_fraction"])
     arms = sorted(
-        runs, key=lambda a: (PLACES.index(a.place), a.follows, str(a.factor).zfill(3), a.slowness)
+        runs,
+        key=lambda a: (
+            PLACES.index(a.place),
+            a.transform,
+            a.follows,
+            str(a.factor).zfill(3),
+            a.slowness,
+        ),
     )
     return Comparison(
         target,
@@ -133,8 +139,7 @@ def _summary(
     timed = [
         row
         for row in rows.of_kind("timing")
-        if (row["place"], row["factor"]) == (arm.place, arm.factor)
-        and (not arm.follows or row["ratio"] == arm.slowness)
+        if arm_of(row) == (arm if arm.follows else replace(arm, slowness=row["ratio"]))
     ]
     last = [row["points"][-1] for row in mine]
     return ArmSummary(

@@ -28,10 +28,9 @@ def storage_speed(workload: Workload, arm: Arm) -> dict[str, Any]:
     from batch to batch of what is read as fast as possible.
     """
     wanted_s = arm.slowness * workload.recipe.step_s
-    place = "loader" if arm.place in ("loader", "transformed") else "none"
     read_s = wanted_s
     for _ in range(_ROUNDS):
-        pipeline = feed(workload, Arm(place), 0, read_s=read_s)
+        pipeline = feed(workload, Arm(arm.place), 0, read_s=read_s)
         with closing(epoch_after_epoch(pipeline)) as batches:
             for _ in islice(batches, _WARM_UP):
                 pass

@@ -85,7 +85,6 @@ class _Learner:
     """A network; the same seed gives the same initial weights."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         self._workload = workload
         self.network = workload.network()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -21,6 +22,9 @@ class Examples(Protocol):
 
     def __getitem__(self, index: int) -> Any: ...
 
+
+Transform = Callable[[Batch, np.random.Generator], Batch]
+"""Returns a batch that is augmented once more, anew for each use."""
 
 SMALL_EXAMPLES = 1_000
 SMALL_EPOCHS = 16
@@ -101,8 +105,8 @@ class Workload(ABC):
     """The second thing that is measured, beside the loss."""
     has_batch_norm: ClassVar[bool] = False
     """Whether there is a variant without."""
-    has_transform: ClassVar[bool] = False
-    """Whether `transform` does anything."""
+    transforms: ClassVar[tuple[str, ...]] = ()
+    """What can be done to each use of a whole batch; the first is tried unless others are named."""
     recipe: Recipe
 
     train: Examples
@@ -151,9 +155,9 @@ class Workload(ABC):
         Without augmentation (`variant`) it draws nothing.
         """
 
-    def transform(self, batch: Batch, rng: np.random.Generator) -> Batch:
-        """Augment a whole batch once more, anew for each use."""
-        return batch
+    def transform(self, name: str) -> Transform:
+        """Return one of `transforms`."""
+        raise LookupError(name)
 
     @abstractmethod
     def network(self) -> Any:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from experiments.suite import evidence
 from experiments.suite.__main__ import app
 from experiments.suite.average_precision import average_precision, overlaps, suppressed
 from experiments.suite.data import Files, MissingData, data_folder, find
+from experiments.suite.feeds import feed
 from experiments.suite.figures import write_figure
 from experiments.suite.plan import BASELINE, TUNING_SEED, Plan, chosen_rates, name_of, timing_of
 from experiments.suite.rows import Rows, Run, read_rows
@@ -114,6 +116,8 @@ def test_arms_are_chosen_by_name_and_the_baseline_is_always_there() -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"no arm is named befor; there are none, before-2"):
         plan("befor")
+    named = Plan.of(FASHION, RECIPE, patterns=["loader*"], transforms=["mixup"], ratios=[4.0])
+    assert [name_of(arm) for arm in named.arms] == ["none", "loader-auto", "loader+mixup-auto"]
 
 
 def test_a_rate_is_the_best_of_its_arm(tmp_path: Path) -> None:
@@ -229,7 +233,8 @@ def fashion() -> Workload:
     "arm",
     [
         Arm("none"), Arm("before", 2), Arm("after", 2), Arm("batch", 2),
-        Arm("before", "auto"), Arm("loader", "auto"), Arm("transformed", "auto"),
+        Arm("before", "auto"), Arm("loader", "auto"),
+        Arm("loader", "auto", transform="random_flip"),
     ],
     ids=lambda arm: arm.key,
 )  # fmt: skip
@@ -266,6 +271,19 @@ def test_a_workload_learns_what_was_made_up(name: str) -> None:
     two = made.augment(raw, np.random.default_rng(0))
     said = [json.dumps(x, default=lambda x: x.tolist()) for x in (one, two)]
     assert said[0] == said[1], "it depends on its generator alone"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_transforms_make_of_a_batch_can_be_trained_on(name: str) -> None:
+    made = class_of(name)(Variant(), None)
+    network = made.network()
+    for transform in made.transforms:
+        arm = Arm("loader", 2, transform=transform)
+        with closing(iter(feed(made, arm, 0))) as batches:
+            loss = made.loss(network, next(batches))
+        assert np.isfinite(loss.item()), transform
+    with pytest.raises(ValueError, match=f"{name} has no transform sugar"):
+        Plan.of(type(made), made.recipe, transforms=["sugar"])
 
 
 def run_command(*words: str) -> tuple[int, str]:

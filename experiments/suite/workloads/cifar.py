@@ -13,10 +13,10 @@ from torch import nn
 
 import stoker
 from experiments.suite.data import Files, find
-from experiments.suite.workload import Batch, Recipe
+from experiments.suite.workload import Recipe, Transform
 from experiments.suite.workloads.classification import (
+    IMAGE_TRANSFORMS,
     Classification,
-    flipped_anew,
     normalisation,
     shifted,
 )
@@ -35,7 +35,7 @@ class Cifar(Classification):
     name = "cifar"
     title = "CIFAR-10 as JPEG files, crop and flip; three convolutions, BatchNorm, momentum"
     has_batch_norm = True
-    has_transform = True
+    transforms = tuple(IMAGE_TRANSFORMS)
     recipe = Recipe(
         batch_size=32,
         budget_fresh=9_600,
@@ -66,10 +66,9 @@ class Cifar(Classification):
                 image = image[:, ::-1].copy()
         return image, label
 
-    def transform(self, batch: Batch, rng: np.random.Generator) -> Batch:
-        """Mirror every other image."""
-        images, labels = batch
-        return flipped_anew(images, rng), labels
+    def transform(self, name: str) -> Transform:
+        """Return one of stoker's own."""
+        return IMAGE_TRANSFORMS[name]
 
     def input_of(self, arrays: Any) -> Any:
         """Scale uint8 [n, 32, 32, 3] to float32 [n, 3, 32, 32] around 0."""

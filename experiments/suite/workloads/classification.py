@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments.suite.workload import Batch, Part, Score, Workload
+import stoker
+from experiments.suite.workload import Batch, Part, Score, Transform, Workload
+
+IMAGE_TRANSFORMS: dict[str, Transform] = {
+    "random_flip": stoker.images.random_flip,
+    "random_erase": stoker.images.random_erase,
+    "random_noise": stoker.images.random_noise,
+    "mixup": partial(stoker.images.mixup, classes=10),
+}
+"""Those of batches of images and labels from 0 to 9."""
 
 _TESTED_AT_ONCE = 250
 _MOMENTUM = 0.9
@@ -74,13 +84,6 @@ def shifted(image: NDArray[Any], reach_px: int, rng: np.random.Generator) -> NDA
         max(-down, 0) : height + min(-down, 0), max(-right, 0) : width + min(-right, 0)
     ]
     return out
-
-
-def flipped_anew(images: Any, rng: np.random.Generator) -> Any:
-    """Return images, a tensor [n, height, width, ...], each mirrored with probability 1/2."""
-    chosen = torch.from_numpy(rng.random(len(images)) < 0.5)
-    mirrored = images.flip(2)
-    return torch.where(chosen.view(-1, *[1] * (images.ndim - 1)), mirrored, images)
 
 
 def normalisation(channels: int, *, is_batch: bool) -> Any:

@@ -15,7 +15,7 @@ from torch import nn
 
 from experiments.suite.average_precision import average_precision, suppressed
 from experiments.suite.data import Files, find
-from experiments.suite.workload import Batch, Part, Recipe, Score, Workload
+from experiments.suite.workload import Batch, Part, Recipe, Score, Transform, Workload
 from experiments.suite.workloads.classification import normalisation
 
 _ORIGIN = "a tar archive of https://github.com/Shenggan/BCCD_Dataset"
@@ -44,7 +44,7 @@ class Detection(Workload):
     title = "blood cells, flips and brightness; an anchor-free detector, BatchNorm, AdamW"
     metric = "mAP at 0.5"
     has_batch_norm = True
-    has_transform = True
+    transforms = ("random_flip",)
     recipe = Recipe(
         batch_size=8,
         budget_fresh=2_400,
@@ -77,12 +77,9 @@ class Detection(Workload):
             image = levels[image]
         return _encoded(_Raw(image, boxes, kinds))
 
-    def transform(self, batch: Batch, rng: np.random.Generator) -> Batch:
-        """Mirror every other image from left to right, with its grid."""
-        images, kinds, sides = batch
-        chosen = torch.from_numpy(rng.random(len(images)) < 0.5).view(-1, 1, 1, 1)
-        mirrored = images.flip(2), kinds.flip(2), sides[..., [2, 1, 0, 3]].flip(2)
-        return [torch.where(chosen, *each) for each in zip(mirrored, batch, strict=True)]
+    def transform(self, name: str) -> Transform:
+        """Return what mirrors images and grids: stoker's own leaves boxes as they are."""
+        return _flipped
 
     def network(self) -> Any:
         """Return four convolutions and one that tells classes and sides of boxes."""
@@ -123,6 +120,14 @@ class Detection(Workload):
             for kind in range(len(_CLASSES))
         ]
         return Score(loss, float(np.mean(precisions)))
+
+
+def _flipped(batch: Batch, rng: np.random.Generator) -> Batch:
+    """Mirror every other image from left to right, with its grid."""
+    images, kinds, sides = batch
+    chosen = torch.from_numpy(rng.random(len(images)) < 0.5).view(-1, 1, 1, 1)
+    mirrored = images.flip(2), kinds.flip(2), sides[..., [2, 1, 0, 3]].flip(2)
+    return [torch.where(chosen, *each) for each in zip(mirrored, batch, strict=True)]
 
 
 def _input_of(images: Any) -> Any:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from experiments.suite.data import find
-from experiments.suite.workload import Batch, Recipe
+from experiments.suite.workload import Recipe, Transform
 from experiments.suite.workloads.classification import (
+    IMAGE_TRANSFORMS,
     Classification,
-    flipped_anew,
     normalisation,
     shifted,
 )
@@ -32,7 +32,7 @@ class Fashion(Classification):
     name = "fashion"
     title = "Fashion-MNIST, crop and flip; two convolutions, BatchNorm, Nesterov momentum"
     has_batch_norm = True
-    has_transform = True
+    transforms = tuple(IMAGE_TRANSFORMS)
     recipe = Recipe(batch_size=32, budget_fresh=9_600, learning_rates=(0.0125, 0.025, 0.05, 0.1))
 
     def load(self, folder: Path | None) -> None:
@@ -59,10 +59,9 @@ class Fashion(Classification):
                 image = image[:, ::-1].copy()
         return image, label
 
-    def transform(self, batch: Batch, rng: np.random.Generator) -> Batch:
-        """Mirror every other image."""
-        images, labels = batch
-        return flipped_anew(images, rng), labels
+    def transform(self, name: str) -> Transform:
+        """Return one of stoker's own."""
+        return IMAGE_TRANSFORMS[name]
 
     def input_of(self, arrays: Any) -> Any:
         """Scale uint8 [n, 28, 28] to float32 [n, 1, 28, 28] around 0."""

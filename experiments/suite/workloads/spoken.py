@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from experiments.suite.data import Files, find
-from experiments.suite.workload import Batch, Recipe
-from experiments.suite.workloads.classification import Classification, normalisation
+from experiments.suite.workload import Batch, Recipe, Transform
+from experiments.suite.workloads.classification import (
+    IMAGE_TRANSFORMS,
+    Classification,
+    normalisation,
+)
 
 _ORIGIN = "a tar archive of https://github.com/Jakobovski/free-spoken-digit-dataset"
 _RATE_HZ = 8_000
@@ -31,7 +35,7 @@ class Spoken(Classification):
     name = "spoken"
     title = "spoken digits, spectrograms, shift and masks; two convolutions, BatchNorm, momentum"
     has_batch_norm = True
-    has_transform = True
+    transforms = ("random_mask", "random_noise", "mixup")
     recipe = Recipe(batch_size=32, budget_fresh=9_600, learning_rates=(0.0125, 0.035, 0.1))
 
     def load(self, folder: Path | None) -> None:
@@ -67,13 +71,9 @@ class Spoken(Classification):
             spectrogram = moved
         return spectrogram, label
 
-    def transform(self, batch: Batch, rng: np.random.Generator) -> Batch:
-        """Silence a few bands more, others in each recording."""
-        spectrograms, labels = batch
-        width = torch.from_numpy(rng.integers(_WIDEST_MASK + 1, size=(len(labels), 1, 1)))
-        start = torch.from_numpy(rng.integers(_BANDS - _WIDEST_MASK, size=(len(labels), 1, 1)))
-        bands = torch.arange(_BANDS)
-        return spectrograms.masked_fill((bands >= start) & (bands < start + width), 0), labels
+    def transform(self, name: str) -> Transform:
+        """Return one of stoker's own, or one that silences a few bands more."""
+        return _masked if name == "random_mask" else IMAGE_TRANSFORMS[name]
 
     def input_of(self, arrays: Any) -> Any:
         """Add an axis of one channel."""
@@ -87,6 +87,15 @@ class Spoken(Classification):
             nn.Conv2d(16, 32, 3, stride=2, padding=1), normalisation(32, is_batch=norm), nn.ReLU(),
             nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 8 * 4, 10),
         )  # fmt: skip
+
+
+def _masked(batch: Batch, rng: np.random.Generator) -> Batch:
+    """Silence a few bands, others in each recording."""
+    spectrograms, labels = batch
+    width = torch.from_numpy(rng.integers(_WIDEST_MASK + 1, size=(len(labels), 1, 1)))
+    start = torch.from_numpy(rng.integers(_BANDS - _WIDEST_MASK, size=(len(labels), 1, 1)))
+    bands = torch.arange(_BANDS)
+    return spectrograms.masked_fill((bands >= start) & (bands < start + width), 0), labels
 
 
 def _spectrogram(sound: NDArray[np.int16]) -> NDArray[np.float32]:

@@ -11,8 +11,9 @@ The ideal, in batches a second, from rates measured in the same round::
 
 with G the step alone on ready batches, and P the pipeline without echo and without a step. *Busy*
 is the share of the time that the step takes: an accelerator's, if there was one. Both from the full
-pool (under auto: the step by which as many examples came as the pool holds) to the step that the
-last fresh examples came for; whole epochs, with start-up, ramp and drain, are beside it.
+pool (under auto: the step by which as many examples came as the pool holds, and the ramp of the
+distance is over) to the step that the last fresh examples came for; whole epochs, with start-up,
+ramp and drain, are beside it.
 
 In a second part R goes from 1 to 3.4 and back while a pipeline runs. The factor is that of ten
 batches, uses over fresh examples by ``pipeline.record()``, and held against R as measured (at
@@ -86,6 +87,7 @@ from numpy.typing import NDArray
 
 import stoker
 from stoker import rng
+from stoker.schedule.adaptive import RAMP_STEPS
 from stoker.schedule.factor import exact_factor
 from stoker.schedule.fixed import Pool
 from stoker.schedule.record import read
@@ -181,6 +183,8 @@ def consume(pipeline: Any, factor: int | str, batches: int, step_s: float) -> Sp
     if factor == "auto":
         first = int(np.searchsorted(np.cumsum(fresh), POOL_BATCHES * BATCH))
     last = int(np.flatnonzero(fresh)[-1])
+    if factor == "auto":
+        first = min(max(first, RAMP_STEPS), last // 2)
     elapsed_s, steps = times[last] - times[first], last - first
     return Speed(
         plateau=steps / elapsed_s,

@@ -40,9 +40,10 @@ storage and 14 ms from memory (time not waited, per step; in the raw rows): requ
 hold the GIL that training needs, too. So R within the run is lower than the one measured.
 
 Caveats: other work ran on the machine (load average 1.1 before). Server, reading, preparation and
-training share two cores. R is measured with reading alone and training alone. The images are PNG
-files of half a kilobyte, so that the cost of a request weighs as much as it ever does. The network
-is small, and its learning rate is the same for all arms.
+training share two cores. In these rows R was measured with reading alone and training alone; by now
+calibration looks at training without echoing. The images are PNG files of half a kilobyte, so that
+the cost of a request weighs as much as it ever does. The network is small, and its learning rate is
+the same for all arms.
 """
 
 from __future__ import annotations

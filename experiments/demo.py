@@ -109,9 +109,10 @@ class _Experiment:
             self._calibrations[slowness] = found
             screen.say(
                 f"Storage is {self._storage.name}: "
-                f"[bold]{self._storage.described(found.limits)}[/]. A fresh batch takes "
-                f"{found.batch_s * 1e3:.1f} ms, a training step on it {found.step_s * 1e3:.1f} ms: "
-                f"[bold]R = {found.ratio:.2f} measured[/] ({slowness:g} wanted)."
+                f"[bold]{self._storage.described(found.limits)}[/]. Training without echoing then "
+                f"measured {found.batch_s * 1e3:.1f} ms from batch to batch, "
+                f"{found.step_s * 1e3:.1f} ms of them a step: about R = {found.ratio:.1f} "
+                f"({slowness:g} wanted)."
             )
         batches = round(settings.seconds / self._calibrations[settings.slowness].batch_s)
         self._budget_fresh = settings.budget_fresh or max(

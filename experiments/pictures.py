@@ -12,16 +12,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.arms import Arm
-from experiments.report import to_target
+from experiments.report import measured_ratios, summaries, to_target
 from experiments.runs import RunRecord
 from experiments.scene import Scene
 
-_COLOURS = {
+COLOURS = {
     "none": "#222222",
     "batch": "#d95f02",
     "after": "#1b9e77",
     "before": "#2166ac",
     "auto": "#762a83",
+    "loader": "#e6ab02",
+    "transform": "#a6761d",
     "memory": "#999999",
 }
 _WIDTH: dict[int | str, float] = {1: 1.8, 2: 1.3, 4: 2.2, 8: 3.0, "auto": 2.2}
@@ -40,6 +42,7 @@ def write_picture(
 
     Beside it the scene, if there was one: the factor against seconds.
     """
+    ratios = measured_ratios(summaries(runs, target))
     slownesses = list(dict.fromkeys(run.arm.slowness for run in runs))
     widths_in = [8.5 if len(slownesses) == 1 else 7.0] * len(slownesses) + [5.5] * bool(scene)
     figure = Figure(figsize=(sum(widths_in), 5.2), layout="constrained")
@@ -47,7 +50,7 @@ def write_picture(
     for panel, slowness in zip(panels, slownesses, strict=False):
         chosen = [run for run in runs if run.arm.slowness == slowness]
         _draw_runs(panel, chosen, target)
-        more = f", R = {slowness:g}" if len(slownesses) > 1 else ""
+        more = f", R = {ratios[slowness]:.1f}" if slowness in ratios else ""
         panel.set_title(f"accuracy over time{more}", fontsize=11)
     if scene is not None:
         _draw_scene(panels[-1], scene)
@@ -66,7 +69,7 @@ def _draw_scene(panel: Any, scene: Scene) -> None:
     panel.plot(
         seconds,
         [row.factor for row in scene.rows],
-        color=_COLOURS["auto"],
+        color=COLOURS["auto"],
         linewidth=2.2,
         label=f'factor of echo("auto"), over {scene.window_batches} batches',
     )
@@ -108,7 +111,7 @@ def _draw_runs(panel: Any, runs: Sequence[RunRecord], target: float) -> None:
                 for run in of_arm
             ]
         )
-        colour = _COLOURS["auto" if arm.follows else arm.place]
+        colour = COLOURS["auto" if arm.follows else arm.place]
         panel.plot(
             seconds,
             np.median(curves, axis=0),

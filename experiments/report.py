@@ -1,7 +1,4 @@
-"""The arithmetic of the comparison: what each arm needed to the target, and what may be claimed.
-
-Nothing is left out: a run that misses the target counts as a miss, and as the worst
-value of its arm wherever a median is taken.
+"""What each arm of the demonstration needed to the target, and what may be claimed.
 
 The claim is of two arms that were named beforehand, no echoing and `FOLLOWING`: of their speed-up,
 seed by seed, with the interval for its median that follows from the order of the values alone.
@@ -9,39 +6,13 @@ seed by seed, with the interval for its median that follows from the order of th
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.arms import Arm
+from experiments.method import CONFIDENCE, Interval, Ratios, median_or_miss, ratio_of
 from experiments.runs import Evaluation, RunRecord
-
-CONFIDENCE = 0.9
-"""A claim needs at least so much: five seeds."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Where the median of what was sampled lies."""
-
-    low: float
-    high: float
-    confidence: float
-    """With this probability, whatever the distribution, if the samples are independent."""
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Interval:
-        """Return the narrowest between two samples, as many from either end, of `CONFIDENCE`.
-
-        Each sample is below the median with probability 1/2: all of n are on one side of it with
-        probability 2 / 2**n. Fewer than five samples give the widest, of a lower confidence.
-        """
-        n, left_out, outside = len(samples), 0, 2 / 2 ** len(samples)
-        while (more := outside + 2 * math.comb(n, left_out + 1) / 2**n) <= 1 - CONFIDENCE:
-            left_out, outside = left_out + 1, more
-        ordered = sorted(samples)
-        return cls(ordered[left_out], ordered[n - 1 - left_out], 1 - outside)
 
 
 @dataclass(frozen=True)
@@ -106,37 +77,38 @@ def _summary(
     target: float,
 ) -> Summary:
     hits = [to_target(run, target) for run in runs]
-    speedups, bounds = [], False
-    for run, hit in zip(runs, hits, strict=True):
-        other = plain.get((arm.slowness, run.seed))
-        if other is None:
-            continue
-        reference = to_target(other, target)
-        bounds = bounds or reference is None
-        if hit is None:
-            speedups.append(0.0)
-        else:
-            reference_s = (reference or other.evaluations[-1]).seconds
-            speedups.append(reference_s / hit.seconds)
+    pairs = [
+        (to_target(other, target), other.evaluations[-1].seconds, hit)
+        for run, hit in zip(runs, hits, strict=True)
+        if (other := plain.get((arm.slowness, run.seed))) is not None
+    ]
+    speedups = Ratios.of(
+        [_seconds(reference) for reference, _, _ in pairs],
+        [length_s for _, length_s, _ in pairs],
+        [_seconds(hit) for _, _, hit in pairs],
+    )
     ends = [hit or run.evaluations[-1] for run, hit in zip(runs, hits, strict=True)]
     return Summary(
         arm=arm,
         runs=len(runs),
         misses=sum(hit is None for hit in hits),
-        fresh=_median([hit.fresh if hit else None for hit in hits]),
-        steps=_median([hit.steps if hit else None for hit in hits]),
-        seconds=_median([hit.seconds if hit else None for hit in hits]),
-        speedups=tuple(sorted(speedups)),
-        speedups_are_bounds=bounds,
+        fresh=median_or_miss([hit.fresh if hit else None for hit in hits]),
+        steps=median_or_miss([hit.steps if hit else None for hit in hits]),
+        seconds=median_or_miss([hit.seconds if hit else None for hit in hits]),
+        speedups=speedups.values,
+        speedups_are_bounds=speedups.are_bounds,
         realised_factor=statistics.median(end.factor for end in ends),
         waited_fraction=statistics.median(end.waited_s / end.seconds for end in ends),
     )
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    """Return the median, a miss being worse than any value; None if it is a miss."""
-    middle = statistics.median([math.inf if value is None else value for value in values])
-    return None if math.isinf(middle) else middle
+def _seconds(hit: Evaluation | None) -> float | None:
+    return hit.seconds if hit else None
+
+
+def measured_ratios(found: Sequence[Summary]) -> dict[float, float]:
+    """Return R by the slowness that was asked for: that of the runs without echoing."""
+    return {s.arm.slowness: ratio_of(s.waited_fraction) for s in found if s.arm.place == "none"}
 
 
 def conclusion(found: Sequence[Summary], target: float) -> str:
@@ -151,11 +123,12 @@ def conclusion(found: Sequence[Summary], target: float) -> str:
 def _claim(found: Sequence[Summary], target: float, slowness: float) -> str:
     plain = next((s for s in found if s.arm.place == "none"), None)
     auto = next((s for s in found if s.arm.is_compared and s.arm.echoes), None)
-    where = f"With storage {slowness:g} times slower than training"
-    if slowness == 1:
-        where = "With storage as fast as training"
     if plain is None or auto is None:
-        return f"{where}: the two arms of the claim did not run."
+        return f"Of the storage for R = {slowness:g} the two arms of the claim did not run."
+    where = (
+        f"With R = {ratio_of(plain.waited_fraction):.1f} (without echoing, training waited for "
+        f"{plain.waited_fraction:.0%} of the time)"
+    )
     name = f'echo("auto"), which came to a factor of {auto.realised_factor:.1f},'
     if auto.seconds is None or auto.fresh is None:
         return f"{where}, {name} missed {target:.1%} in {auto.misses} of {auto.runs} runs."

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,13 +12,11 @@ from typing import Any
 import stoker
 from experiments.calibration import Calibration
 from experiments.images import ImageSet
-from experiments.report import Summary
+from experiments.report import Summary, measured_ratios
+from experiments.result_files import this_machine, write_whole
 from experiments.runs import RunRecord
 from experiments.scene import Scene
 from experiments.settings import Settings
-from stoker.machine import usable_cores
-
-_PACKAGES = ("numpy", "torch", "pillow", "scikit-learn", "matplotlib")
 
 
 def as_json(
@@ -54,15 +48,13 @@ def as_json(
         },
         "settings": asdict(settings),
         "storage": storage,
+        "measured_ratios": [
+            {"wanted_ratio": slowness, "ratio": ratio}
+            for slowness, ratio in measured_ratios(found).items()
+        ],
         "calibrations": [asdict(calibration) for calibration in calibrations],
         "budget_fresh": budget_fresh,
-        "machine": {
-            "python": platform.python_version(),
-            "system": platform.system(),
-            "architecture": platform.machine(),
-            "usable_cores": usable_cores(),
-            "versions": {name: _version(name) for name in _PACKAGES},
-        },
+        "machine": this_machine(),
         "summaries": [
             {**asdict(s), "arm": s.arm.key, "label": s.arm.label, "speedup": s.speedup}
             for s in found
@@ -82,20 +74,4 @@ def as_json(
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` to `path`, whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.arms import Arm
-from experiments.report import Summary, to_target
+from experiments.report import Summary, measured_ratios, to_target
 from experiments.runs import RunRecord
 from experiments.scene_view import SceneView
 
@@ -97,11 +97,15 @@ class Screen:
 
     def table(self, found: Sequence[Summary], target: float) -> None:
         """Print the comparison."""
+        ratios = measured_ratios(found)
         for slowness in dict.fromkeys(s.arm.slowness for s in found):
             self._console.print()
             chosen = [s for s in found if s.arm.slowness == slowness]
-            self._console.print(_comparison(chosen, target, slowness))
-        notes = "Medians over the seeds, the range of speed-ups in brackets; a miss is the worst."
+            self._console.print(_comparison(chosen, target, ratios.get(slowness)))
+        notes = (
+            "Medians over the seeds, the range of speed-ups in brackets; a miss is the worst. "
+            "R = 1 / (1 - time waited without echoing)."
+        )
         self._console.print(Text(notes, style="dim"))
         self._console.print()
 
@@ -198,9 +202,9 @@ class RunsView:
         return table
 
 
-def _comparison(found: Sequence[Summary], target: float, slowness: float) -> Table:
+def _comparison(found: Sequence[Summary], target: float, ratio: float | None) -> Table:
     table = Table(
-        title=f"R = {slowness:g}: to {target:.1%} test accuracy",
+        title=("" if ratio is None else f"R = {ratio:.2f}: ") + f"to {target:.1%} test accuracy",
         title_justify="left",
         title_style="bold",
         header_style="bold",

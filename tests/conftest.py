@@ -58,7 +58,11 @@ def _has_accelerator() -> bool:
         return torch.cuda.is_available()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("cov_source", None):
+        kept = [item for item in items if not item.get_closest_marker("interrupts")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     # Last, so that the processes of a parallel run seldom wait for each other.
     items.sort(key=_runs_alone)
     marked = [item for item in items if item.get_closest_marker("gpu")]

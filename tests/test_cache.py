@@ -807,9 +807,9 @@ def ended(running: Script, how: str) -> list[str]:
         ("end", 2, "thread"),
         ("end", 1, "process"),
         ("exception", 0, "thread"),
-        ("ctrl-c", 0, "thread"),
-        ("ctrl-c", 2, "thread"),
-        ("ctrl-c", 2, "process"),
+        pytest.param("ctrl-c", 0, "thread", marks=pytest.mark.interrupts),
+        pytest.param("ctrl-c", 2, "thread", marks=pytest.mark.interrupts),
+        pytest.param("ctrl-c", 2, "process", marks=pytest.mark.interrupts),
     ],
 )
 def test_what_is_temporary_goes_with_its_process(
@@ -947,6 +947,7 @@ PRESSED = """
 """
 
 
+@pytest.mark.interrupts
 def test_ctrl_c_while_the_process_forks_leaves_the_store_in_order(tmp_path: Path) -> None:
     # What is raised there, Python throws away: but what it interrupted must not stay half done.
     assert json.loads(finished(tmp_path, PRESSED)) == [20, 20]
@@ -988,6 +989,7 @@ READ = """
 """
 
 
+@pytest.mark.interrupts
 def test_ctrl_c_while_a_cache_is_read_leaves_the_store_in_order(tmp_path: Path) -> None:
     assert json.loads(finished(tmp_path, READ)) == [20, 20, 0]
 

@@ -83,6 +83,7 @@ def job(folder: Path, name: str, **how: Any) -> str:
     return JOB.format(target=target(folder, **how), name=name, folder=str(folder), here=HERE)
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize(("workers", "kind"), [(2, "thread"), (1, "process")])
 @pytest.mark.parametrize("how", ["the job ends", "SIGINT", "SIGTERM", "SIGINT to the feeder"])
 def test_the_cache_of_a_feeder_ends_with_it(

@@ -1032,6 +1032,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_ctrl_c_ends_a_search_that_finds_nothing(tmp_path: Path, workers: int, kind: str) -> None:
     import json

@@ -383,6 +383,7 @@ def loop(workers: int, kind: str, seconds: float = 0.0) -> str:
     return LOOP.format(workers=workers, kind=kind, seconds=seconds)
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
 def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
@@ -419,6 +420,7 @@ def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
     assert yielded >= 4
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_ctrl_c_that_nobody_catches_ends_the_program_quietly(
     tmp_path: Path, workers: int, kind: str
@@ -444,6 +446,7 @@ def test_ctrl_c_that_nobody_catches_ends_the_program_quietly(
     assert "Exception ignored" not in errors
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize(("workers", "kind"), KINDS[1:])
 def test_ctrl_c_within_slow_work_does_not_wait_for_it(
     tmp_path: Path, workers: int, kind: str

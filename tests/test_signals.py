@@ -122,6 +122,7 @@ def test_what_is_raised_for_it_is_raised_too() -> None:
         list(stoker.from_dataset(Once(swallowing), on_error=1.0).workers(0))
 
 
+@pytest.mark.interrupts
 def test_a_timeout_within_a_sleep_is_raised() -> None:
     before = signal.signal(signal.SIGALRM, plain)
     try:

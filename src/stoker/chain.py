@@ -111,6 +111,14 @@ class Chain:
         return self.source.yields_batches or any(s.traits.batches for s in self.stages)
 
     @property
+    def hands_out_uses(self) -> bool:
+        """Whether its outputs are uses of an echo, one by one."""
+        last = next(
+            (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
+        )
+        return last is not None and last.traits.repeats
+
+    @property
     def batch_size(self) -> int:
         """The examples in a batch, 1 where the chain makes none."""
         return self.plan.group
@@ -162,12 +170,19 @@ class Chain:
             return self.steps
         return count if self.steps is None else min(count, self.steps)
 
-    def _all_steps(self) -> int:
+    def count_unechoed(self) -> int:
+        """Return the outputs that an epoch would have without echoing; ``.steps(n)``: ``n``.
+
+        Raises TypeError where only the end tells.
+        """
+        return self._all_steps(echoed=False) if self.steps is None else self.steps
+
+    def _all_steps(self, *, echoed: bool = True) -> int:
         count = self.source.count()
         if self.may_leave_out:
             raise not_known()
         for stage in self.stages:
-            count = stage.count(count)
+            count = stage.count(count) if echoed or not stage.traits.repeats else count
         return count
 
     def sure_count(self) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")]
+
+
+@contextlib.contextmanager
+def _failing(command: str, *errors: type[Exception], stopped: str = "stopped") -> Iterator[None]:
+    """Say what goes wrong in a line on stderr: exit status 1, and 130 behind Ctrl-C."""
+    expected: tuple[type[Exception], ...] = (OSError, stoker.StokerError, *errors)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(stopped, err=True)
+        raise typer.Exit(130) from None
+    except expected as error:
+        typer.echo(f"stoker {command}: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _version(wanted: bool) -> None:
@@ -101,7 +119,8 @@ def analyze(
     from stoker.analysis.trace import AnalysisError
 
     errors = Console(stderr=True, highlight=False)
-    try:
+    stopped = "stopped; nothing of the script is left running"
+    with _failing("analyze", ValueError, AnalysisError, stopped=stopped):
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
@@ -115,12 +134,6 @@ def analyze(
             write_report(report, json)
         if html is not None:
             write_page(report, html)
-    except KeyboardInterrupt:
-        typer.echo("stopped; nothing of the script is left running", err=True)
-        raise typer.Exit(130) from None
-    except (OSError, ValueError, AnalysisError) as error:
-        typer.echo(f"stoker analyze: {error}", err=True)
-        raise typer.Exit(1) from None
     terminal.show_report(report, Console(highlight=False))
     if report.crash is not None:
         errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
@@ -172,7 +185,7 @@ def what_if(
     from stoker.analysis.what_if import answer, write_answer
     from stoker.machine import parse_bytes
 
-    try:
+    with _failing("what-if", ValueError):
         found = read_report(report)
         change = Change(
             cores=cores,
@@ -187,9 +200,6 @@ def what_if(
         if json is not None:
             write_answer(answered, json)
         terminal.show_answer(found, answered)
-    except (OSError, ValueError) as error:
-        typer.echo(f"stoker what-if: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def _parse_multiple(text: str) -> float:
@@ -214,8 +224,8 @@ def feed(
         str | None,
         typer.Option(
             metavar="N|SIZE",
-            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8; of "
-            "examples, 64 parcels of up to 64).",
+            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8 "
+            "batches; where the pipeline yields examples, 64 chunks of up to 64 of them).",
         ),
     ] = None,
     jobs: Annotated[
@@ -239,15 +249,9 @@ def feed(
     """
     from stoker.feed.foreground import serve
 
-    try:
+    with _failing("feed", TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
         serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience)
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(130) from None
-    except (OSError, TypeError, ValueError, stoker.StokerError) as error:
-        typer.echo(f"stoker feed: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
@@ -266,46 +270,29 @@ def cache_list() -> None:
 
 
 @caches.command("info")
-def cache_info(
-    which: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")
-    ],
-) -> None:
+def cache_info(which: _Name) -> None:
     """Tell about one cache: its budget, its items, and what its users found in it.
 
     Example: stoker cache info /scratch/cache
     """
     from stoker.cache.inventory import print_info
 
-    _ending(lambda: print_info(which))
+    with _failing("cache"):
+        print_info(which)
 
 
 @caches.command("remove")
-def cache_remove(
-    which: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")
-    ],
-) -> None:
+def cache_remove(which: _Name) -> None:
     """Remove a cache that nobody uses. What it held is read from its source again.
 
     Example: stoker cache remove /scratch/cache
     """
     from stoker.cache.inventory import remove, resolve_name
 
-    def remove_it() -> None:
+    with _failing("cache"):
         folder = resolve_name(which)
         remove(folder)
         typer.echo(f"removed {folder}")
-
-    _ending(remove_it)
-
-
-def _ending(command: Callable[[], None]) -> None:
-    try:
-        command()
-    except (OSError, stoker.StokerError) as error:
-        typer.echo(f"stoker cache: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def _flowing(command: Callable[..., object] | None) -> str:

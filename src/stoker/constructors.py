@@ -214,20 +214,26 @@ def echo(
     min_distance: int | None = None,
     pool: int | str | None = None,
     transform: Callable[[Any, Any], Any] | None = None,
+    on: str | int | None = None,
+    repeats_only: bool = False,
     device: Any = None,
     replay: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Pipeline[Any]:
     """Echo the batches of a loader that you keep: batch echoing.
 
-    Short for ``from_loader(loader).to(device).echo(factor).random_map(transform)``. Earlier uses
-    of a batch are copies; what is done to one reaches no other.
+    Short for ``from_loader(loader).to(device).echo(factor).random_map(transform, on=on)``.
+    Earlier uses of a batch are copies; what is done to one reaches no other.
 
     Args:
         loader: as in ``from_loader``.
         factor, max_factor, min_distance, pool, replay: as in ``Pipeline.echo``.
         transform: called as ``transform(batch, rng)`` anew for each use: augment there. On a
             device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
+            ``stoker.images`` has some for images.
+        on: the field of the batch that ``transform`` is given, instead of the whole.
+        repeats_only: leave first uses of a batch as they are: where the loader augments already,
+            and twice would be too much.
         device: keep batches there, as torch tensors, and transform them there.
         seed: of echoing and of ``rng``; drawn if there is none.
     """
@@ -237,4 +243,6 @@ def echo(
     pipeline = pipeline.echo(
         factor, max_factor=max_factor, min_distance=min_distance, pool=pool, replay=replay
     )
-    return pipeline if transform is None else pipeline.random_map(transform)
+    if transform is None:
+        return pipeline
+    return pipeline.random_map(transform, on=on, repeats_only=repeats_only)

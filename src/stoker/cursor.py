@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stoker import state
 from stoker.buffers import Recycler
 from stoker.caution import warn
@@ -28,9 +30,10 @@ from stoker.errors import StateError
 from stoker.fitting import Fit
 from stoker.iterator import PipelineIterator, reads_ahead
 from stoker.machine import process_group
+from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
-from stoker.stats import Clock, PoolStats, Stats
+from stoker.stats import Clock, PoolStats, Stats, Uses
 
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
@@ -72,6 +75,7 @@ class Cursor:
         self._found: _Before | None = None
         self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
         self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
+        self._has_looked = False  # at the schedulers that there are
         self._acknowledged = False  # whether the trainer says what it has finished with
 
     def _live(self) -> PipelineIterator[Any] | None:
@@ -95,6 +99,7 @@ class Cursor:
                 )
             live.close()
         chain = self.chain
+        self._look_at_schedulers()
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
@@ -131,6 +136,13 @@ class Cursor:
         items = plan.items_of_first(self.chain.examples())
         moment = record.carried(0, epoch, items)
         return Position(snapshots=[moment], items=[None]) if moment is not None else Position()
+
+    def _look_at_schedulers(self) -> None:
+        """Once, behind the first whole epoch that echoed: is one carried past its end?"""
+        run = self._run
+        if not self._has_looked and run is not None and run.complete and self.chain.echoes:
+            self._has_looked = True
+            warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 
     @property
     def is_loaded(self) -> bool:
@@ -333,6 +345,12 @@ class Cursor:
                     "how far an epoch is cannot be told without a length; .steps(n) gives it one"
                 ) from None
         return min(1.0, share)
+
+    def last_uses(self) -> Uses:
+        """Return what the examples handed out last are uses of; of none, where there were none."""
+        if self._run is None or self._run.is_inherited:
+            return Uses(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return self._run.last_uses()
 
     def stats(self) -> Stats:
         """Return statistics of the epoch being run, or else of the last one."""

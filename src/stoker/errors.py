@@ -14,6 +14,7 @@ Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, where they 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,19 +66,8 @@ class StageError(StokerError):
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[object, ...]:
-        where = self.index, self.path, self.batch, self.number
-        return _rebuild, (self.stage, self.__cause__, *where)
-
-
-def _rebuild(
-    stage: str,
-    cause: BaseException,
-    index: int | None,
-    path: str | None,
-    batch: int | None,
-    number: int | None,
-) -> StageError:
-    return StageError(stage, cause, index=index, path=path, batch=batch, number=number)
+        where = {name: getattr(self, name) for name in ("index", "path", "batch", "number")}
+        return functools.partial(StageError, **where), (self.stage, self.__cause__)
 
 
 @dataclass(frozen=True)
@@ -150,14 +140,8 @@ class RemoteError(StokerError):
         super().__init__(f"{url}: {reason}{spent}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        details = self.url, self.reason, self.status, self.attempts, self.elapsed_s
-        return _rebuild_remote, details
-
-
-def _rebuild_remote(
-    url: str, reason: str, status: int | None, attempts: int, elapsed_s: float
-) -> RemoteError:
-    return RemoteError(url, reason, status=status, attempts=attempts, elapsed_s=elapsed_s)
+        details = {name: getattr(self, name) for name in ("status", "attempts", "elapsed_s")}
+        return functools.partial(RemoteError, **details), (self.url, self.reason)
 
 
 class WorkerDied(StokerError):

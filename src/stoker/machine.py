@@ -90,24 +90,16 @@ def _control_groups() -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    folders = []
+    folders: list[Path] = []
     for line in lines:
         _, controllers, inside = line.split(":", 2)
-        roots = (
-            [Path("/sys/fs/cgroup")]
-            if not controllers
-            else [Path("/sys/fs/cgroup") / c for c in (controllers, *controllers.split(","))]
-        )
-        for root in roots:
-            folder = root / inside.lstrip("/")
+        for mounted in (controllers, *controllers.split(",")):  # of v2 both are empty
+            root = Path("/sys/fs/cgroup", mounted)
+            own = root / inside.lstrip("/")
             # Inside a container the path may be the host's: the mounted root is ours then.
-            while not folder.is_dir() and folder != root:
-                folder = folder.parent
-            while folder.is_dir() and folder not in folders:
-                folders.append(folder)
-                if folder == root:
-                    break
-                folder = folder.parent
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(root) and folder.is_dir() and folder not in folders:
+                    folders.append(folder)
     return folders
 
 

@@ -59,7 +59,7 @@ class Permuted:
     ) -> None:
         self._made_of = length, key, first, stride, count
         self._first, self._stride = first, stride
-        self._count = max(0, -(-(length - first) // stride)) if count is None else count
+        self._count = len(range(first, length, stride)) if count is None else count
         self._permutation: NDArray[np.int64] | None = None
         self._feistel: _Feistel | None = None
         self._block: NDArray[np.int64] | None = None
@@ -158,7 +158,7 @@ class Share:
     def count(self, length: int) -> int:
         """Return how many of so many examples are this rank's in an epoch."""
         if self.uneven:
-            return max(0, -(-(length - self.rank) // self.world))
+            return len(range(self.rank, length, self.world))
         return length // self.world
 
 
@@ -203,11 +203,12 @@ class Selection:
 
     def count(self, length: int) -> int:
         """Return the examples of an epoch over a source of ``length``."""
-        count = _least(self.first, length)
-        if self.share is not None and self.share.anew:
-            count = self.share.count(_least(self.between, count))
-        else:
-            count = _least(self.between, count if self.share is None else self.share.count(count))
+        share, count = self.share, _least(self.first, length)
+        if share is not None and not share.anew:
+            count = share.count(count)
+        count = _least(self.between, count)
+        if share is not None and share.anew:
+            count = share.count(count)
         return _least(self.last, count)
 
     def order(self, length: int, seed: int, epoch: int) -> Permuted | FixedPart:
@@ -224,7 +225,7 @@ class Selection:
         if share.anew:
             return Permuted(length, key(0), rank, world, count)
         own = _least(self.between, share.count(length))
-        all_of_it = max(0, -(-(length - rank) // world))
+        all_of_it = len(range(rank, length, world))
         is_whole = own == share.count(length)
         left_out = epoch % all_of_it if is_whole and all_of_it > own else None
         return FixedPart(Permuted(own, key(rank), count=count), rank, world, left_out)

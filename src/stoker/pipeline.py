@@ -26,11 +26,17 @@ from stoker.stages.skip import OnError
 from stoker.stages.stage import Stage
 from stoker.stages.take import Take
 from stoker.stages.to import To
-from stoker.stats import Clock, Stats
+from stoker.stats import Clock, Stats, Uses
 
 U = TypeVar("U")
 On = str | int | None
+Err = OnError | None
+Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
+
+
+def _of_loader(name: str) -> Any:
+    return property(lambda self: self.chain.source.attribute(name), doc=f"The loader's {name}.")
 
 
 class Pipeline(Generic[T]):
@@ -52,8 +58,6 @@ class Pipeline(Generic[T]):
 
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
-
-    # -- building
 
     def shuffle(self, *, buffer: int | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
@@ -104,7 +108,7 @@ class Pipeline(Generic[T]):
         return self._then(Take.of(n))
 
     def filter(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[T]:
         """Keep the examples for which a deterministic function is true.
 
@@ -122,16 +126,16 @@ class Pipeline(Generic[T]):
 
     @overload
     def map(
-        self, fn: Callable[[T], U], *, on: None = None, on_error: OnError | None = None
+        self, fn: Callable[[T], U], *, on: None = None, on_error: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def map(
-        self, fn: Callable[[Any], Any], *, on: str | int, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: str | int, on_error: Err = None
     ) -> Pipeline[Any]: ...
 
     def map(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
@@ -148,16 +152,21 @@ class Pipeline(Generic[T]):
 
     @overload
     def random_map(
-        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: OnError | None = None
+        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def random_map(
-        self, fn: Callable[[Any, Any], Any], *, on: str | int, on_error: OnError | None = None
+        self, fn: Draws, *, on: On, on_error: Err = None, repeats_only: bool = False
+    ) -> Pipeline[Any]: ...
+
+    @overload
+    def random_map(
+        self, fn: Draws, *, on_error: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
     def random_map(
-        self, fn: Callable[[Any, Any], Any], *, on: On = None, on_error: OnError | None = None
+        self, fn: Draws, *, on: On = None, on_error: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]:
         """Apply a function that draws random numbers: after an echo, anew for every use.
 
@@ -167,11 +176,12 @@ class Pipeline(Generic[T]):
                 draws depends on seed, epoch, example and use, never on workers. What it returns
                 must not be None.
             on, on_error: as in ``map``.
+            repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
         Raises TypeError when ``fn`` takes no ``rng``, LookupError when the source is known not
         to have the field.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=True))
+        return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 
     @overload
     def batch(
@@ -191,10 +201,9 @@ class Pipeline(Generic[T]):
     ) -> Pipeline[Any]:
         """Stack examples into batches of ``n``.
 
-        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers
-        become arrays ``[n, ...]`` of the same dtype (all of them tensors, if one is a torch
-        tensor); strings and bytes become lists. The arrays are the consumer's to keep or to
-        write into; their memory is used again once nobody refers to it.
+        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
+        arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
+        bytes become lists. The arrays are yours to write into; freed memory is used again.
 
         Args:
             n: examples in a batch; the last one of an epoch may have fewer.
@@ -320,8 +329,6 @@ class Pipeline(Generic[T]):
         """
         return self._then(To.of(device))
 
-    # -- the cursor
-
     def __iter__(self) -> PipelineIterator[T]:
         """Start the next epoch, or go on in one that was loaded."""
         return self._cursor.begin()
@@ -365,6 +372,11 @@ class Pipeline(Generic[T]):
         """Fresh examples, uses and steps that were handed out in all epochs so far."""
         return self._cursor.before + self._cursor.of_epoch()
 
+    @property
+    def last(self) -> Uses:
+        """Which use of its example each is that was handed out last, and how long after another."""
+        return self._cursor.last_uses()
+
     def record(self) -> dict[str, Any]:
         """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.
 
@@ -385,20 +397,9 @@ class Pipeline(Generic[T]):
         """The class names of a folder, in the order of their labels."""
         return list(self.chain.source.attribute("classes"))
 
-    @property
-    def dataset(self) -> Any:
-        """The loader's dataset."""
-        return self.chain.source.attribute("dataset")
-
-    @property
-    def batch_size(self) -> Any:
-        """The loader's batch size."""
-        return self.chain.source.attribute("batch_size")
-
-    @property
-    def sampler(self) -> Any:
-        """The loader's sampler."""
-        return self.chain.source.attribute("sampler")
+    dataset = _of_loader("dataset")
+    batch_size = _of_loader("batch_size")
+    sampler = _of_loader("sampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the last batch that was yielded, ready for JSON (see below).

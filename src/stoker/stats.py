@@ -8,6 +8,9 @@ import textwrap
 from dataclasses import astuple, dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.errors import Skip
 from stoker.machine import format_bytes
 
@@ -60,6 +63,16 @@ class Clock:
     def __add__(self, other: Clock) -> Clock:
         """Return both together."""
         return Clock(*map(operator.add, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """What the examples of one batch are uses of, in their order. The arrays are yours."""
+
+    number: NDArray[np.int64]
+    """Which use of its example each is, ``[n]``: 1 is a fresh one. Of the last echo there is."""
+    age_steps: NDArray[np.int64]
+    """Steps since the use before, ``[n]``: 0 for a fresh one; -1 where a resume forgot it."""
 
 
 @dataclass(frozen=True)

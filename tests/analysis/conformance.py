@@ -97,7 +97,7 @@ class Fatal(Mapped):
 
 class Slow(Mapped):
     def __getitem__(self, index: int) -> Any:
-        time.sleep(3)
+        time.sleep(1)
         return index
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     found["killed"] = [
         seen if isinstance(seen, str) else seen[0] for seen in outcome(make, fatal.first_came)
     ]
-    found["timeout"] = outcome(lambda: DataLoader(Slow(), 1, num_workers=1, timeout=1))
+    found["timeout"] = outcome(lambda: DataLoader(Slow(), 1, num_workers=1, timeout=0.3))
     found["left"] = left()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

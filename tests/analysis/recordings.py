@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stoker.analysis.cold_reads import Reads
 from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.trace import Drain, RankTrace, Trace
 
@@ -81,8 +80,8 @@ def recorded(job: Parts) -> Trace:
         cold = min(job.S, job.P[job.workers])
         rank.drains["cold"] = [_drain(job.workers, cold, job.prep_cpu_s)]
         record.files, record.files_examples = [f"{n}.jpg" for n in range(80)], 80
-        record.cold_reads = [Reads((10,) * 8, (10 / job.S,) * 8)]
-        record.warm_reads = [Reads((10,) * 8, (10 / job.C,) * 8)]
+        record.cold_reads = [[(10, 10 / job.S)] * 8]
+        record.warm_reads = [[(10, 10 / job.C)] * 8]
         pages = [round(1000 * job.cached), 1000]
         rank.opened = [
             {"kind": "file", "name": name, "bytes": 100_000, "pages": pages}

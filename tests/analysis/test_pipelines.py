@@ -113,7 +113,7 @@ def test_an_error_of_the_step_is_the_users(files: list[str]) -> None:
 
 
 def slowly(values: Any) -> Any:
-    time.sleep(0.01)
+    time.sleep(0.005)
     return values
 
 
@@ -121,7 +121,7 @@ def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
     train = (
         stoker.from_arrays(np.zeros((240, 16), np.float32), seed=0).map(slowly).batch(8).workers(1)
     )
-    report = stoker.analyze(train, step, budget_s=4)
+    report = stoker.analyze(train, step, budget_s=2)
     assert max(point.workers for point in report.prep) > report.cores
     (more,) = (action for action in report.actions if ".workers(" in action.code)
     assert "was measured" in more.why

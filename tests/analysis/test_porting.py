@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
-import subprocess
-import sys
-import textwrap
 import time
 from collections import UserDict, namedtuple
 from collections.abc import Callable
@@ -18,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.analyses import PRELUDE, analyze, environment, write_files, write_script
+from analysis.analyses import PRELUDE, write_script
 from stoker.analysis.porting import find_port, write_port
 from stoker.analysis.probe import epochs, takeover
 from stoker.analysis.probe.example import describe_example
@@ -28,47 +24,6 @@ torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 Tensor: Any = torch.Tensor
 Dataset: Any = torch.utils.data.Dataset
-
-
-def test_the_advice_runs_where_it_is_pasted(tmp_path: Path) -> None:
-    write_files(tmp_path, 203)
-    script = write_script(
-        tmp_path,
-        """
-        if __name__ == "__main__":
-            loader = DataLoader(
-                Files(0.01), 8, shuffle=True, num_workers=2, drop_last=True
-            )
-            train(loader, 0.004, epochs=int(sys.argv[1]))
-        """,
-    )
-    found = analyze(tmp_path, "train.py", "10000", minutes=0.75)
-    assert found.report is not None, found.errors
-    assert found.report["port"] is not None, found.report["notes"]
-    (ported,) = (a for a in found.report["actions"] if "port the loader" in a["title"])
-    assert "Files(0.01)" in ported["code"]
-    # Preparing waits: more workers than processors were tried, and count.
-    cores = found.report["cores"]
-    assert max(point["workers"] for point in found.report["prep"]) > cores
-    (more,) = (a for a in found.report["actions"] if "num_workers=" in a["code"])
-    assert int(re.findall(r"num_workers=(\d+)", more["code"])[0]) > cores
-
-    text = script.read_text()
-    built = text.index("    loader = DataLoader(")
-    end = text.index("    train(loader")
-    pasted = textwrap.indent(ported["code"], "    ") + "\n"
-    counts = "    print(len(loader), sum(len(batch) for batch in loader))\n"
-    script.write_text(text[:built] + pasted + counts + text[end:])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["25", "200"]
 
 
 def joined(examples: list[Any]) -> Any:

@@ -20,27 +20,36 @@ HERE = Path(__file__).parent
 PROBE = Path(stoker.__file__).parent / "analysis" / "probe"
 
 
-def seen(folder: Path | None) -> dict[str, Any]:
-    """Run the program of ``conformance.py`` and return what it saw."""
+def start(folder: Path | None) -> subprocess.Popen[str]:
+    """Start the program of ``conformance.py``."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if folder is not None:
         environment |= {
             "PYTHONPATH": str(PROBE.parent / "startup"),
             "STOKER_PROBE": str(folder),
         }
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "conformance.py"],
-        capture_output=True, text=True, check=False, cwd=HERE, env=environment, timeout=280,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, env=environment,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+
+
+def seen(program: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return what the program saw."""
+    try:
+        out, errors = program.communicate(timeout=280)
+    finally:
+        program.kill()
+    assert program.returncode == 0, errors
+    found: dict[str, Any] = json.loads(out)
     return found
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("probe")
-    return seen(None), seen(folder), folder
+    with start(None) as plain, start(folder) as probed:  # beside each other: they mostly wait
+        return seen(plain), seen(probed), folder
 
 
 def test_a_script_sees_no_difference(

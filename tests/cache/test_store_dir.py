@@ -24,8 +24,6 @@ from stoker.cache import inventory, location
 from stoker.cache.handles import HANDLES
 from stoker.cache.held_folder import CacheFolder
 
-pytestmark = pytest.mark.alone
-
 USER = 3_000_000_000 + os.getpid()  # another one than whoever runs this
 MEMORY = f"/dev/shm/stoker-{USER}"
 AS_USER = f"import os; os.getuid = lambda: {USER}\n"

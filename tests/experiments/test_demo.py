@@ -308,6 +308,7 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
     assert "2 of 6 runs" in text.getvalue()
 
 
+@pytest.mark.interrupts
 @pytest.mark.full
 @pytest.mark.parametrize("when", ["listing", "reading"])
 def test_ctrl_c_ends_the_server_and_leaves_nothing(tmp_path: Path, when: str) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from experiments.arms import Arm
 from experiments.grids import next_point
-from experiments.report import Interval, conclusion, summaries, target_of, to_target
+from experiments.method import Interval
+from experiments.report import conclusion, measured_ratios, summaries, target_of, to_target
 from experiments.runs import Evaluation, RunRecord
 
 PLAIN = Arm("none")
@@ -84,7 +85,10 @@ def test_arms_are_held_to_the_arm_without_echoing_at_their_own_r() -> None:
     echo = run(Arm("before", "auto", slowness=1.0), 0, (100, 2.0, 0.9))
     found = summaries([slow, even, echo], 0.9)
     assert found[2].speedup == 0.5
-    assert "With storage as fast as training" in conclusion(found, 0.9)
+    assert measured_ratios(found) == {4.0: 2.0, 1.0: 2.0}, "of what was waited, not of a setting"
+    assert (
+        conclusion(found, 0.9).count("With R = 2.0 (without echoing, training waited for 50%") == 1
+    )
 
 
 @pytest.mark.parametrize(

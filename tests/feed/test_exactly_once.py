@@ -29,9 +29,10 @@ from playing import (
     wait_until,
 )
 
+from strategies import FULL, shortened
+
 FATES = ("none", "none", "killed", "stopped", "skips", "resumes")
 _names = itertools.count()
-SCHEDULES = 200 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 12
 
 
 def plays() -> st.SearchStrategy[list[Play]]:
@@ -51,7 +52,7 @@ def fresh_name() -> str:
     return f"test-{os.getpid()}-{next(_names)}"
 
 
-@settings(max_examples=SCHEDULES)
+@settings(max_examples=200 if FULL else 8)
 @given(plays(), st.sampled_from(served.KINDS), st.sampled_from((0.1, 20.0)))
 def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_s: float) -> None:
     name = fresh_name()
@@ -65,7 +66,8 @@ def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_
             check_outputs(log_of(log), kind, play)
 
 
-@settings(max_examples=SCHEDULES)
+# Behind every kill there is the start of a feeder, which takes most of a second.
+@settings(max_examples=200 if FULL else 4)
 @given(plays(), st.sampled_from(served.KINDS), st.lists(st.integers(1, 60), max_size=3))
 def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills: list[int]) -> None:
     name = fresh_name()
@@ -95,7 +97,9 @@ def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills:
     wait_until(lambda: feeder_of(name) is None, "the feeder ends with its last job")
 
 
-@pytest.mark.parametrize("kind", served.KINDS)
+@pytest.mark.parametrize(
+    "kind", shortened(("batches", "examples", "rows", "echoed", "filtered"), 2)
+)
 def test_eight_jobs_prepare_once(kind: str, tmp_path: Path) -> None:
     name = fresh_name()
     cast = [Play(step_s=0.002 * (number % 3)) for number in range(8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -36,7 +37,9 @@ from playing import (
 )
 
 import stoker
-from stoker.feed import autostart, messages
+from stoker.feed import autostart, messages, server
+from stoker.feed.target import FeedSettings
+from strategies import shortened
 
 _names = itertools.count()
 
@@ -181,18 +184,36 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("target", "says"),
     [
-        ("adaptive", "adaptive echo"),
-        ("on_device", r"\.to\(device\)"),
-        ("raises", "no data today"),
-        ("returns_none", "not a stoker pipeline"),
-        ("nowhere", "has no function nowhere"),
+        (failing_target("adaptive"), "adaptive echo"),
+        (failing_target("on_device"), r"\.to\(device\)"),
+        (failing_target("raises"), "no data today"),
+        (failing_target("returns_none"), "not a stoker pipeline"),
+        (failing_target("nowhere"), "has no function nowhere"),
+        ("/no/such/file.py:make", "no file"),
+        ("no_such_module:make", "no_such_module"),
     ],
 )
-def test_what_cannot_be_served_says_so(function: str, says: str, name: str) -> None:
-    with pytest.raises(stoker.FeedError, match=says):
-        stoker.share(failing_target(function), name=name)
+def test_what_cannot_be_served_says_so(
+    target: str, says: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_REFUSING_S", 0.1)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    listener = autostart.listen(name)
+    assert listener is not None
+    with connect(name) as job:
+        messages.send(job, good)
+        with pytest.raises(stoker.FeedError, match=says):
+            server.open_server(listener, FeedSettings(name, target))
+        answer, _ = messages.receive_as_job(job)
+    assert isinstance(answer, messages.Refused)
+    assert re.search(says, answer.reason)
+
+
+def test_who_shares_what_cannot_be_served_is_told(name: str) -> None:
+    with pytest.raises(stoker.FeedError, match="no data today"):
+        stoker.share(failing_target("raises"), name=name)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +221,6 @@ def test_what_cannot_be_served_says_so(function: str, says: str, name: str) -> N
     [
         (lambda: None, stoker.FeedError, "cannot find"),
         ("prep.py", ValueError, "FILE.py:FUNCTION"),
-        ("/no/such/file.py:make", stoker.FeedError, "no file"),
-        ("no_such_module:make", stoker.FeedError, "no_such_module"),
     ],
 )
 def test_wrong_functions(function: Any, error: type[Exception], says: str, name: str) -> None:
@@ -349,13 +368,28 @@ def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
     wait_until(lambda: len(log_of(tmp_path / "0").outputs) > 3, "jobs are at work")
     feeder = feeder_of(name)
     assert feeder is not None
+    pids = [feeder, *(job.pid for job in jobs)]
+    own = {path for pid in pids for path in _shared_files(pid)}
     for job in jobs:
         job.kill()
     for job in jobs:
         job.join()
         job.close()
     wait_until(lambda: not Path(f"/proc/{feeder}").exists(), "the feeder ends")
-    assert set(os.listdir("/dev/shm")) == shm
+    # Others may use shared memory meanwhile: what is new there must not be this feed's.
+    new = set(os.listdir("/dev/shm")) - shm
+    assert [file for file in new if f"/dev/shm/{file}" in own] == []
+    assert [file for file in new if any(str(word) in file for word in (name, *pids))] == []
+
+
+def _shared_files(pid: int) -> set[str]:
+    """Return the named shared memory that a process has open or mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    found = {line.split(maxsplit=5)[-1] for line in lines}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(descriptor))
+    return {path for path in found if path.startswith("/dev/shm/")}
 
 
 def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) -> None:
@@ -474,6 +508,7 @@ def _shared_bytes(pid: int) -> int:
     return sum(link.stat().st_size for link in blocks)
 
 
+@pytest.mark.interrupts
 def test_who_stops_waiting_holds_up_nobody(name: str) -> None:
     with feeding(served.many, name, patience_s=1000.0):
         first = stoker.from_feed(name)
@@ -532,7 +567,7 @@ def _kill(jobs: list[subprocess.Popen[str]]) -> None:
         job.kill()
 
 
-@pytest.mark.parametrize("access", ["share", "from_feed"])
+@pytest.mark.parametrize("access", shortened(["share", "from_feed"], 1))
 def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
     call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
     with contextlib.ExitStack() as stack:
@@ -561,6 +596,7 @@ def _ticks(path: Path) -> int:
 # -- the command
 
 
+@pytest.mark.interrupts
 def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
     call = [sys.executable, "-c", "from stoker.cli import main; main()"]
     command = subprocess.Popen(

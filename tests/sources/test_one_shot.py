@@ -33,7 +33,7 @@ def test_it_is_given_before_or_during_the_wait_and_waited_for_again() -> None:
 def test_what_failed_raises_its_error_each_time() -> None:
     answer: OneShot[int] = OneShot()
     error = KeyError("gone")
-    answer.fail(error)
+    answer.give(error=error)
     for _ in range(2):
         with pytest.raises(KeyError) as caught:
             answer.wait()
@@ -63,6 +63,7 @@ def interrupting() -> Iterator[None]:
     signal.signal(signal.SIGVTALRM, before)
 
 
+@pytest.mark.interrupts
 @pytest.mark.usefixtures("interrupting")
 def test_an_interrupted_wait_leaves_it_to_be_given() -> None:
     rng = random.Random(0)

@@ -128,14 +128,10 @@ class Monitored(Generic[T]):
 
 
 def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
-    of_workers = [e.worker_wait_s for e in epochs]
-    return EpochWait(
-        sum(e.batches for e in epochs),
-        sum(e.elapsed_s for e in epochs),
-        sum(e.first_wait_s for e in epochs),
-        sum(e.wait_s for e in epochs),
-        tuple(sum(waits) for waits in zip(*of_workers, strict=False)),
-    )
+    names = "batches", "elapsed_s", "first_wait_s", "wait_s"
+    sums = {name: sum(getattr(epoch, name) for epoch in epochs) for name in names}
+    of_workers = zip(*(epoch.worker_wait_s for epoch in epochs), strict=False)
+    return EpochWait(**sums, worker_wait_s=tuple(map(sum, of_workers)))
 
 
 def _report(epochs: Sequence[EpochWait]) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from stoker.analysis.formulas import most_workers, smallest_cache
-from stoker.analysis.model import Change, Measured, cache_rate, predict, storage_rate
+from stoker.analysis.model import (
+    NOTHING,
+    Change,
+    Measured,
+    cache_rate,
+    predict,
+    storage_rate,
+)
 from stoker.analysis.porting import Port, write_port
 from stoker.analysis.report import Action, Rate, Report, to_measured, to_measured_apart
 from stoker.machine import format_bytes
@@ -21,9 +28,6 @@ _SCALES = 0.8  # of each worker's share must be left with many, to draw P on bey
 _COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
 _KEPT_BYTES = 512  # beside its arrays, of an example in a cache
 _OVERHEAD_S = 1e-4  # a pipeline's, for an example
-
-Trial = Callable[[Measured], float]
-"""Examples/s of a job after something was tried."""
 
 
 def advise(report: Report) -> list[Action]:
@@ -41,20 +45,20 @@ def advise(report: Report) -> list[Action]:
         *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    found += _advise_echo(report) + _advise_sharing(report)
+    found += [*_advise_echo(report), *_advise_sharing(report)]
     return [action for action in found if action.gain.value >= _WORTH]
 
 
-def _advise_workers(report: Report) -> list[Action]:
+def _advise_workers(report: Report) -> Iterator[Action]:
     """The number of workers that does best; more than processors, where they mostly wait."""
     job = to_measured(report)
     best, rate = job.workers, predict(job).rate
     for count in _list_worker_counts(to_measured_apart(report)):
-        found = _try_workers(count)(job)
+        found = predict(_with_workers(job, count)).rate
         if found > rate * _WORTH:
             best, rate = count, found
     if best == job.workers:
-        return []
+        return
     counts = [point.workers for point in report.prep]
     why = "P at that number of workers was " + (
         "measured"
@@ -65,14 +69,12 @@ def _advise_workers(report: Report) -> list[Action]:
     )
     if best > job.cores:
         why += f"; preparing mostly waits, so that {job.cores} processors have time for them"
-    return [
-        Action(
-            f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
-            f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
-            _predict_gain(report, _try_workers(best)),
-            why,
-        )
-    ]
+    yield Action(
+        f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
+        f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
+        _predict_gain(report, job=lambda case: _with_workers(case, best)),
+        why,
+    )
 
 
 def _list_worker_counts(job: Measured) -> list[int]:
@@ -87,10 +89,10 @@ def _list_worker_counts(job: Measured) -> list[int]:
     return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
 
 
-def _advise_cache(report: Report) -> list[Action]:
+def _advise_cache(report: Report) -> Iterator[Action]:
     """A cache that never evicts, as large as it must be or as memory allows."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
-        return []
+        return
     job = to_measured(report)
     whole = report.examples * report.example_bytes
     assert job.storage is not None
@@ -100,36 +102,30 @@ def _advise_cache(report: Report) -> list[Action]:
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
-    port, kept_size = report.port, size
-    if not report.stages and port is not None and not port.varies:  # it keeps what is decoded
+    port, kept_size, what = report.port, size, ""
+    code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
+    why = ": what is read, not what is made of it, which may be drawn at random"
+    if report.stages:
+        code, why = f'.cache("{_round_up_to_mib(size)}")', ""
+    elif port is not None and not port.varies:  # it keeps what is decoded
         kept_whole = _estimate_kept_bytes(report, port)
         kept_size = int(min(size / whole * kept_whole, room))
         size = int(kept_size / kept_whole * whole)
-    if size / whole <= (report.cached_fraction or 0.0):
-        return []
-    share = f"{size / whole:.0%} of the dataset"
-    title = f"keep {format_bytes(kept_size)} ({share}) in a cache that never evicts"
-    text = format_bytes(math.ceil(kept_size / 2**20) * 2**20)
-    why = ""
-    if report.stages:
-        code = f'.cache("{text}")'
-    elif port is not None and not port.varies:
-        code = f'dataset = stoker.cached({port.dataset}, "{text}")'
+        code = f'dataset = stoker.cached({port.dataset}, "{_round_up_to_mib(kept_size)}")'
         why = ", as the dataset gives it"
     else:
-        title = f"keep what is read ({share}) in a cache that never evicts"
-        code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
-        why = ": what is read, not what is made of it, which may be drawn at random"
+        what = "what is read"
+    if size / whole <= (report.cached_fraction or 0.0):
+        return
     fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
-    return [
-        Action(
-            title,
-            code,
-            _predict_gain(report, _try_change(Change(cache_bytes=size))),
-            f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
-            f"were in the page cache{fits}",
-        )
-    ]
+    what = what or format_bytes(kept_size)
+    yield Action(
+        f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
+        code,
+        _predict_gain(report, Change(cache_bytes=size)),
+        f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
+        f"were in the page cache{fits}",
+    )
 
 
 def _estimate_kept_bytes(report: Report, port: Port) -> float:
@@ -137,113 +133,101 @@ def _estimate_kept_bytes(report: Report, port: Port) -> float:
     return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
-def _advise_storage(report: Report) -> list[Action]:
+def _round_up_to_mib(size: int) -> str:
+    return format_bytes(math.ceil(size / 2**20) * 2**20)
+
+
+def _advise_storage(report: Report) -> Iterator[Action]:
     """Faster storage."""
     if report.rates.S is None or not report.example_bytes:
-        return []
+        return
     now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
-    return [
-        Action(
-            "move the data to storage twice as fast",
-            f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
-            _predict_gain(report, _try_change(Change(storage_mbps=2 * now))),
-            f"storage gives the job {_round_to_3_digits(now):,g} MB/s",
-        )
-    ]
+    yield Action(
+        "move the data to storage twice as fast",
+        f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
+        _predict_gain(report, Change(storage_mbps=2 * now)),
+        f"storage gives the job {_round_to_3_digits(now):,g} MB/s",
+    )
 
 
 def _round_to_3_digits(value: float) -> float:
-    """Keep three digits."""
     return float(f"{value:.3g}")
 
 
-def _advise_stages(report: Report) -> list[Action]:
+def _advise_stages(report: Report) -> Iterator[Action]:
     """What only a pipeline tells: a cache behind the costly part, and a faster stage."""
     costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
     behind_source = list(costs)[1:]
     if not behind_source:
-        return []
-    found = []
+        return
     behind_s = report.after_s.get("before-augmentation", 0.0)
     total_s = sum(costs[name] for name in behind_source)
     if total_s > behind_s > 0.0:
-        found.append(
-            Action(
-                "cache what is the same in every epoch, decoded",
-                ".cache(...) behind the last .map in front of the first .random_map",
-                _predict_gain(report, _try_faster_prep(total_s / behind_s)),
-                "from the second epoch on, if all of it fits; decoded examples are larger than "
-                "files",
-            )
+        yield Action(
+            "cache what is the same in every epoch, decoded",
+            ".cache(...) behind the last .map in front of the first .random_map",
+            _predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
+            "from the second epoch on, if all of it fits; decoded examples are larger than files",
         )
     slowest = max(behind_source, key=lambda name: costs[name])
-    found.append(
-        Action(
-            f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
-            slowest,
-            _predict_gain(report, _try_faster_prep(total_s / (total_s - costs[slowest] / 2))),
-            f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
-            f"{1 / costs[slowest]:,.0f} examples/s",
-        )
+    faster = total_s / (total_s - costs[slowest] / 2)
+    yield Action(
+        f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
+        slowest,
+        _predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
+        f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
+        f"{1 / costs[slowest]:,.0f} examples/s",
     )
-    return found
 
 
-def _advise_porting(report: Report) -> list[Action]:
+def _advise_porting(report: Report) -> Iterator[Action]:
     """The script's loader as a pipeline that keeps what its dataset gives, decoded."""
     port, collate_s = report.port, report.after_s.get("after-augmentation", 0.0)
     if port is None or port.varies or not report.examples:
-        return []
+        return
     whole = report.examples * port.example_bytes
     kept_whole = _estimate_kept_bytes(report, port)
     size = int(min(kept_whole, _MEMORY * report.memory_bytes))
     held = size / kept_whole
-    text = format_bytes(math.ceil(size / 2**20) * 2**20)
     kept_s = _COPIES * collate_s + _OVERHEAD_S
-    return [
-        Action(
-            f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
-            + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
-            write_port(port, report.loader.workers, text),
-            _predict_gain(report, _try_keeping(held, kept_s)),
-            f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
-            "so much. An example was the same each time that it was read: none of it is drawn at "
-            "random",
-        )
-    ]
+    yield Action(
+        f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
+        + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
+        write_port(port, report.loader.workers, _round_up_to_mib(size)),
+        _predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
+        f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
+        "so much. An example was the same each time that it was read: none of it is drawn at "
+        "random",
+    )
 
 
-def _advise_accelerator(report: Report) -> list[Action]:
+def _advise_accelerator(report: Report) -> Iterator[Action]:
     """A faster accelerator: only where there is one, and it is what limits."""
     if report.bound != "compute" or report.trains_on_cpu:
-        return []
-    return [
-        Action(
-            "the data path keeps up: an accelerator twice as fast",
-            "stoker what-if REPORT.json --accelerator 2x",
-            _predict_gain(report, _try_change(Change(accelerator=2.0))),
-            "the step's time is taken to halve, which must be measured for a new accelerator",
-        )
-    ]
+        return
+    yield Action(
+        "the data path keeps up: an accelerator twice as fast",
+        "stoker what-if REPORT.json --accelerator 2x",
+        _predict_gain(report, Change(accelerator=2.0)),
+        "the step's time is taken to halve, which must be measured for a new accelerator",
+    )
 
 
-def _advise_sharing(report: Report) -> list[Action]:
+def _advise_sharing(report: Report) -> Iterator[Action]:
     """One preparation for several jobs, where one alone waits for its data."""
     if report.bound == "compute":
-        return []
+        return
     shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
-    return [
-        Action(
-            "prepare it once for all of them",
-            "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
-            _predict_gain(report, _try_change(shared), _try_change(apart)),
-            f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
-            "if you run several jobs on this data",
-        )
-    ]
+    yield Action(
+        "prepare it once for all of them",
+        "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
+        _predict_gain(report, shared, apart),
+        f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
+        "if you run several jobs on this data",
+    )
 
 
-def _advise_echo(report: Report) -> list[Action]:
+def _advise_echo(report: Report) -> Iterator[Action]:
     """Echoing, by the factor that fills the accelerator."""
     job = to_measured(report)
     before = predict(job)
@@ -255,37 +239,31 @@ def _advise_echo(report: Report) -> list[Action]:
             break
         factor, best = echo, rate
     if factor == 1:
-        return []
+        return
     code = f"for batch in stoker.echo(loader, {factor}): ..."
     if place != "batch":
         code = f".echo({factor})  # before the first random_map"
-    return [
-        Action(
-            f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
-            code,
-            _predict_gain(report, _try_change(Change(echo=factor, echo_at=place))),
-            "in steps; a repeat may be worth less than a fresh example, so compare time to target",
-        )
-    ]
+    yield Action(
+        f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
+        code,
+        _predict_gain(report, Change(echo=factor, echo_at=place)),
+        "in steps; a repeat may be worth less than a fresh example, so compare time to target",
+    )
 
 
-def _predict_rate(case: Measured) -> float:
-    return predict(case).rate
+def _predict_gain(
+    report: Report,
+    after: Change = NOTHING,
+    before: Change = NOTHING,
+    job: Callable[[Measured], Measured] = lambda case: case,
+) -> Rate:
+    """Return the predicted speed after a change, or as another job, over the speed before it.
 
-
-def _predict_gain(report: Report, after: Trial, before: Trial = _predict_rate) -> Rate:
-    """Return the predicted speed after something over the speed before, with its interval.
-
-    The interval spans the corners of the intervals of G, P, S and C.
+    Its interval spans the corners of the intervals of G, P, S and C.
     """
     cases = [to_measured(report), *_list_corners(report)]
-    value, *others = (after(case) / before(case) for case in cases)
+    value, *others = (predict(job(case), after).rate / predict(case, before).rate for case in cases)
     return Rate(value, min(value, *others), max(value, *others))
-
-
-def _try_change(change: Change) -> Trial:
-    """Change something that can be asked about."""
-    return lambda case: predict(case, change).rate
 
 
 def _list_corners(report: Report) -> list[Measured]:
@@ -293,18 +271,16 @@ def _list_corners(report: Report) -> list[Measured]:
     rates, middle = report.rates, to_measured(report)
     own = next((p.rate for p in report.prep if p.workers == middle.workers), None)
     ends = [_find_ends(rate) for rate in (rates.G, rates.P or own, rates.S, rates.C)]
-    cases = []
-    for g, p, s, c in itertools.product(*ends):
-        cases.append(
-            replace(
-                middle,
-                ingestion=middle.ingestion * g,
-                prep=tuple((count, rate * p) for count, rate in middle.prep),
-                storage=middle.storage * s if middle.storage else None,
-                cache=middle.cache * c if middle.cache else None,
-            )
+    return [
+        replace(
+            middle,
+            ingestion=middle.ingestion * g,
+            prep=tuple((count, rate * p) for count, rate in middle.prep),
+            storage=middle.storage * s if middle.storage else None,
+            cache=middle.cache * c if middle.cache else None,
         )
-    return cases
+        for g, p, s, c in itertools.product(*ends)
+    ]
 
 
 def _find_ends(rate: Rate | None) -> tuple[float, float]:
@@ -314,46 +290,32 @@ def _find_ends(rate: Rate | None) -> tuple[float, float]:
     return max(rate.low / rate.value, 0.01), rate.high / rate.value
 
 
-def _try_workers(count: int) -> Trial:
+def _with_workers(case: Measured, count: int) -> Measured:
     """Have that many workers, on the processors that there are."""
-
-    def predict_trial(case: Measured) -> float:
-        readers = Change(cores=count)
-        storage, cache = storage_rate(case, readers), cache_rate(case, readers)
-        return predict(replace(case, workers=count, storage=storage, cache=cache)).rate
-
-    return predict_trial
+    readers = Change(cores=count)
+    storage, cache = storage_rate(case, readers), cache_rate(case, readers)
+    return replace(case, workers=count, storage=storage, cache=cache)
 
 
-def _try_faster_prep(faster: float) -> Trial:
-    """Prepare that many times as fast."""
-
-    def predict_trial(case: Measured) -> float:
-        prep = tuple((count, rate * faster) for count, rate in case.prep)
-        cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
-        return predict(replace(case, prep=prep, prep_cpu=cpu)).rate
-
-    return predict_trial
+def _with_faster_prep(case: Measured, faster: float) -> Measured:
+    prep = tuple((count, rate * faster) for count, rate in case.prep)
+    cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
+    return replace(case, prep=prep, prep_cpu=cpu)
 
 
-def _try_keeping(held: float, kept_s: float) -> Trial:
+def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
     """Take that share of the examples out of memory, decoded, for so many worker seconds each."""
 
-    def predict_trial(case: Measured) -> float:
-        def mixed(takes_s: float) -> float:
-            return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
+    def mixed(takes_s: float) -> float:
+        return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
 
-        left = max(1.0 - held, 1e-9)
-        job = replace(
-            case,
-            prep=tuple(
-                (count, max(1, count) / mixed(max(1, count) / rate)) for count, rate in case.prep
-            ),
-            prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
-            storage=case.storage / left if case.storage else None,
-            cache=case.cache / left if case.cache else None,
-            miss_s=case.miss_s * (1.0 - held),
-        )
-        return predict(job).rate
-
-    return predict_trial
+    left = max(1.0 - held, 1e-9)
+    many = [(max(1, count), count, rate) for count, rate in case.prep]
+    return replace(
+        case,
+        prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
+        prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
+        storage=case.storage / left if case.storage else None,
+        cache=case.cache / left if case.cache else None,
+        miss_s=case.miss_s * (1.0 - held),
+    )

@@ -33,11 +33,11 @@ def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
     if apart.workers == 0:
         return _calibrate_alone(apart, rate, compute)
     job = replace(apart, ingestion=rate / compute)
-    reached = interpolate(job.efficiency, job.workers) if job.efficiency else 1.0
+    reached = interpolate(job.efficiency, job.workers, 1.0)
     if reached < compute:
         job, reached = _scale_efficiency(job, compute / reached), compute
     now = predict(job)
-    prep = predict(_without_storage_limit(job)).loader
+    prep = predict(_scale_fetch(job, INFINITE)).loader
     parts: list[tuple[float, Scale]] = [
         (now.fetch, _scale_fetch),
         (reached * prep, _scale_prep),
@@ -67,12 +67,6 @@ def _calibrate_alone(apart: Measured, rate: float, compute: float) -> Measured:
     faster = rate / predict(job).rate
     job = replace(job, ingestion=faster * job.ingestion)
     return _scale_processors(_scale_prep(_scale_fetch(job, faster), faster), faster)
-
-
-def _without_storage_limit(job: Measured) -> Measured:
-    if job.storage is None or job.cache is None:
-        return job
-    return replace(job, storage=INFINITE, cache=INFINITE)
 
 
 def _scale_fetch(job: Measured, faster: float) -> Measured:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from stoker.analysis.probe import residency
 
 _CHUNK = 1 << 20
 _PARTS = 8
 
-
-@dataclass(frozen=True)
-class Reads:
-    """Blocks of files that were read."""
-
-    files: tuple[int, ...]
-    """Files of each block."""
-    seconds: tuple[float, ...]
-    """Wall seconds of each block."""
+Reads: TypeAlias = list[tuple[int, float]]
+"""Blocks of files that were read: how many, in how many wall seconds."""
 
 
 def find_files(
@@ -61,20 +54,41 @@ def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:
     Raises OSError for a file that cannot be read.
     """
     size = max(1, -(-len(paths) // _PARTS))
-    files: list[int] = []
-    seconds: list[float] = []
+    reads: Reads = []
     began = time.perf_counter()
-    with ThreadPoolExecutor(max(1, readers)) as pool:
-        for start in range(0, len(paths), size):
-            block = paths[start : start + size]
-            at = time.perf_counter()
-            for _ in pool.map(_read, block):
-                pass
-            files.append(len(block))
-            seconds.append(time.perf_counter() - at)
-            if time.perf_counter() - began > longest_s:
-                break
-    return Reads(tuple(files), tuple(seconds))
+    for start in range(0, len(paths), size):
+        block = paths[start : start + size]
+        at = time.perf_counter()
+        _read_block(block, readers)
+        reads.append((len(block), time.perf_counter() - at))
+        if time.perf_counter() - began > longest_s:
+            break
+    return reads
+
+
+def _read_block(paths: Sequence[str], readers: int) -> None:
+    """Read all of these. Raises OSError; whatever is raised, no further file is begun then."""
+    left, errors = deque(paths), list[OSError]()
+
+    def read() -> None:
+        try:
+            while not errors:
+                _read(left.popleft())
+        except IndexError:  # all are read
+            pass
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(max(1, readers))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:  # Ctrl-C, too
+        left.clear()
+    if errors:
+        raise errors[0]
 
 
 def _read(path: str) -> None:

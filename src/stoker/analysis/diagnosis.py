@@ -23,7 +23,6 @@ from stoker.analysis.porting import find_port
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.report import (
     Action,
-    AsItIs,
     Loader,
     PrepPoint,
     Rank,
@@ -51,7 +50,7 @@ def make_report(trace: Trace) -> Report:
     paces = max(found, key=lambda one: one.wait_fraction)
     shell = paces.make_report(found)
     acts: list[Action] = []
-    if paces.g is not None and paces.p is not None:
+    if paces.has_model:
         predicted = predict(to_measured_apart(shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
@@ -71,38 +70,36 @@ class _RankFindings:
         self.reasons: dict[str, str] = {}
         self.about = rank.loader(rank.slot)
         self.batch = rates.estimate_batch_size(rank)
-        self.steady = rates.estimate_steady(rank, self.batch)
+        self.steady, self.others_fraction = rates.estimate_steady(rank, self.batch)
         self.wait_fraction = self.steady.wait_fraction if self.steady else 0.0
-        self._estimate_ingestion()
+        # Whether examples come over the network.
+        self.is_networked = any(line["kind"] == "socket" for line in rank.opened)
+        self.g, self.step_cpu_s = rates.estimate_ingestion(rank, self.batch)
+        if self.g is None:
+            self.reasons["G"] = self._explain("G")
         self._estimate_prep()
         self._estimate_fetch()
+        self.has_model = self.g is not None and self.p is not None
 
     def _explain(self, phase: str) -> str:
         return self.trace.reasons.get(phase, "this phase did not come about")
 
-    def _estimate_ingestion(self) -> None:
-        self.g, self.step_cpu_s = rates.estimate_ingestion(self.rank, self.batch)
-        if self.g is None:
-            self.reasons["G"] = self._explain("G")
-
     def _estimate_prep(self) -> None:
-        width = self.about["workers"]
+        warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
         self.curve: list[PrepPoint] = []
-        for name, drains in self.rank.drains.items():
-            if name.startswith("warm-"):
-                rate = rates.estimate_drained(drains, self.batch)
-                if rate is not None:
-                    count = drains[0].workers
-                    cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
-                    trained = rates.estimate_trained(self.rank, count, self.batch)
-                    self.curve.append(PrepPoint(count, rate, trained, cpu_s))
-        self.curve.sort(key=lambda point: point.workers)
-        self.p = next((c.rate for c in self.curve if c.workers == width), None)
-        warm = [d for name, ds in self.rank.drains.items() if name[:4] == "warm" for d in ds]
-        self.collate_s = rates.estimate_collate_s(warm)
+        for drains in sorted(warm, key=lambda drains: drains[0].workers):
+            rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
+            if rate is not None:
+                cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
+                trained = rates.estimate_trained(self.rank, count, self.batch)
+                self.curve.append(PrepPoint(count, rate, trained, cpu_s))
+        self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
+        self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
+        # P, where it is not fetching too.
+        self.p_known = None if self.is_networked else self.p
         if self.p is None:
             self.reasons["P"] = self._explain("P")
-        elif any(line["kind"] == "socket" for line in self.rank.opened):
+        elif self.is_networked:
             self.reasons["P"] = (
                 "the data comes over the network and cannot be held in memory, so that preparing "
                 "was never seen without fetching"
@@ -193,23 +190,16 @@ class _RankFindings:
         return later if read >= 0.9 else max(0.0, (later - read) / (1.0 - read))
 
     def _estimate_fetch_rate(self) -> Rate | None:
-        if self.s is None or self.x is None:
-            return None
         x, s, c = self.x, self.s, self.c
+        if s is None or x is None or (c is None and x >= 1.0):
+            return None
         if c is None:
-            if x >= 1.0:
-                return None
-            return Rate(*(rate / (1 - x) for rate in (s.value, s.low, s.high)))
+            return _scale_rate(s, s.value / (1 - x))
         return Rate(
             fetch_rate(x, s.value, c.value),
             fetch_rate(x, s.low, c.low) if s.low > 0 and c.low > 0 else 0.0,
             fetch_rate(x, s.high, c.high),
         )
-
-    @property
-    def is_networked(self) -> bool:
-        """Whether examples come over the network."""
-        return any(line["kind"] == "socket" for line in self.rank.opened)
 
     def make_split(self) -> Split:
         """Split the time of the job as it is.
@@ -220,7 +210,7 @@ class _RankFindings:
         if self.steady is not None and self.g is not None:
             lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
             compute = 1.0 - min(lost, self._limit_loss())
-        if self.g is None or self.p is None:
+        if not self.has_model:
             lost = 1.0 - compute
             return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
         model = predict(self._to_calibrated(compute))
@@ -235,7 +225,7 @@ class _RankFindings:
         preparation share processors, what that costs training.
         """
         seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
-        longest = max(one.wait_fraction + one.others_fraction for one in seen if one is not None)
+        longest = max(one.wait_fraction + others for one, others in seen if one is not None)
         if self.g is None or self.p is None:
             return longest
         model = predict(to_measured_apart(self._shell))
@@ -245,12 +235,9 @@ class _RankFindings:
         job = to_measured_apart(self._shell)
         return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
 
-    def _count_cores(self) -> int:
-        return max(1, machine.usable_cores() // len(self.trace.ranks))
-
     def find_bound(self, split: Split) -> str:
         """Name what limits the job: the model's word, where there is one."""
-        if self.g is not None and self.p is not None:
+        if self.has_model:
             return predict(self._to_calibrated(split.compute)).bound
         if split.compute > 1.0 - FED:
             return "compute"
@@ -258,26 +245,16 @@ class _RankFindings:
 
     def make_report(self, found: list[_RankFindings]) -> Report:
         """Return the report, this rank being the one that paces the job; yet without advice."""
-        trace, rank, split = self.trace, self.rank, self.make_split()
+        split = self.make_split()
         ranks = []
         for one in found:
-            own = one.make_split()
-            stalled = own.prep_stall + own.fetch_stall
-            others = max(0.0, stalled - one.wait_fraction) if len(found) > 1 else 0.0
-            ranks.append(
-                Rank(
-                    rank=one.rank.rank,
-                    rates=one._shell.rates,
-                    split=own,
-                    wait_fraction=one.wait_fraction,
-                    others_fraction=others,
-                )
-            )
-        steady = self.steady
-        if steady is not None and steady.others_fraction > 0.01:
+            own, waits = one.make_split(), one.wait_fraction
+            others = max(0.0, own.prep_stall + own.fetch_stall - waits) if len(found) > 1 else 0.0
+            ranks.append(Rank(one.rank.rank, one._shell.rates, own, waits, others))
+        if self.others_fraction > 0.01:
             self.notes.append(
                 f"the script reads other training loaders in lock-step, and waits for them "
-                f"{steady.others_fraction:.0%} of the time; that counts as stalled, too. Choose "
+                f"{self.others_fraction:.0%} of the time; that counts as stalled, too. Choose "
                 "one with --loader"
             )
         if self.is_networked and self.p is not None:
@@ -285,7 +262,7 @@ class _RankFindings:
                 "examples come over the network: all waiting is counted as fetching; fetching and "
                 f"preparing together give {self.p.value:,.0f} examples/s"
             )
-        if self.g is not None and self.step_cpu_s > 0 and not rank.described.get("cuda"):
+        if self.g is not None and self.step_cpu_s > 0 and not self.rank.described.get("cuda"):
             self.notes.append("no device was used: training runs on the host's processors")
         return msgspec.structs.replace(
             self._shell,
@@ -293,31 +270,27 @@ class _RankFindings:
             bound=self.find_bound(split),
             notes=self.notes,
             ranks=ranks,
-            phases=list_raw_phases(trace),
+            phases=list_raw_phases(self.trace),
         )
 
     @cached_property
     def _shell(self) -> Report:
         """The report without what is to follow from it: the split and what limits."""
-        trace, rank, steady = self.trace, self.rank, self.steady
-        loaders = [self._make_loader(rank, about) for about in rank.about["loaders"]]
+        trace, rank = self.trace, self.rank
+        loaders = [self._make_loader(about) for about in rank.about["loaders"]]
         bytes_each = None
         if trace.files:
-            sizes = {
-                line["name"]: line["bytes"]
-                for one in trace.ranks
-                for line in one.opened
-                if line["kind"] == "file"
-            }
+            opened = (line for one in trace.ranks for line in one.opened if line["kind"] == "file")
+            sizes = {line["name"]: line["bytes"] for line in opened}
             bytes_each = sum(sizes.values()) / trace.files_examples
-        elif rank.drains.get("found"):
+        elif rank.drains.get("found") and self.s is not None:
             work = rank.drains["found"][-1].work
             read = sum(max(0, w.read_bytes) for w in work)
             count = sum(w.examples for w in work)
-            bytes_each = read / count if count and read and self.s is not None else None
-        examples_total = rank.described.get("examples")
-        if examples_total is not None:
-            examples_total *= len(trace.ranks)
+            bytes_each = read / count if count and read else None
+        after_s = trace.after_s or {"batch": 0.0, "after-augmentation": self.collate_s}
+        examples = rank.described.get("examples")
+        blocks = ((name, rates.estimate_rate(found)) for name, found in trace.stages.items())
         return Report(
             stoker=__version__,
             made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -325,12 +298,12 @@ class _RankFindings:
             seconds=trace.seconds,
             starts=trace.starts,
             crash=trace.crash,
-            cores=self._count_cores(),
+            cores=max(1, machine.usable_cores() // len(trace.ranks)),
             memory_bytes=machine.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),
             loader=loaders[rank.about["loaders"].index(self.about)],
             loaders=loaders,
-            examples=examples_total,
+            examples=None if examples is None else examples * len(trace.ranks),
             example_bytes=bytes_each,
             cached_fraction=self.x,
             rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
@@ -339,45 +312,28 @@ class _RankFindings:
             verdict="",
             bound="",
             actions=[],
-            as_it_is=AsItIs(steady.rate, steady.wait_fraction, steady.startup_s, steady.waits)
-            if steady
-            else None,
+            as_it_is=self.steady,
             prep=self.curve if self.p is not None else [],
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
-            after_s=self._find_after_s(),
+            after_s={} if self.p_known is None else after_s,
             port=find_port(self.about, rank.described),
-            stages={
-                name: rate
-                for name, blocks in trace.stages.items()
-                if (rate := rates.estimate_rate(blocks)) is not None
-            },
+            stages={name: rate for name, rate in blocks if rate is not None},
         )
 
-    def _find_after_s(self) -> dict[str, float]:
-        if self.p_known is None:
-            return {}
-        if self.trace.after_s is not None:
-            return self.trace.after_s
-        return {"batch": 0.0, "after-augmentation": self.collate_s}
-
-    @property
-    def p_known(self) -> Rate | None:
-        """P, where it is not fetching too."""
-        return None if self.is_networked else self.p
-
-    def _make_loader(self, rank: RankTrace, about: dict[str, Any]) -> Loader:
+    def _make_loader(self, about: dict[str, Any]) -> Loader:
+        rank, is_own = self.rank, about is self.about
         rows = [row for row in rank.rows if row.slot == about["slot"] and row.event == BATCH]
-        automatic = rank.described.get("automatic", True) if about is self.about else True
+        whole = rank.described.get("iterable") and not rank.described.get("automatic", True)
         return Loader(
             name=about["site"],
             describes=about["describes"],
             workers=about["workers"],
-            batch_size=self.batch if about is self.about else float(about["batch_size"] or 1),
-            unit="examples" if automatic or not rank.described.get("iterable") else "items",
+            batch_size=self.batch if is_own else float(about["batch_size"] or 1),
+            unit="items" if is_own and whole else "examples",
             batches=len(rows),
             trains=any(row.trains for row in rows),
         )

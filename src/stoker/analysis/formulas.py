@@ -99,8 +99,13 @@ def most_workers(cores: int, workers: int, rate: float, cpu_s: float) -> int:
     return max(cores, int(cores / busy))
 
 
-def interpolate(points: Sequence[tuple[int, float]], at: float) -> float:
-    """Return the value at a number of workers: straight between points, outside the nearest."""
+def interpolate(points: Sequence[tuple[int, float]], at: float, empty: float = 0.0) -> float:
+    """Return the value at a number of workers: straight between points, outside the nearest.
+
+    ``empty``: where there is no point.
+    """
+    if len(points) == 0:
+        return empty
     if at <= points[0][0]:
         return points[0][1]
     for (fewer, low), (more, high) in pairwise(points):

@@ -16,7 +16,6 @@ The report page uses the same functions, translated by ``javascript.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stoker.analysis.formulas import (
@@ -149,10 +148,8 @@ def check_change(measured: Measured, change: Change) -> None:
     ):
         if value is not None and not least <= value < INFINITE:
             raise ValueError(f"{name}={value}: at least {least}")
-    for name, number in (
-        ("storage-mbps", change.storage_mbps),
-        ("accelerator", change.accelerator),
-    ):
+    above_0 = {"storage-mbps": change.storage_mbps, "accelerator": change.accelerator}
+    for name, number in above_0.items():
         if number is not None and not 0 < number < INFINITE:
             raise ValueError(f"{name}={number}: above 0")
     if change.echo_at not in PLACES:
@@ -172,15 +169,16 @@ def check_change(measured: Measured, change: Change) -> None:
         )
     if change.storage_mbps is not None and not measured.example_bytes:
         raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
-    if change.cache_bytes is not None and not (measured.example_bytes and measured.examples):
+    if change.cache_bytes is not None and dataset_bytes(measured) is None:
         raise ValueError("cache: the report does not know how many bytes the dataset takes")
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
     """Return x: what the change's cache holds, or what the analysis found."""
-    if change.cache_bytes is None or not measured.example_bytes or not measured.examples:
+    size = dataset_bytes(measured)
+    if change.cache_bytes is None or size is None:
         return measured.cached_fraction
-    return min(1.0, change.cache_bytes / (measured.example_bytes * measured.examples))
+    return min(1.0, change.cache_bytes / size)
 
 
 def storage_rate(measured: Measured, change: Change) -> float | None:
@@ -224,13 +222,8 @@ def warm_rate(measured: Measured, workers: int) -> float:
     prep = prep_rate(measured.prep, workers)
     if workers == 0:
         return inverse(inverse(measured.ingestion) + inverse(prep))
-    cpu_s = measured.step_cpu_s + prep_cpu_seconds(measured.prep_cpu, workers)
+    cpu_s = measured.step_cpu_s + interpolate(measured.prep_cpu, workers)
     return min(measured.ingestion, prep, inverse(cpu_s / measured.cores))
-
-
-def prep_cpu_seconds(curve: Sequence[tuple[int, float]], workers: int) -> float:
-    """Return the processor seconds of preparing an example, straight between measured points."""
-    return interpolate(curve, workers) if len(curve) > 0 else 0.0
 
 
 def worker_seconds_behind(measured: Measured, place: str) -> float:
@@ -282,11 +275,11 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     step_cpu_s = measured.step_cpu_s
     if measured.trains_on_cpu:
         step_cpu_s /= change.accelerator
-    prep_cpu_s = prep_cpu_seconds(measured.prep_cpu, workers)
+    prep_cpu_s = interpolate(measured.prep_cpu, workers)
     prep_cpu_s *= use_prep_s / fresh_prep_s if fresh_prep_s > 0 else 1.0
     processors = inverse((change.jobs * step_cpu_s + divided_by * prep_cpu_s) / cores)
 
-    reached = interpolate(measured.efficiency, workers) if len(measured.efficiency) > 0 else 1.0
+    reached = interpolate(measured.efficiency, workers, 1.0)
 
     def trained_rate(fetch: float, waiting_s: float) -> float:
         if alone:

@@ -12,27 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis.formulas import page_cache_misses
 from stoker.analysis.javascript import translate
-from stoker.analysis.model import (
-    cached_fraction,
-    dataset_bytes,
-    find_cache_needed,
-    find_cores_needed,
-    predict,
-    predict_with_page_cache,
-)
+from stoker.analysis.model import find_cache_needed, find_cores_needed, predict_with_page_cache
 from stoker.analysis.report import Report, to_measured
 
-_MODEL = (
-    predict,
-    predict_with_page_cache,
-    cached_fraction,
-    page_cache_misses,
-    dataset_bytes,
-    find_cache_needed,
-    find_cores_needed,
-)
+# These and all functions that they use.
+_MODEL = (predict_with_page_cache, find_cache_needed, find_cores_needed)
 _SCRIPTS = (
     "page_words.js",
     "page_elements.js",

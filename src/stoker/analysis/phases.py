@@ -223,12 +223,11 @@ def _read_files(trace: Trace, seconds: float) -> None:
     cold_reads.drop_files(files)
     reads = cold_reads.read_files(files, trace.readers, 2 * seconds)
     trace.cold_reads.append(reads)
-    warm = cold_reads.read_files(files[: sum(reads.files)], trace.readers, seconds)
-    trace.warm_reads.append(warm)
+    read = files[: sum(count for count, _ in reads)]
+    trace.warm_reads.append(cold_reads.read_files(read, trace.readers, seconds))
     if machine.usable_cores() > trace.readers:
         cold_reads.drop_files(files)
-        most = cold_reads.read_files(files, machine.usable_cores(), seconds)
-        trace.most_reads.append(most)
+        trace.most_reads.append(cold_reads.read_files(files, machine.usable_cores(), seconds))
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:
@@ -237,8 +236,8 @@ def _drop_part(trace: Trace, prep_files: float) -> bool:
     So what misses cost then is the wait for each, and not that storage is short. Returns whether
     the kernel says what is in memory. Raises OSError.
     """
-    reads = trace.cold_reads[-1]
-    rate = sum(reads.files) / max(1e-9, sum(reads.seconds))
+    counts, seconds = zip(*trace.cold_reads[-1], strict=True)
+    rate = sum(counts) / max(1e-9, sum(seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
     cold_reads.read_files(trace.files, machine.usable_cores(), 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -51,11 +52,7 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
 
 
 class PipelineJob:
-    """A pipeline and its training step.
-
-    Attributes:
-        files: of all examples.
-    """
+    """A pipeline and its training step; a ``DrivenJob``, whose files are those of all examples."""
 
     def __init__(self, pipeline: Pipeline, step: Callable[[Any], object], unit_s: float) -> None:
         """``unit_s``: about how long a drain takes."""
@@ -154,24 +151,22 @@ class PipelineJob:
         """Read the pipeline with no training step in between."""
         pipeline = self._copy(workers)
         until = time.monotonic() + seconds
-        total = 0
-        while True:
+        total, is_enough = 0, False
+        while not is_enough:
             arrivals: list[int] = []
             began, cpu_s = time.perf_counter_ns(), _read_cpu_s()
             with iter(pipeline) as batches:
-                for _ in batches:
+                for number, _ in enumerate(batches, 1):
                     arrivals.append(time.perf_counter_ns())
-                    if len(arrivals) >= self._most:
-                        break
-                    if total + len(arrivals) >= _FEWEST and time.monotonic() > until:
+                    is_enough = total + number >= _FEWEST and time.monotonic() > until
+                    if is_enough or number >= self._most:
                         break
             work = self._share_work(len(arrivals), _read_cpu_s() - cpu_s)
             # Batches are handed over within the process: nothing is received.
             drain = Drain(workers, arrivals, began, 0.0, work)
             self._rank.drains.setdefault(name, []).append(drain)
             total += len(arrivals)
-            enough = total >= _FEWEST and time.monotonic() > until
-            if enough or fresh or once or not arrivals:
+            if fresh or once or not arrivals:
                 break
             pipeline.set_epoch(self._pipeline.epoch)
         if fresh:
@@ -217,11 +212,8 @@ class PipelineJob:
 
     def _share_work(self, batches: int, cpu_s: float) -> list[WorkRecord]:
         """Return processor seconds as work, in equal parts for all batches."""
-        each_ns = int(cpu_s * 1e9 / max(1, batches))
-        examples = round(self._batch_size)
-        return [
-            WorkRecord(_PID, 0, 0, 0, each_ns * n, 0, examples, -1) for n in range(1, batches + 1)
-        ]
+        each_ns, size = int(cpu_s * 1e9 / max(1, batches)), round(self._batch_size)
+        return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), 0, size, -1) for n in range(batches)]
 
     def _note_stages(self, stats: Stats) -> None:
         """Note what each stage takes, and what is paid behind each place of an echo."""
@@ -245,13 +237,9 @@ def _list_files(pipeline: Pipeline) -> list[str]:
     source = pipeline.chain.plan.indexed
     if source is None:
         return []
-    paths = []
-    for index in range(len(source)):
-        path = source.path(index)
-        if path is None:
-            return []
-        paths.append(path)
-    return paths
+    found = itertools.takewhile(bool, map(source.path, range(len(source))))
+    paths = [path for path in found if path is not None]
+    return paths if len(paths) == len(source) else []
 
 
 def _note_rows(batches: Iterable[Any], rows: list[Row], epoch: int, flag: int) -> Iterator[Any]:
@@ -281,5 +269,5 @@ def _synchronise() -> None:
 
 def _read_cpu_s() -> float:
     """Return the processor seconds of this process and of children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

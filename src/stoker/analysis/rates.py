@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stoker.analysis.cold_reads import Reads
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
-from stoker.analysis.report import Rate, Wait
+from stoker.analysis.report import AsItIs, Rate, Wait
 from stoker.analysis.trace import Drain, RankTrace
 
 _BLOCKS = 8
@@ -18,18 +17,6 @@ _LONGEST_TIMELINE = 400
 # Student's t for 95 %, by degrees of freedom.
 _T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
 _T_MANY = 1.96
-
-
-@dataclass(frozen=True)
-class Steady:
-    """The job in steady state, as it is, in one rank."""
-
-    rate: Rate
-    wait_fraction: float
-    others_fraction: float
-    """Share of the time inside the ``next()`` of other training loaders."""
-    startup_s: float
-    waits: list[Wait]
 
 
 def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
@@ -74,8 +61,9 @@ def estimate_batch_size(rank: RankTrace) -> float:
     return float(rank.loader(rank.slot)["batch_size"] or 1)
 
 
-def estimate_steady(rank: RankTrace, batch: float) -> Steady | None:
-    """Return the job as it is, without start-up and without evaluations in between.
+def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float]:
+    """Return the job as it is, without start-up and without evaluations in between; and the share
+    of that time inside the ``next()`` of other training loaders.
 
     Where an epoch is too short to have a steady state, all but its first batch counts.
     """
@@ -112,9 +100,9 @@ def estimate_steady(rank: RankTrace, batch: float) -> Steady | None:
             others += sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
     rate = _estimate_step_rate(seconds, batch, workers)
     if rate is None:
-        return None
+        return None, 0.0
     total = sum(seconds)
-    return Steady(rate, waited / total, others / total, startup_s or 0.0, waits)
+    return AsItIs(rate, waited / total, startup_s or 0.0, waits), others / total
 
 
 def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
@@ -249,9 +237,4 @@ def estimate_collate_s(drains: Sequence[Drain]) -> float:
 
 def estimate_reads(reads: Sequence[Reads], examples_a_file: float) -> Rate | None:
     """Return the rate of reading files again, in examples/s."""
-    blocks = [
-        (count * examples_a_file, seconds)
-        for read in reads
-        for count, seconds in zip(read.files, read.seconds, strict=True)
-    ]
-    return estimate_rate(blocks)
+    return estimate_rate([(n * examples_a_file, seconds) for read in reads for n, seconds in read])

@@ -218,8 +218,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"  compute {split.compute:.0%}, prep stall {split.prep_stall:.0%}, "
             f"fetch stall {split.fetch_stall:.0%}",
         ]
-        for name in ("G", "P", "S", "C", "F"):
-            rate = getattr(self.rates, name)
+        for name, rate in msgspec.structs.asdict(self.rates).items():
             if rate is None:
                 lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
             else:

@@ -125,12 +125,6 @@ class ScriptProcess:
             self._reader.join(_LAST_WORDS_S)  # something that it left may hold the pipe open
         return list(self._lines)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it came."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        return self.exit_code is not None
-
     def note_processes(self) -> None:
         """Remember the processes that descend from it, for a launcher may end before them."""
         for process in psutil.Process(os.getpid()).children(recursive=True):
@@ -166,14 +160,13 @@ class ScriptProcess:
         left = []
         for pid, process in self._known.items():
             if pid == self.pid:
-                if self.exit_code is None:
-                    left.append(process)
-                continue
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)  # an orphan that became ours
-            with contextlib.suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(process)
+                is_left = self.exit_code is None
+            else:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)  # an orphan that became ours
+                is_left = process.is_running() and is_running(pid)
+            if is_left:
+                left.append(process)
         return left
 
 

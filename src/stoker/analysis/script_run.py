@@ -24,7 +24,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ def make_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def find_latest(ranks: Collection[RankTrace]) -> list[RankTrace]:
+    """Return the ranks, of one that was started again the latest alone."""
+    latest: dict[tuple[int, int], int] = {}
+    for rank in ranks:
+        place = rank.about["parent"], rank.rank
+        latest[place] = max(latest.get(place, 0), rank.about["generation"])
+    return [r for r in ranks if r.about["generation"] == latest[r.about["parent"], r.rank]]
+
+
 class Session:
     """A running script and its ranks.
 
@@ -113,16 +122,7 @@ class Session:
     @property
     def ranks(self) -> list[RankTrace]:
         """All processes that iterate loaders; of a rank that was started again, the latest."""
-        latest: dict[tuple[int, int], int] = {}
-        for rank in self._ranks.values():
-            about = rank.about
-            place = about["parent"], rank.rank
-            latest[place] = max(latest.get(place, 0), about["generation"])
-        return [
-            rank
-            for rank in self._ranks.values()
-            if rank.about["generation"] == latest[rank.about["parent"], rank.rank]
-        ]
+        return find_latest(self._ranks.values())
 
     def read_rows(self, rank: RankTrace) -> list[Row]:
         """Return all rows of a rank so far."""

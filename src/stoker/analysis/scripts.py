@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,7 @@ def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None,
 
 
 class ScriptJob:
-    """A script, over one or several starts of it.
-
-    Attributes:
-        done: phases that need not be repeated when the script is started again.
-        files: all files that the loader was seen to read.
-    """
+    """A script, over one or several starts of it; a ``DrivenJob``."""
 
     def __init__(
         self, trace: Trace, deadline: float, budget_s: float, loader: str | None, say: Say
@@ -123,39 +119,43 @@ class ScriptJob:
         session = self._session
         self.say("as it is: waiting for the first batch")
         patience_s = min(_LOADERLESS_S, self._patience_s)
-
-        def has_met_one() -> bool:
-            return bool(session.ranks) or session.measure_loaderless_s() >= patience_s
-
-        session.wait_until(has_met_one, "batch")
+        session.wait_until(
+            lambda: bool(session.ranks) or session.measure_loaderless_s() >= patience_s, "batch"
+        )
         if not session.ranks:
             self.trace.reasons["batch"] = (
                 f"it trained for {patience_s:.0f} s without iterating a DataLoader"
             )
             raise Stopped
         self.say("as it is: measuring the job, left alone")
-        began = time.monotonic()
 
-        def is_enough() -> bool:
-            patient = time.monotonic() - began < self._patience_s
-            if patient and any(
-                rank.about["on_this_host"] > len(session.ranks) for rank in session.ranks
-            ):
+        def is_enough(patient: bool) -> bool:
+            ranks = session.ranks
+            if patient and any(rank.about["on_this_host"] > len(ranks) for rank in ranks):
                 return False
             return all(
-                self._has_seen_enough(rank, session.read_rows(rank), patient)
-                for rank in session.ranks
+                self._has_seen_enough(rank, session.read_rows(rank), patient) for rank in ranks
             )
 
         try:
-            session.wait_until(is_enough, "as-it-is")
+            self._wait_patiently(is_enough, "as-it-is")
         finally:
             self._choose_loader()
             if self._site is not None:
                 self.done.add("as-it-is")
 
+    def _wait_patiently(self, is_enough: Callable[[bool], bool], phase: str) -> None:
+        """Wait until that was seen which is enough; less will do once it is not ``patient`` any
+        more. Raises Stopped."""
+        until = time.monotonic() + self._patience_s
+        self._session.wait_until(lambda: is_enough(time.monotonic() < until), phase)
+
+    def _have_lasted(self, rows: list[Row], patient: bool, fewest: int) -> bool:
+        if len(rows) <= (_FEWEST if patient else fewest):
+            return False
+        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
+
     def _has_seen_enough(self, rank: RankTrace, rows: list[Row], patient: bool) -> bool:
-        """Whether enough was seen of a rank as it is; less will do after some patience."""
         slot = self._choose_slot(rank, rows)
         if slot is None:
             return False
@@ -163,22 +163,15 @@ class ScriptJob:
         if patient and self._wanted is None and not batches[0].trains:
             return False
         skipped = 2 * max(1, rank.loader(slot)["workers"])
-        if len(batches) <= skipped + (_FEWEST if patient else 3):
-            return False
-        elapsed_s = (batches[-1].left_ns - batches[skipped].left_ns) / 1e9
-        return elapsed_s > 1.5 * self._unit_s or not patient
+        return self._have_lasted(batches[skipped:], patient, 3)
 
     def _choose_slot(self, rank: RankTrace, rows: list[Row]) -> int | None:
         """Return the training loader's slot: most batches with gradients on, else most batches."""
-        counts: dict[int, list[int]] = {}
-        for row in rows:
-            if row.event == records.BATCH:
-                count = counts.setdefault(row.slot, [0, 0])
-                count[0] += row.trains
-                count[1] += 1
-        if self._wanted is not None:
-            counts = {s: c for s, c in counts.items() if _is_built_at(rank.loader(s), self._wanted)}
-        return max(counts, key=lambda slot: (counts[slot], -slot)) if counts else None
+        every = Counter(row.slot for row in rows if row.event == records.BATCH)
+        trains = Counter(row.slot for row in rows if row.event == records.BATCH and row.trains)
+        wanted = self._wanted
+        slots = [s for s in every if wanted is None or _is_built_at(rank.loader(s), wanted)]
+        return max(slots, key=lambda slot: (trains[slot], every[slot], -slot), default=None)
 
     def _choose_loader(self) -> None:
         session = self._session
@@ -223,15 +216,22 @@ class ScriptJob:
         if not self._plan:
             session.switch("replay_at")
             session.switch("take_at", later=_MOST_STEPS)
+
+        def is_enough(patient: bool) -> bool:
+            return all(
+                self._has_replayed_enough(_list_replayed(rank, session.read_rows(rank)), patient)
+                for rank in session.find_training_ranks()
+            )
+
         try:
-            self._wait_for_replay()
+            self._wait_patiently(is_enough, "G")
         finally:
             for rank in session.find_training_ranks():
-                own = _list_replayed(rank, session.read_rows(rank))
+                rows = session.read_rows(rank)
+                own = _list_replayed(rank, rows)
                 if len(own) > 4:
                     kept = session.find_recorded(rank)
-                    kept.replayed = session.read_rows(rank)[session.read_rows(rank).index(own[0]) :]
-                    kept.slot = rank.slot
+                    kept.replayed, kept.slot = rows[rows.index(own[0]) :], rank.slot
                     self.done.add("G")
 
     def _after_replay(self) -> int:
@@ -240,26 +240,10 @@ class ScriptJob:
             return _MOST_STEPS
         return self._life if self._life < 4 * _FEWEST else min(_MOST_STEPS, self._life // 2)
 
-    def _wait_for_replay(self) -> None:
-        """Wait until enough prepared batches were handed over. Raises Stopped."""
-        session = self._session
-        began = time.monotonic()
-
-        def is_enough() -> bool:
-            patient = time.monotonic() - began < self._patience_s
-            return all(
-                self._has_lasted(_list_replayed(rank, session.read_rows(rank)), patient)
-                for rank in session.find_training_ranks()
-            )
-
-        session.wait_until(is_enough, "G")
-
-    def _has_lasted(self, rows: list[Row], patient: bool) -> bool:
+    def _has_replayed_enough(self, rows: list[Row], patient: bool) -> bool:
         if rows and rows[-1].event == records.SYNCHRONISED and len(rows) > 1:
             return rows[-2].is_replayed  # it has had all that it was to have
-        if len(rows) <= (_FEWEST if patient else 6):
-            return False
-        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
+        return self._have_lasted(rows, patient, 6)
 
     # P, S, C
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 
+from msgspec.structs import asdict
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from stoker.analysis.formulas import INFINITE
 from stoker.analysis.model import NOTHING, Change, dataset_bytes, predict
 from stoker.analysis.report import Rate, Report, to_measured, to_measured_apart
-from stoker.analysis.what_if import Answer, Curve, Outcome
+from stoker.analysis.what_if import Answer, Curve, Outcome, is_asked
 from stoker.machine import format_bytes
 
 _BAR = 48
@@ -24,23 +27,26 @@ _MEANING = {
     "C": "the page cache delivers",
     "F": "fetching gives, as cached as it was",
 }
+_NUMBER = partial(Column, justify="right")
+_TITLED = partial(Table, box=box.SIMPLE, title_justify="left")
 _CURVE_BAR = 30
 _PLAIN_WIDTH = 120
-_LABELS = {
-    "cache": "cache that never evicts (share of the dataset)",
-    "cores": "cores (a worker on each)",
-    "storage-mbps": "storage bandwidth (MB/s)",
-    "accelerator": "accelerator (times as fast)",
-    "jobs": "jobs at a time",
-    "echo": "echoing factor",
+_QUANTITIES = {  # a curve's label, and what is asked
+    "cores": ("cores (a worker on each)", "{cores} cores"),
+    "cache": (
+        "cache that never evicts (share of the dataset)",
+        "a cache of {size} that never evicts",
+    ),
+    "storage-mbps": ("storage bandwidth (MB/s)", "storage of {storage_mbps:,g} MB/s"),
+    "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
+    "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
+    "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
 }
 
 
 def show_report(report: Report, console: Console) -> None:
     """Print a report: verdict, split, rates, scaling, actions, notes."""
-    console.print()
-    console.print(Text(report.verdict, style="bold"))
-    console.print()
+    console.print(Text(f"\n{report.verdict}\n", style="bold"))
     console.print(_draw_split(report))
     console.print(_make_rates_table(report))
     if len(report.prep) > 1:
@@ -54,19 +60,15 @@ def show_report(report: Report, console: Console) -> None:
 
 
 def _draw_split(report: Report) -> Text:
-    split = report.split
+    split, seen = report.split, report.as_it_is
     text = Text()
-    widths = []
     shares = (split.compute, split.prep_stall, split.fetch_stall)
-    for share in shares:
-        widths.append(round(_BAR * share))
-    for (_, style, mark), width in zip(_PARTS, widths, strict=True):
-        text.append(mark * width, style=style)
+    for (_, style, mark), share in zip(_PARTS, shares, strict=True):
+        text.append(mark * round(_BAR * share), style=style)
     text.append("\n")
     for (name, style, mark), share in zip(_PARTS, shares, strict=True):
         text.append(f"{mark} {name} {share:.0%}   ", style=style)
-    if report.as_it_is is not None:
-        seen = report.as_it_is
+    if seen is not None:
         text.append(
             f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of "
             f"the time inside next(); first batch after {seen.startup_s:.2f} s"
@@ -80,37 +82,28 @@ def _draw_split(report: Report) -> Text:
 
 
 def _make_rates_table(report: Report) -> Table:
-    table = Table(box=box.SIMPLE, title="Rates, examples/s", title_justify="left")
-    for name in ("", "value", "95 % interval", "what it is"):
-        table.add_column(name, justify="right" if name == "value" else "left")
+    columns = ("", _NUMBER("value"), "95 % interval", "what it is")
+    table = _TITLED(*columns, title="Rates, examples/s")
     said: dict[str, str] = {}
-    for name, meaning in _MEANING.items():
-        rate = getattr(report.rates, name)
+    for name, rate in asdict(report.rates).items():
         if rate is None:
-            why = report.reasons.get(name, meaning)
+            why = report.reasons.get(name, _MEANING[name])
             if why in said:
                 why = f"as {said[why]}"
             said.setdefault(why, name)
             table.add_row(name, "-", "", Text(why, style="dim"))
         else:
-            table.add_row(
-                name, f"{rate.value:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", meaning
-            )
+            interval = f"{rate.low:,.0f} to {rate.high:,.0f}"
+            table.add_row(name, f"{rate.value:,.0f}", interval, _MEANING[name])
     if report.copy_s is not None:
         table.caption = f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms"
     return table
 
 
 def _make_scaling_table(report: Report) -> Table:
-    table = Table(
-        box=box.SIMPLE,
-        title="With the data in memory, examples/s by number of workers",
-        title_justify="left",
-    )
-    table.add_column("workers", justify="right")
-    table.add_column("P", justify="right")
-    table.add_column("training on it", justify="right")
-    table.add_column("")
+    columns = map(_NUMBER, ("workers", "P", "training on it"))
+    title = "With the data in memory, examples/s by number of workers"
+    table = _TITLED(*columns, "", title=title)
     most = max(point.rate.value for point in report.prep)
     for point in report.prep:
         mark = " as it is" if point.workers == report.loader.workers else ""
@@ -121,25 +114,17 @@ def _make_scaling_table(report: Report) -> Table:
 
 
 def _make_ranks_table(report: Report) -> Table:
-    table = Table(box=box.SIMPLE, title="Ranks", title_justify="left")
-    for name in ("rank", "P", "its own waiting", "waiting for other ranks"):
-        table.add_column(name, justify="right")
+    columns = map(_NUMBER, ("rank", "P", "its own waiting", "waiting for other ranks"))
+    table = _TITLED(*columns, title="Ranks")
     for rank in report.ranks:
-        p = rank.rates.P
-        table.add_row(
-            str(rank.rank),
-            f"{p.value:,.0f}" if p else "-",
-            f"{rank.wait_fraction:.0%}",
-            f"{rank.others_fraction:.0%}",
-        )
+        p = f"{rank.rates.P.value:,.0f}" if rank.rates.P else "-"
+        waits = f"{rank.wait_fraction:.0%}", f"{rank.others_fraction:.0%}"
+        table.add_row(str(rank.rank), p, *waits)
     return table
 
 
 def _make_actions_table(report: Report) -> Table:
-    table = Table(box=box.SIMPLE, title="What would help", title_justify="left")
-    table.add_column("")
-    table.add_column("speed", justify="right")
-    table.add_column("what, and how")
+    table = _TITLED("", _NUMBER("speed"), "what, and how", title="What would help")
     for number, action in enumerate(report.actions, 1):
         gain = action.gain
         how = Text(f"{action.condition}: " if action.condition else "")
@@ -170,46 +155,30 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    unit = report.loader.unit
     console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
     for doubt in report.doubts:
         console.print(Text(f"Uncertain: {doubt}", style="bold"))
-    console.print(Text(_describe_change(answer.change)))
-    console.print()
-    unit = report.loader.unit
+    console.print(Text(_describe_change(answer.change) + "\n"))
     console.print(_make_outcomes_table(answer.outcomes, unit))
     for line in _write_remarks(report, answer):
         console.print(Text(line))
     for curve in answer.curves:
-        console.print()
-        console.print(Text(f"{unit}/s over {_LABELS[curve.quantity]}", style="bold"))
+        console.print(Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold"))
         console.print(_draw_curve(report, curve))
 
 
 def _describe_change(change: Change) -> str:
-    """Say what was asked."""
     if change == NOTHING:
         return "nothing changed: the job as it was measured"
-    parts = []
-    if change.cores is not None:
-        parts.append(f"{change.cores} cores")
-    if change.cache_bytes is not None:
-        parts.append(f"a cache of {format_bytes(change.cache_bytes)} that never evicts")
-    if change.storage_mbps is not None:
-        parts.append(f"storage of {change.storage_mbps:,g} MB/s")
-    if change.accelerator != 1:
-        parts.append(f"an accelerator {change.accelerator:g}x as fast")
-    if change.jobs != 1:
-        parts.append(f"{change.jobs} jobs at a time on this host")
-    if change.echo != 1:
-        parts.append(f"an echo of factor {change.echo:g} at {change.echo_at}")
-    return "then: " + ", ".join(parts)
+    asked = (said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name))
+    values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
+    return "then: " + ", ".join(said.format(**values) for said in asked)
 
 
 def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("")
-    for outcome in outcomes:
-        table.add_column(outcome.name, justify="right")
+    columns = (_NUMBER(outcome.name) for outcome in outcomes)
+    table = Table("", *columns, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     now = outcomes[0].prediction.rate
     echoes = any(o.prediction.fresh_rate < o.prediction.rate for o in outcomes)
 
@@ -231,7 +200,7 @@ def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
     row("G  training takes", lambda o: _format_rate(o.prediction.ingestion))
     row("H  the host's processors allow", lambda o: _format_rate(o.prediction.processors))
     row("x* cache that is enough", _format_cache_needed)
-    row("cores, for P to be no limit", _format_cores_needed)
+    row("cores, for P to be no limit", lambda o: str(o.cores_needed or "beyond reach"))
     return table
 
 
@@ -240,10 +209,6 @@ def _format_cache_needed(outcome: Outcome) -> str:
         return "not known"
     size = outcome.cache_needed_bytes
     return f"{outcome.cache_needed:.1%}" + (f" = {format_bytes(size)}" if size is not None else "")
-
-
-def _format_cores_needed(outcome: Outcome) -> str:
-    return "beyond reach" if outcome.cores_needed is None else str(outcome.cores_needed)
 
 
 def _write_remarks(report: Report, answer: Answer) -> list[str]:
@@ -281,31 +246,20 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
 def _write_calibration(report: Report) -> list[str]:
     """Say where the job as it ran corrected what was measured apart."""
     apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
-    changed = [
-        f"{letter} is taken as {_format_rate(value)}, measured apart {_format_rate(before)}"
-        for letter, value, before in (
-            ("F", found.fetch, apart.fetch),
-            ("P", found.prep, apart.prep),
-            ("G", found.ingestion, apart.ingestion),
-            ("H", found.processors, apart.processors),
-        )
-        if _format_rate(value) != _format_rate(before)
-    ]
+    changed = []
+    for letter, name in (("F", "fetch"), ("P", "prep"), ("G", "ingestion"), ("H", "processors")):
+        taken, before = (_format_rate(getattr(one, name)) for one in (found, apart))
+        if taken != before:
+            changed.append(f"{letter} is taken as {taken}, measured apart {before}")
     if not changed:
         return []
-    return [
-        f"Calibrated to the job as it ran, at {_format_rate(found.rate)}/s: {'; '.join(changed)}."
-    ]
+    rate = _format_rate(found.rate)
+    return [f"Calibrated to the job as it ran, at {rate}/s: {'; '.join(changed)}."]
 
 
 def _draw_curve(report: Report, curve: Curve) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=bool(curve.beside))
-    table.add_column("", justify="right")
-    table.add_column("")
-    table.add_column("", justify="right")
-    table.add_column("")
-    table.add_column(curve.beside, justify="right")
-    table.add_column("")
+    columns = _NUMBER(), "", _NUMBER(), "", _NUMBER(curve.beside), ""
+    table = Table(*columns, box=None, pad_edge=False, show_header=bool(curve.beside))
     most = max(point.rate for point in curve.points)
     for point in curve.points:
         table.add_row(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,36 +113,25 @@ class AnalysisError(Exception):
 def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
     """Return what each phase saw, as data."""
     phases: list[dict[str, Any]] = []
+
+    def since(began_ns: int, times_ns: Iterable[int]) -> list[float]:
+        return [(at - began_ns) / 1e9 for at in itertools.islice(times_ns, 2000)]
+
     for rank in trace.ranks:
         for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
             own = [row for row in rows if row.slot == rank.slot]
-            phases.append(
-                {
-                    "phase": name,
-                    "rank": rank.rank,
-                    "entered_s": [(r.entered_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
-                    "left_s": [(r.left_ns - own[0].entered_ns) / 1e9 for r in own[:2000]],
-                }
-            )
+            began_ns = own[0].entered_ns if own else 0
+            entered_s = since(began_ns, (row.entered_ns for row in own))
+            left_s = since(began_ns, (row.left_ns for row in own))
+            times = {"entered_s": entered_s, "left_s": left_s}
+            phases.append({"phase": name, "rank": rank.rank} | times)
         for name, drains in rank.drains.items():
             for drain in drains:
-                arrivals = [(at - drain.began_ns) / 1e9 for at in drain.arrivals_ns[:2000]]
-                phases.append(
-                    {
-                        "phase": name,
-                        "rank": rank.rank,
-                        "workers": drain.workers,
-                        "arrivals_s": arrivals,
-                    }
-                )
+                times = {"arrivals_s": since(drain.began_ns, drain.arrivals_ns)}
+                phases.append({"phase": name, "rank": rank.rank, "workers": drain.workers} | times)
     for name, reads in (("S", trace.cold_reads), ("C", trace.warm_reads)):
         for read in reads:
-            phases.append(
-                {
-                    "phase": name,
-                    "readers": trace.readers,
-                    "files": list(read.files),
-                    "seconds": list(read.seconds),
-                }
-            )
+            files, seconds = map(list, zip(*read, strict=True))
+            times = {"files": files, "seconds": seconds}
+            phases.append({"phase": name, "readers": trace.readers} | times)
     return phases

@@ -27,6 +27,12 @@ from stoker.analysis.model import (
     predict_with_page_cache,
 )
 
+FIELDS = {
+    "cache": "cache_bytes", "cores": "cores", "storage-mbps": "storage_mbps",
+    "accelerator": "accelerator", "jobs": "jobs", "echo": "echo",
+}  # fmt: skip
+"""Where each quantity, named as its option is, stands in a ``Change``."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -77,8 +83,7 @@ class Curve:
     """Speed over one quantity, everything else being as it was asked."""
 
     quantity: str
-    """An option's name: ``cache``, ``cores``, ``storage-mbps``, ``accelerator``, ``jobs``,
-    ``echo``."""
+    """One of FIELDS."""
     beside: str
     """What the second rate of a point is; empty where there is none."""
     points: tuple[Point, ...]
@@ -111,6 +116,11 @@ def answer(job: Measured, change: Change) -> Answer:
     )
 
 
+def is_asked(change: Change, quantity: str) -> bool:
+    """Whether a change is one of that quantity."""
+    return bool(getattr(change, FIELDS[quantity]) != getattr(NOTHING, FIELDS[quantity]))
+
+
 def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
     """Predict one way to run. Raises ValueError where the analysis cannot answer."""
     prediction = predict(job, change)
@@ -139,6 +149,8 @@ def _compare_caches(job: Measured, change: Change) -> Caches:
 
 def _choose_quantities(job: Measured, change: Change) -> list[str]:
     """Name the quantities to draw: those that were asked about, or all that can be answered."""
+    if asked := [name for name in FIELDS if is_asked(change, name)]:
+        return asked
     known = job.storage is not None and job.cache is not None
     answerable = {
         "cache": known and dataset_bytes(job) is not None,
@@ -146,23 +158,14 @@ def _choose_quantities(job: Measured, change: Change) -> list[str]:
         "storage-mbps": known and bool(job.example_bytes),
         "accelerator": True,
     }
-    asked = {
-        "cache": change.cache_bytes is not None,
-        "cores": change.cores is not None,
-        "storage-mbps": change.storage_mbps is not None,
-        "accelerator": change.accelerator != NOTHING.accelerator,
-        "jobs": change.jobs != NOTHING.jobs,
-        "echo": change.echo != NOTHING.echo,
-    }
-    chosen = asked if any(asked.values()) else answerable
-    return [name for name, wanted in chosen.items() if wanted]
+    return [name for name, wanted in answerable.items() if wanted]
 
 
 def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     """Draw one quantity. The value as it was found is asked as no change at all."""
-    field = {"cache": "cache_bytes", "storage-mbps": "storage_mbps"}.get(quantity, quantity)
-    unchanged, asked = getattr(NOTHING, field), getattr(change, field)
-    asked = None if asked == unchanged else asked
+    field = FIELDS[quantity]
+    unchanged = getattr(NOTHING, field)
+    asked = getattr(change, field) if is_asked(change, quantity) else None
     found: float = 1
     to_field: Callable[[float], Any] = float
     beside = ""

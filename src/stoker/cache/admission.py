@@ -36,11 +36,8 @@ class Worth:
     def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
         """Tell whether an item may enter; the first few, which tell where the bar is, may not.
 
-        Args:
-            cost_ns: what it took to make it.
-            size_bytes: what it takes in the store.
-            free_bytes: what the store has left.
-            left: how many items of an epoch are not in the store.
+        ``cost_ns`` is what it took to make it, ``free_bytes`` what the store has left, ``left`` how
+        many items of an epoch are not in the store.
         """
         worth = cost_ns / max(1, size_bytes)
         with self._lock:
@@ -82,10 +79,7 @@ class RandomCheck:
         In the main thread the global generators are set back afterwards; elsewhere they have drawn
         more than without it, and nothing is drawn twice.
 
-        Args:
-            what: the item, for people.
-            value: what it is.
-            again: makes it again. What it raises is ignored: an item may be made once only.
+        What ``again`` raises is ignored: an item may be made once only. ``what`` names it.
 
         Raises ValueError when they differ, TypeError for values that cannot be stored, and what a
         signal handler raises meanwhile.

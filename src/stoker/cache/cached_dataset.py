@@ -106,7 +106,6 @@ class CachedDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Return several items."""
         cache = self._cache
         names = [_plain(index) for index in indices]
         self._warn_of_repeats(len(names))
@@ -122,7 +121,7 @@ class CachedDataset:
             for at, value in zip(some, values, strict=True):
                 found[at] = value
                 if not cache.takes:
-                    cache.refuse()
+                    cache.count(refused=1)
                     continue
                 what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
                 cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))

@@ -7,7 +7,6 @@ has an identity of its own, so that its rows can be told from those of others.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -33,8 +32,7 @@ FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DAT
 class Counters:
     """The counts of a store. One object in a process: closing a second would free its rows.
 
-    Args:
-        path: the file; it is made when it is not there.
+    The file is made when it is not there.
     """
 
     SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
@@ -94,10 +92,9 @@ class Counters:
         return np.concatenate([rows, *(row[None] for row in unshared)])
 
     def _own_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
-        row = self._own.get(user)
-        if row is None:
-            row = self._own[user] = self._take_row(user)
-        return row
+        if user not in self._own:
+            self._own[user] = self._take_row(user)
+        return self._own[user]
 
     def _take_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
         """Take a row: one of the user's whose process is gone, or else an empty one."""
@@ -117,10 +114,8 @@ class Counters:
         """Lock a row for this process, if no other has it; the kernel frees it with the process."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise
+        except (BlockingIOError, PermissionError):
+            return False
         return True
 
 

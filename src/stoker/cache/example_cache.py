@@ -113,15 +113,12 @@ class ExampleCache:
         return is_first
 
     def key(self, fingerprint: Fingerprint) -> bytes:
-        """Return the key of an item."""
         return item_key(self._chain, fingerprint)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
         """Return what is there: positions in ``keys``, and values, each the caller's own.
 
-        Args:
-            keys: of the items.
-            sizes: bytes of their files, -1 where there are none.
+        ``sizes`` are the bytes of their files, -1 where there are none.
 
         Raises CacheError where damage is found and refused.
         """
@@ -140,18 +137,16 @@ class ExampleCache:
                 hits.append((at, item[0]))
                 saved_bytes += sizes[at] if sizes[at] >= 0 else item[1]
         misses = len(keys) - len(hits)
-        counters = handle.store.counters
-        counters.add(self._user, hits=len(hits), misses=misses, saved_bytes=saved_bytes)
+        self.count(hits=len(hits), misses=misses, saved_bytes=saved_bytes)
         return hits
 
-    def count_misses(self, count: int) -> None:
-        """Count examples that were not looked for."""
+    def count(self, **counts: int) -> None:
+        """Count what happened, where there is a store: fields of ``CacheCounts``."""
         handle = self._opened()
-        if handle is not None and count:
-            handle.store.counters.add(self._user, misses=count)
+        if handle is not None and any(counts.values()):
+            handle.store.counters.add(self._user, **counts)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell which items are there."""
         handle = self._opened()
         return [False] * len(keys) if handle is None else handle.store.holds(keys)
 
@@ -169,31 +164,20 @@ class ExampleCache:
         if handle is None:
             return False
         head = handle.store.counters.head
-        first = not head[HAS_WARNED] and head[ITEMS] <= admitted
-        if first:
-            head[HAS_WARNED] = 1
-        return bool(first)
+        if head[HAS_WARNED] or head[ITEMS] > admitted:
+            return False
+        head[HAS_WARNED] = 1
+        return True
 
     @property
     def weighs(self) -> bool:
         """Whether it matters what an item costs."""
         return self._worth is not None
 
-    def refuse(self) -> None:
-        """Count an item that is not offered, for nothing enters."""
-        handle = self._opened()
-        if handle is not None:
-            handle.store.counters.add(self._user, refused=1)
-
     def check_repeats(self, what: str, value: Any, again: Callable[[], Any]) -> None:
         """Refuse items that are others each time, before the first of them enters the store.
 
         One is tried, for all processes that have this cache from here.
-
-        Args:
-            what: the item that is about to be offered, for people.
-            value: what it is.
-            again: makes it again.
 
         Raises ValueError when it is another one then, TypeError for values that cannot be stored.
         """
@@ -213,9 +197,7 @@ class ExampleCache:
         """Let an item in, if there is room for it; written later, by another thread.
 
         Args:
-            key: of the item.
-            value: what it is.
-            cost_ns: what it took to make it.
+            cost_ns: what it took to make the value.
             file: a local file that the page cache may forget, once the item is written.
 
         Raises TypeError for values that cannot be stored.
@@ -223,17 +205,17 @@ class ExampleCache:
         handle = self._opened()
         if handle is None:
             return
-        store = handle.store
+        head = handle.store.counters.head
         record = codec.encode(value)
         size = sum(map(len, record))
-        free = store.limit_bytes - int(store.counters.head[USED_BYTES])
-        left = self._examples - int(store.counters.head[ITEMS])
+        free = handle.store.limit_bytes - int(head[USED_BYTES])
+        left = self._examples - int(head[ITEMS])
         admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
-        item = StoredItem(key, record, size, self._user, file)
-        if not admits or not handle.writer.offer(item):
-            return store.counters.add(self._user, refused=1, refused_bytes=size)
-        # Counted as admitted now, and taken back if it does not fit after all.
-        store.counters.add(self._user, admitted=1, admitted_bytes=size)
+        if admits and handle.writer.offer(StoredItem(key, record, size, self._user, file)):
+            # Taken back if it does not fit after all.
+            self.count(admitted=1, admitted_bytes=size)
+        else:
+            self.count(refused=1, refused_bytes=size)
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Wait until what was offered in this process is written; False if that takes longer."""
@@ -249,8 +231,8 @@ class ExampleCache:
 
     def stats(self, since: CacheCounts | None = None) -> CacheStats:
         """Return what happened, after ``since``, and what is in the store."""
-        handle = self._handle
         counts = self.counts() - (since or CacheCounts())
+        handle = self._handle
         if handle is None or not handle.is_alive:
             return CacheStats(**vars(counts))
         head = handle.store.counters.head

@@ -28,13 +28,7 @@ class Fingerprint(NamedTuple):
 
 
 def of_file(name: str, found: os.stat_result, label: int = 0) -> Fingerprint:
-    """Return the fingerprint of a local file as it was found.
-
-    Args:
-        name: its path, within its source.
-        found: what the system says of it.
-        label: as in ``Fingerprint``.
-    """
+    """Return the fingerprint of a local file as it was found."""
     inode = 0 if can_renumber(found.st_dev, _mounts()) else found.st_ino
     return Fingerprint(name, found.st_size, found.st_mtime_ns, label, found.st_ctime_ns, inode)
 
@@ -43,9 +37,7 @@ def of_file(name: str, found: os.stat_result, label: int = 0) -> Fingerprint:
 def can_renumber(device: int, mounts: str) -> bool:
     """Tell whether a file system may number files anew: those of user space, FAT and CIFS do.
 
-    Args:
-        device: its number.
-        mounts: what is mounted, as in ``/proc/self/mountinfo``.
+    ``mounts`` is what is mounted, as in ``/proc/self/mountinfo``.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():

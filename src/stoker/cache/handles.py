@@ -70,12 +70,10 @@ class Handle:
         self.store_dir.leave()
 
     def before_fork(self) -> None:
-        """Close what must not cross a fork."""
         self.writer.before_fork()
         self.store.before_fork()
 
     def after_fork(self) -> None:
-        """Go on, in the parent."""
         self.store.after_fork()
         self.writer.after_fork()
 
@@ -202,7 +200,6 @@ class Handles:
             handle.before_fork()
 
     def after_fork(self) -> None:
-        """Go on, in the parent."""
         if self._forking != threading.get_ident():  # Ctrl-C came first: nothing is held
             return
         for handle in self._open.values():
@@ -213,7 +210,6 @@ class Handles:
             again_soon()
 
     def in_child(self) -> None:
-        """Begin anew."""
         for handle in self._open.values():
             handle.drop()
         self._open = {}

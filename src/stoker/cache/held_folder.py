@@ -17,17 +17,12 @@ from stoker.errors import CacheError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_OTHERS_READ, _OTHERS_WRITE = 0o055, 0o022
 
 
 class CacheFolder:
-    """A folder, by its descriptor.
+    """A folder, by its descriptor; the last part of its path is no link.
 
-    Args:
-        path: where it is; its last part is no link.
-        parent: if given, the folder that it is in, and ``path`` its name there.
-
-    Raises OSError where there is no folder.
+    With a ``parent``, ``path`` is its name there. Raises OSError where there is no folder.
     """
 
     def __init__(self, path: str, parent: CacheFolder | None = None) -> None:
@@ -42,7 +37,6 @@ class CacheFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.descriptor)
 
     @property
@@ -55,13 +49,9 @@ class CacheFolder:
         return own if os.path.isdir(own) else self.path
 
     def is_own(self, *, alone: bool) -> bool:
-        """Tell whether it is this user's, and others may not write to it.
-
-        Args:
-            alone: whether they may not read it either.
-        """
+        """Tell whether it is this user's, and others may not write to it (``alone``: nor read)."""
         found = os.fstat(self.descriptor)
-        barred = _OTHERS_WRITE | _OTHERS_READ if alone else _OTHERS_WRITE
+        barred = 0o077 if alone else 0o022
         return found.st_uid == os.getuid() and not found.st_mode & barred
 
     def check_owner(self, *, alone: bool) -> None:
@@ -85,7 +75,6 @@ class CacheFolder:
         return os.path.samestat(found, os.fstat(self.descriptor))
 
     def list_names(self) -> list[str]:
-        """Return the names of what is in it."""
         return os.listdir(self.descriptor)
 
     def stat_file(self, name: str) -> os.stat_result:
@@ -135,11 +124,7 @@ class CacheFolder:
         self.path = path
 
     def clear(self, last: str) -> None:
-        """Remove it with all that is in it, as far as that can be done.
-
-        Args:
-            last: the name of what is removed last.
-        """
+        """Remove it with all that is in it, ``last`` last, as far as that can be done."""
         for name in sorted(self.list_names(), key=last.__eq__):
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(os.lstat(name, dir_fd=self.descriptor).st_mode):

@@ -26,13 +26,9 @@ _count = 0
 def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str | None:
     """Return what tells what a chain makes of its source from what others do.
 
-    Args:
-        source: the source.
-        maps: what is done to an example before it is cached.
-        version: what the user says, which stands for functions and data.
-
-    None where it cannot be known: functions that are not stoker's own may change, and a dataset
-    object says nothing about its data.
+    A ``version`` of the user's stands for functions and data. Without it None where it cannot be
+    known: functions that are not stoker's own may change, and a dataset object says nothing about
+    its data.
     """
     known = own = source.identity()
     names = []
@@ -64,12 +60,7 @@ def private_identity(what: str) -> str:
 
 
 def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
-    """Return the 16 bytes under which an item is stored.
-
-    Args:
-        chain: the digest of a chain's identity.
-        fingerprint: what tells the item.
-    """
+    """Return the 16 bytes under which an item is stored; ``chain`` is its identity's digest."""
     name = fingerprint.name
     if isinstance(name, str):
         fingerprint = fingerprint._replace(name=os.fsencode(name))

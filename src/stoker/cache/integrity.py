@@ -9,12 +9,12 @@ run as a program): damage may crash the reader.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import struct
 import subprocess
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -88,13 +88,12 @@ def record_end(folder: CacheFolder, about: About) -> None:
 def record_use(folder: CacheFolder, about: About) -> None:
     """Write down that a store in which nothing is wrong is used again."""
     about.clean, about.boot = False, boot_id()
-    with contextlib.suppress(OSError):  # a full disk is no reason not to read what is there
+    with suppress(OSError):  # a full disk is no reason not to read what is there
         about.write(folder)
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.unlink(LEFT, dir_fd=folder.descriptor)
-    counters = Counters(os.path.join(folder.inside, COUNTERS))
-    counters.head[DATA_NS] = changed_ns(folder.inside)
-    counters.close()
+    with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
+        counters.head[DATA_NS] = changed_ns(folder.inside)
 
 
 def find_damage(folder: CacheFolder, about: About | None) -> str:
@@ -115,12 +114,10 @@ def find_damage(folder: CacheFolder, about: About | None) -> str:
         size = folder.stat_file(DATA).st_size
         if size != about.limit_bytes:
             return f"{DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
-        if LEFT in names and folder.read_file(LEFT, _DIGEST_BYTES) != _digest(folder):
-            changed = "its files are not as its last user left them"
-        else:
-            changed = ""
+        is_left = LEFT not in names or folder.read_file(LEFT, _DIGEST_BYTES) == _digest(folder)
     except OSError as error:
         return str(error)
+    changed = "" if is_left else "its files are not as its last user left them"
     return _find_damage_of_data(folder, about.limit_bytes) or changed
 
 
@@ -132,13 +129,11 @@ def _digest(folder: CacheFolder) -> bytes:
 
 
 def _find_damage_of_data(folder: CacheFolder, limit_bytes: int) -> str:
-    counters = Counters(os.path.join(folder.inside, COUNTERS))
-    is_damaged, known_ns = bool(counters.head[DAMAGED]), int(counters.head[DATA_NS])
-    counters.close()
-    if is_damaged:
-        return "items in it were not as they had been written"
-    if changed_ns(folder.inside) == known_ns:
-        return ""  # nobody has written since the last item entered
+    with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
+        if counters.head[DAMAGED]:
+            return "items in it were not as they had been written"
+        if changed_ns(folder.inside) == counters.head[DATA_NS]:
+            return ""  # nobody has written since the last item entered
     return _read_through_elsewhere(folder, limit_bytes)
 
 

@@ -63,7 +63,6 @@ def is_store(path: str) -> bool:
 
 
 def is_in_use(path: str) -> bool:
-    """Tell whether a store has users."""
     with store_dir.opened(path) as folder:
         return folder is not None and store_dir.is_in_use(folder)
 
@@ -71,32 +70,23 @@ def is_in_use(path: str) -> bool:
 def read_summary(path: str) -> StoreSummary | None:
     """Return what a store says; None where there is none, or it does not say so."""
     with store_dir.opened(path) as folder:
-        about = None if folder is None else About.read(folder)
-        if folder is None or about is None:
-            return None
-        try:
-            return StoreSummary(
-                about, *read_counts(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
-            )
-        except (OSError, ValueError):
-            return None
+        if folder is not None and (about := About.read(folder)) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                content = folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1)
+                return StoreSummary(about, *read_counts(content))
+    return None
 
 
 def sweep(*paths: str) -> list[str]:
     """Remove what killed processes left: temporary stores, and what was half made or half removed.
 
-    Args:
-        paths: of stores, beside which that may lie, too.
-
-    Returns the paths of the temporary stores.
+    Such may lie beside the stores at ``paths``, too. Returns the paths of the temporary stores.
     """
     swept = []
     for path in find_stores():
         with contextlib.suppress(CacheError, OSError), store_dir.opened(path) as folder:
-            about = None if folder is None else About.read(folder)
-            if folder is None or about is None or not about.temporary:
-                continue
-            if store_dir.remove_unused(folder):
+            about = folder and About.read(folder)
+            if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
     with _opened_memory() as memory:
         if memory is not None:
@@ -193,11 +183,9 @@ def _opened_memory() -> Iterator[CacheFolder | None]:
     """Open the folder of stores in memory; None where there is none that is this user's alone."""
     with contextlib.ExitStack() as opened:
         memory = None
-        with contextlib.suppress(OSError, CacheError):
-            found = opened.enter_context(CacheFolder(location.memory_folder()))
-            found.check_owner(alone=True)
-            memory = found
-        yield memory
+        with contextlib.suppress(OSError):
+            memory = opened.enter_context(CacheFolder(location.memory_folder()))
+        yield memory if memory is not None and memory.is_own(alone=True) else None
 
 
 def _name(folder: str) -> str:

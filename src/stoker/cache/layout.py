@@ -75,7 +75,6 @@ def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
 
 
 def list_keys(txn: Any) -> list[bytes]:
-    """Return the keys of all items."""
     keys = txn.cursor().iternext(values=False)
     return [bytes(key) for key in keys if len(key) == KEY_BYTES]
 

@@ -29,8 +29,7 @@ Limit = int | float | str
 
 def memory_folder() -> str:
     """Return where stores in memory lie: a folder of this user's alone, on tmpfs."""
-    shared = "/dev/shm"
-    root = shared if os.path.isdir(shared) else tempfile.gettempdir()
+    root = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     return os.path.join(root, f"stoker-{os.getuid()}")
 
 
@@ -41,11 +40,10 @@ def is_in_memory(path: str) -> bool:
 
 def make_memory_folder() -> str:
     """Make that folder. Raises CacheError where another user made it."""
-    folder = memory_folder()
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
+        os.mkdir(memory_folder(), 0o700)
     check_memory_folder()
-    return folder
+    return memory_folder()
 
 
 def check_memory_folder() -> None:
@@ -118,7 +116,9 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
     Less than was asked for, with a warning that says what to do, where there is not so much.
     0 where there is no room at all.
     """
-    disk = _nearest_existing(folder)
+    disk = folder
+    while not os.path.exists(disk):
+        disk = os.path.dirname(disk)
     usage = shutil.disk_usage(disk)
     free = int(usage.free - _KEPT_FREE * usage.total)
     whole = machine.usable_memory_bytes() if in_memory else usage.free
@@ -155,22 +155,16 @@ def _warn_small(size: str, total: int, disk: str) -> None:
     )
 
 
-def _nearest_existing(folder: str) -> str:
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    return folder
-
-
 def _file_system(folder: str) -> str:
-    best, kind = "", ""
-    target = os.path.realpath(folder)
+    import psutil
+
+    mounts = []
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, point, found, *_ = line.split(" ")
-            inside = target == point or target.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, found
-    return kind
+        mounts = psutil.disk_partitions(all=True)
+    target = Path(os.path.realpath(folder))
+    around = [mount for mount in mounts if target.is_relative_to(mount.mountpoint)]
+    around.sort(key=lambda mount: len(mount.mountpoint))  # the last one of a path is seen
+    return around[-1].fstype if around else ""
 
 
 def _list_folder() -> str:

@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import xxhash
@@ -62,14 +62,11 @@ MISSING = Missing()
 
 
 class Added(NamedTuple):
-    """What became of items."""
+    """How many items entered, their bytes, and those that did not fit or were there already."""
 
     items: int
-    """How many entered."""
     size_bytes: int
-    """Their bytes."""
     refused: list[StoredItem]
-    """Those that did not fit, or were there already."""
 
 
 class Busy(Exception):
@@ -104,7 +101,6 @@ class ForkGate:
             door.acquire()
 
     def open(self) -> None:
-        """Let them in again."""
         for door in self._doors.values():
             door.release()
         self._lock.release()
@@ -145,17 +141,16 @@ class Store:
         """
         lmdb = import_lmdb()
         # LMDB would make a file with holes.
-        with open(os.path.join(folder, LOCK), "wb", opener=_open_private) as lock:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with open(os.open(os.path.join(folder, LOCK), flags, 0o600), "wb") as lock:
             allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
         try:
-            env = _open_environment(folder, limit_bytes)
-            env.close()
+            _open_environment(folder, limit_bytes).close()
         except lmdb.Error as error:
             raise OSError(f"{folder}: {error}") from error
         os.truncate(os.path.join(folder, DATA), limit_bytes)
-        counters = Counters(os.path.join(folder, COUNTERS))
-        counters.head[DATA_NS] = changed_ns(folder)
-        counters.close()
+        with closing(Counters(os.path.join(folder, COUNTERS))) as counters:
+            counters.head[DATA_NS] = changed_ns(folder)
 
     @property
     def is_full(self) -> bool:
@@ -171,10 +166,8 @@ class Store:
     ) -> list[T | Missing]:
         """Return what ``read`` makes of each item, or ``MISSING``.
 
-        Args:
-            keys: of the items.
-            read: is handed the store's own memory, which it may not keep.
-            on_damage: called with what is found not to be as it was written; it is missing.
+        ``read`` is handed the store's own memory, which it may not keep; ``on_damage`` is told what
+        is not as it was written, and missing for that.
         """
         return list(self.iterate(keys, read, on_damage))
 
@@ -202,7 +195,6 @@ class Store:
         yield from [MISSING] * (len(keys) - done)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell which items are there."""
         with self._gate.door():
             try:
                 env = self._environment()
@@ -215,7 +207,6 @@ class Store:
         return [False] * len(keys)
 
     def keys(self) -> list[bytes]:
-        """Return the keys of all items."""
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
@@ -260,12 +251,12 @@ class Store:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
     def _add_locked(self, items: Sequence[StoredItem]) -> Added:
-        head = self.counters.head
         env = self._environment()
         env.reader_check()  # readers that were killed keep pages from being used again
         entered: dict[bytes, StoredItem] = {}
         for batch in _split(items):
             entered |= self._add_batch(env, batch)
+        head = self.counters.head
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         head[DATA_NS] = changed_ns(self.folder)  # another time tells that others have written
         size = sum(item.size_bytes for item in entered.values())
@@ -303,10 +294,8 @@ class Store:
 
     def close(self) -> None:
         """Close all files; nobody may use it any more."""
-        self._gate.shut()
-        self._close_environment()
-        self.counters.close()
-        os.close(self._admission)
+        self.before_fork()
+        self.drop()
 
     def _environment(self) -> Any:
         """Return the environment, opened by the first who needs it. Called within the gate."""
@@ -320,22 +309,18 @@ class Store:
         """Return what LMDB says, without the path that it says it of."""
         return str(error).removeprefix(f"{self.folder}: ")
 
-    def _close_environment(self) -> None:
+    def before_fork(self) -> None:
+        """Close the environment, and let nobody open it."""
+        self._gate.shut()
         if self._env is not None:
             self._env.close()
             self._env = None
 
-    def before_fork(self) -> None:
-        """Close the environment."""
-        self._gate.shut()
-        self._close_environment()
-
     def after_fork(self) -> None:
-        """Go on."""
         self._gate.open()
 
     def drop(self) -> None:
-        """In a child: close what was inherited, without use."""
+        """Close the other files; in a child, without use."""
         self.counters.close()
         os.close(self._admission)
 
@@ -369,10 +354,6 @@ def _open_environment(folder: str, limit_bytes: int) -> Any:
         max_readers=_READERS,
         max_spare_txns=8,
     )
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _split(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:

@@ -75,11 +75,8 @@ class StoreDir:
 
     def _finish(self) -> None:
         with contextlib.suppress(OSError):  # then it is checked when it is used again
-            data = self._folder.open_file(DATA, os.O_RDWR)
-            try:
+            with open(self._folder.open_file(DATA, os.O_RDWR), "rb") as data:
                 os.fsync(data)
-            finally:
-                os.close(data)
             integrity.record_end(self._folder, self.about)
 
 
@@ -138,7 +135,6 @@ def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder
 
 
 def is_in_use(folder: CacheFolder) -> bool:
-    """Tell whether a store has users."""
     with contextlib.suppress(OSError), _locked(folder) as alone:
         return not alone
     return False

@@ -24,10 +24,8 @@ _BUSY_S = 0.002
 class Writer:
     """Writes items into a store, several in a commit. ``offer`` never waits.
 
-    Args:
-        store: the store.
-        on_written: called, in the writer's thread, with what became of items.
-        on_failure: called with why nothing can be written any more.
+    Its thread calls ``on_written`` with what became of items, and ``on_failure`` with why nothing
+    can be written any more.
     """
 
     def __init__(
@@ -92,7 +90,6 @@ class Writer:
         self._lock.acquire()
 
     def after_fork(self) -> None:
-        """Go on."""
         self._lock.release()
 
     def _run(self) -> None:

@@ -198,6 +198,7 @@ class EpochStreams:
         foreign = plan.loader or plan.iterable
         if foreign is None:
             return
+        self.tally.add([foreign.name], [0], 0)
         if position.loader_state is not None:
             foreign.load(position.loader_state)
         if plan.loader is not None:
@@ -209,7 +210,6 @@ class EpochStreams:
                 fresh=position.fresh,
             )
         elif plan.iterable is not None:
-            self.tally.add([plan.iterable.name], [0], 0)
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
             self.head = IteratedStream(
                 plan.iterable, plan.selection, plan.buffer, key, self.tally, start=position.fresh

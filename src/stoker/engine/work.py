@@ -269,13 +269,13 @@ class Work:
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
             for i, value in enumerate(values):
-                if type(value) is Failure:
+                use_key = use_keys[i] if use_keys is not None else 0
+                if type(value) is Failure or (stage.repeats_only and not use_key):
                     continue
                 try:
                     if key is None:
                         made = fn(value)
                     else:
-                        use_key = use_keys[i] if use_keys is not None else 0
                         rng = on_device and on_device(key, ordinals[i], use_key, value)
                         made = fn(value, rng or place(key, ordinals[i], use_key))
                     if made is None and stage.makes_values:

@@ -74,19 +74,16 @@ def connect(name: str) -> socket.socket | None:
 
     Raises FeedError when the name belongs to another user's process.
     """
-    connection = _socket()
-    try:
-        connection.connect(address_of(name))
-        _, user = messages.peer_of(connection)
-    except OSError:
-        connection.close()
-        return None
-    except BaseException:
-        connection.close()
-        raise
-    if user != os.getuid():
-        connection.close()
-        raise FeedError(f"the feed {name!r} belongs to another user")
+    with contextlib.ExitStack() as undo:
+        connection = undo.enter_context(_socket())
+        try:
+            connection.connect(address_of(name))
+            _, user = messages.peer_of(connection)
+        except OSError:
+            return None
+        if user != os.getuid():
+            raise FeedError(f"the feed {name!r} belongs to another user")
+        undo.pop_all()
     return connection
 
 

@@ -17,7 +17,7 @@ from stoker.chain import Chain
 from stoker.feed.log import At, LogReader, OutputLog
 from stoker.feed.producer import Produced, Producer
 from stoker.feed.served import Served
-from stoker.feed.staging import BATCHES, PARCEL_EXAMPLES, PARCELS, Staging
+from stoker.feed.staging import BATCHES, CHUNK_EXAMPLES, CHUNKS, Staging
 from stoker.ipc.shared_memory import Blocks
 
 _JOIN_S = 5.0
@@ -74,18 +74,12 @@ class Branch:
         """
         if self._blocked_since_s is None or not self.log.items:
             return None
-        heard: list[float] = [reader.owner.heard_s for reader in readers or self.log.slowest()]
-        return max(self._blocked_since_s, min(heard))
+        heard_s: list[float] = [reader.owner.heard_s for reader in readers or self.log.slowest()]
+        return max(self._blocked_since_s, min(heard_s))
 
 
 class Branches:
-    """All branches, the oldest first.
-
-    Args:
-        chain: what is served.
-        about: what jobs are told of it.
-        staging: bounds what stands in the logs.
-        wake: an event descriptor that is written to when something was made.
+    """All branches, the oldest first. The event descriptor ``wake`` tells when something was made.
 
     Attributes:
         arrivals: what was made, with its branch, to be taken in by whoever reads ``wake``.
@@ -99,7 +93,7 @@ class Branches:
         self._blocks = blocks
         self._staging = staging
         self._wake = wake
-        self._near = 2 * (BATCHES if about.batched else PARCELS * PARCEL_EXAMPLES)
+        self._near = 2 * (BATCHES if about.batched else CHUNKS * CHUNK_EXAMPLES)
         self._all: list[Branch] = []
         self._closed: list[Producer] = []
         self.arrivals: deque[tuple[Branch, Produced]] = deque()
@@ -121,8 +115,7 @@ class Branches:
     def find(self, want: At | None) -> tuple[Branch, At] | None:
         """Return a branch and a position in it, opening one where none will do; None to wait.
 
-        Args:
-            want: what a job is to get next; None for the beginning of any epoch.
+        A job that wants None takes the beginning of any epoch.
         """
         whole = [branch for branch in self._all if branch.log.broken is None]
         if want is None:

@@ -60,8 +60,7 @@ class FeedClient:
 
     def __iter__(self) -> FeedEpoch:
         """Begin the next epoch, or go on at a state that was loaded."""
-        before = self._epoch() if self._epoch is not None else None
-        if before is not None:
+        if self._epoch is not None and (before := self._epoch()) is not None:
             before.close()
         if not self.is_own:  # the connection and the leases are the parent's
             self.at = None
@@ -312,10 +311,9 @@ class FeedEpoch(Iterator[Any]):
             )
         try:
             value = client.take(item)
+            self._ready.extend([value] if client.about.batched else value[skipped:])
         except Stale:  # have it made again
             client.ask(self._wake_read)
-        else:
-            self._ready.extend([value] if client.about.batched else value[skipped:])
 
     def _end(self, message: End | Failed) -> None:
         client = self._client

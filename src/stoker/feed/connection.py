@@ -69,11 +69,7 @@ class Interrupted(Exception):
 
 
 class FeederConnection:
-    """A connection to a feed's feeder, which has greeted this job.
-
-    Args:
-        address: of the feed.
-        before: the job's connection to the feeder before this one, if there was one.
+    """A connection to a feed's feeder, which has greeted this job; ``before`` was the last one.
 
     Attributes:
         welcome: what the feeder has said of itself.
@@ -108,14 +104,10 @@ class FeederConnection:
         return True
 
     def receive(self, interrupt: int) -> tuple[Any, list[int]]:
-        """Return what the feeder says next, and the descriptors that come with it.
+        """Return what the feeder says next, and the descriptors with it; None when it is gone.
 
-        None when it is gone.
-
-        Args:
-            interrupt: a descriptor; when it becomes readable, Interrupted is raised.
-
-        Raises Malformed when it makes no sense.
+        Raises Malformed when it makes no sense, Interrupted when the descriptor ``interrupt``
+        becomes readable.
         """
         began = time.perf_counter_ns()
         try:
@@ -132,7 +124,6 @@ class FeederConnection:
             self.wait_ns += time.perf_counter_ns() - began
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
     def _receive(self, interrupt: int) -> tuple[FromFeeder | None, list[int]]:
@@ -274,12 +265,7 @@ class _Lease:
 def _greet(
     address: FeedAddress, known: Welcome | None, peers: list[int]
 ) -> tuple[socket.socket, Welcome]:
-    """Connect, and exchange greetings.
-
-    Args:
-        known: what the feeder before said, if this one must go on for it.
-        peers: the processes that were served together with this one.
-    """
+    """Connect, and exchange greetings; the feeder must go on for the one that ``known`` is of."""
     label = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
     hello = Hello(
         messages.VERSION,

@@ -17,14 +17,7 @@ from stoker.feed.start_barrier import StartBarrier
 class Distributor:
     """Hands what is made to the sessions that read it.
 
-    Args:
-        branches: what is made.
-        staging: bounds it.
-        barrier: who is waited for before the first epoch.
-        patience_s: how long readers wait for one that says nothing.
-
-    Attributes:
-        rows_made: examples that were made.
+    Readers wait for ``patience_s`` for one that says nothing. ``rows_made`` counts examples.
     """
 
     def __init__(
@@ -167,9 +160,7 @@ class Distributor:
         for reader in list(branch.log.readers):
             while reader.sent < self._staging.lent:
                 due = branch.log.due(reader)
-                if due is None:
-                    break
-                if not self._hand_over(branch, reader, due):
+                if due is None or not self._hand_over(branch, reader, due):
                     break
 
     def _hand_over(

@@ -60,8 +60,9 @@ def share(
         name: of the feed, the same in all its jobs.
         jobs: how many jobs to wait for (``patience_s`` at most) before the first epoch begins;
             others join where an epoch begins.
-        staging: how many batches may stand in shared memory (or parcels of up to 64 examples), or
-            bytes (``"2GiB"``); by default 8 (64). Of the job that starts the feeder.
+        staging: how many batches may stand in shared memory, or bytes (``"2GiB"``); by default 8.
+            Without ``.batch(n)`` examples stand there in chunks of up to 64, and the default is 64
+            chunks. Of the job that starts the feeder.
         patience_s: how long others wait for a job that says nothing, frozen perhaps, before they go
             on without it. It may come back.
         seed: of echoing and random maps in this job; drawn if there is none.

@@ -17,23 +17,17 @@ from stoker.stages.skip import RAISE
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
-    """Return the pipeline of what a job is handed."""
     client = FeedClient(address)
     source: Source = FeedBatches(client) if client.about.batched else FeedExamples(client)
     return Pipeline(Chain.begin(source, seed, RAISE))
 
 
 class FeedBatches(LoaderSource):
-    """The batches of a feed."""
-
-    def __init__(self, client: FeedClient) -> None:
-        super().__init__(client)
-        self._name = f"from_feed({client.name!r})"
+    """The batches of a feed, whose client is the loader."""
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
-        return self._name
+        return f"from_feed({self.loader.name!r})"
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn where several ranks are there: each is handed all batches."""
@@ -51,24 +45,19 @@ class FeedExamples(IterableSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return f"from_feed({self._client.name!r})"
 
     def count(self) -> int:
-        """Return the examples of an epoch; TypeError where the feed does not know."""
         return len(self._client)
 
     def open(self) -> FeedEpoch:
-        """Begin a pass."""
         self._epoch = iter(self._client)
         return self._epoch
 
     def state(self, number: int) -> Any:
-        """Return the state in which ``number`` examples of the present epoch have been read."""
         return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}
 
     def state_between(self) -> Any:
-        """Return the state between epochs."""
         return self._client.state_dict()
 
     def check_state(self, chain: Chain) -> None:
@@ -82,5 +71,4 @@ class FeedExamples(IterableSource):
             )
 
     def load(self, state: Any) -> None:
-        """Have the next pass begin in a state."""
         self._client.load_state_dict(state)

@@ -103,44 +103,36 @@ class View:
     def __init__(self, feeder: FeedServer) -> None:
         self._feeder = feeder
         self._at_s = time.monotonic()
-        self._rows: dict[ClientSession, int] = {}
-        self._made = 0
-        self._rates: dict[ClientSession, float] = {}
-        self._rate = 0.0
+        # Of each job; of what is made, under None.
+        self._rows: dict[ClientSession | None, int] = {None: 0}
+        self._rates: dict[ClientSession | None, float] = {None: 0.0}
         self._moved = True
 
     def refresh(self) -> bool:
         """Take note of how fast everything went since the last time; tell whether anything did."""
-        now = time.monotonic()
-        spent = max(1e-9, now - self._at_s)
-        feeder = self._feeder
-        self._rates = {
-            session: (session.rows - self._rows.get(session, 0)) / spent
-            for session in feeder.sessions
-        }
-        self._rate = (feeder.rows_made - self._made) / spent
-        before = self._rows, self._made
-        self._rows = {session: session.rows for session in feeder.sessions}
-        self._made, self._at_s = feeder.rows_made, now
-        moved, self._moved = self._moved, before != (self._rows, self._made)
+        now_s = time.monotonic()
+        rows: dict[ClientSession | None, int] = {None: self._feeder.rows_made}
+        rows |= {session: session.rows for session in self._feeder.sessions}
+        spent_s = max(1e-9, now_s - self._at_s)
+        self._rates = {who: (n - self._rows.get(who, 0)) / spent_s for who, n in rows.items()}
+        moved, self._moved = self._moved, rows != self._rows
+        self._rows, self._at_s = rows, now_s
         return moved or self._moved  # once more behind the last move: the rates are 0 then
 
     def line(self) -> str:
         """Return what matters most, in one line."""
         feeder = self._feeder
         jobs = [session for session in feeder.sessions if session.is_welcome]
-        text = f"{len(jobs)} jobs, {self._rate:,.0f} examples/s prepared once"
+        text = f"{len(jobs)} jobs, {self._rates[None]:,.0f} examples/s prepared once"
         slowest = max(jobs, key=lambda session: session.held_up_s, default=None)
         if slowest is not None and slowest.held_up_s > 0:
-            alive_s = max(1e-9, time.monotonic() - slowest.since_s)
             text += (
                 f"; process {slowest.pid} sets the pace: others waited for it "
-                f"{min(1.0, slowest.held_up_s / alive_s):.0%} of its time"
+                f"{min(1.0, slowest.held_up_s / _alive_s(slowest)):.0%} of its time"
             )
         return text
 
     def renderable(self) -> Any:
-        """Return a table of the jobs."""
         from rich.table import Table
         from rich.text import Text
 
@@ -148,7 +140,7 @@ class View:
         held = sum(len(log.items) for log in feeder.branches.logs)
         beside = len(feeder.branches) - 1
         title = (
-            f"feed {feeder.name}: {self._rate:,.0f} examples/s prepared once, "
+            f"feed {feeder.name}: {self._rates[None]:,.0f} examples/s prepared once, "
             f"{held} of {feeder.staging.text()} in use, "
             f"{format_bytes(feeder.blocks.held_bytes())} of shared memory"
         )
@@ -168,13 +160,13 @@ class View:
         return table
 
     def _row(self, session: ClientSession) -> list[Any]:
-        alive_s = max(1e-9, time.monotonic() - session.since_s)
+        alive_s = _alive_s(session)
         at, behind = ("", ""), ""
         if session.reader is not None and session.branch is not None:
             epoch, number = session.reader.at
             at = f"{epoch:,}", f"{number:,}" if session.reader.has_asked else "between"
-            ahead = sum(1 for item in session.branch.log.items if item.begin >= session.reader.at)
-            behind = f"{ahead}"
+            begins = [item.begin for item in session.branch.log.items]
+            behind = str(sum(begin >= session.reader.at for begin in begins))
         elif session.is_waiting:
             at = "", "joins next"
         return [
@@ -185,3 +177,7 @@ class View:
             f"{min(1.0, session.wait_ns / 1e9 / alive_s):.0%}",
             f"{session.held_up_s / alive_s:.0%}",
         ]
+
+
+def _alive_s(session: ClientSession) -> float:
+    return max(1e-9, time.monotonic() - session.since_s)

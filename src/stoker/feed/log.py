@@ -55,7 +55,6 @@ class StagedItem:
 
     @property
     def begin(self) -> At:
-        """Where it begins."""
         return self.epoch, self.number
 
     @property
@@ -80,14 +79,7 @@ class Broken:
 
 
 class OutputLog:
-    """Items on their way to readers.
-
-    Args:
-        at: where production begins.
-
-    Attributes:
-        end: the position of what is to be made next.
-    """
+    """Items on their way to readers; ``end`` is the position of what is to be made next."""
 
     def __init__(self, at: At) -> None:
         self.end = at

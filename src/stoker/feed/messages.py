@@ -11,7 +11,7 @@ import array
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -29,8 +29,8 @@ _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
 _LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _CREDENTIALS = struct.Struct("iII")
 
-
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64
 Pid = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARACTERS)]
@@ -103,8 +103,8 @@ class Welcome(Message):
         target: what it serves.
         batched: whether it hands out batches, rather than examples.
         length: outputs of an epoch, if known.
-        seed, outline: of its pipeline.
-        again: whether what a job missed can be made again.
+        seed, outline: of its pipeline; the outline is what must be alike for outputs to be alike.
+        again: whether any output can be made again, by epoch and number.
         autostarted: whether it ends with its last job (``stoker.share``).
         pid: of the feeder.
         lent: how many items a job is handed before it is done with one.
@@ -119,9 +119,9 @@ class Welcome(Message):
     outline: list[str]
     again: bool
     autostarted: bool
-    lent: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    lent: Positive
     pid: Pid
-    awaited_jobs: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+    awaited_jobs: Number
 
 
 class Refused(Message):
@@ -157,7 +157,7 @@ class ItemMessage(Message):
     turn: Number
     epoch: Number
     number: Number
-    count: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    count: Positive
     lease: Number
     generations: Generations
     header: bytes
@@ -189,10 +189,8 @@ FromJob = Hello | Ask | Done | Leave
 FromFeeder = Welcome | Refused | Peers | Begin | ItemMessage | End | Failed | Evicted
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoders: dict[bool, Any] = {
-    True: msgspec.msgpack.Decoder(FromFeeder),
-    False: msgspec.msgpack.Decoder(FromJob),
-}
+_decode_from_job = msgspec.msgpack.Decoder(FromJob).decode
+_decode_from_feeder = msgspec.msgpack.Decoder(FromFeeder).decode
 
 
 class Malformed(Exception):
@@ -222,7 +220,7 @@ def receive_as_feeder(connection: socket.socket) -> FromJob | None:
     packet, _, flags, _ = connection.recvmsg(MOST_BYTES)
     if not packet:
         return None
-    message: FromJob = _read(packet, flags & socket.MSG_TRUNC, from_feeder=False)
+    message: FromJob = _read(packet, flags & socket.MSG_TRUNC, _decode_from_job)
     return message
 
 
@@ -237,10 +235,9 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     try:
-        message = _read(packet, flags & _LOST, from_feeder=True) if packet else None
-        if len(descriptors) != (
-            len(message.generations) if isinstance(message, ItemMessage) else 0
-        ):
+        message = _read(packet, flags & _LOST, _decode_from_feeder) if packet else None
+        blocks = len(message.generations) if isinstance(message, ItemMessage) else 0
+        if len(descriptors) != blocks:
             raise Malformed(f"{len(descriptors)} descriptors came with it")
     except Malformed:
         for descriptor in descriptors:
@@ -249,11 +246,11 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
     return message, descriptors
 
 
-def _read(packet: bytes, lost: int, *, from_feeder: bool) -> Any:
+def _read(packet: bytes, lost: int, decode: Callable[[bytes], Any]) -> Any:
     if lost:
         raise Malformed("a message is too long")
     try:
-        return _decoders[from_feeder].decode(packet)
+        return decode(packet)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(str(error)) from None
 

@@ -20,11 +20,11 @@ from stoker.engine.foreign import batch_rows
 from stoker.feed import messages
 from stoker.feed.log import Broken, EpochEnd, StagedItem
 from stoker.feed.served import go_near
-from stoker.feed.staging import PARCEL_EXAMPLES
+from stoker.feed.staging import CHUNK_EXAMPLES
 from stoker.ipc.payload import pack
 from stoker.ipc.shared_memory import Blocks
 
-_PARCEL_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
+_CHUNK_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
 _SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
 
 Produced = StagedItem | EpochEnd | Broken
@@ -33,11 +33,7 @@ Produced = StagedItem | EpochEnd | Broken
 class Producer:
     """Makes the outputs of a pipeline in order, from any position on.
 
-    Args:
-        chain: what makes them.
-        blocks: where they are made.
-        batched: whether its outputs are batches, handed over one by one.
-        tell: called, from the thread, with all that is made. Nothing comes after ``Broken``.
+    Its thread calls ``tell`` with all that is made. Nothing comes after ``Broken``.
     """
 
     def __init__(
@@ -123,20 +119,20 @@ class Producer:
                 return None
             count, rows = 1, batch_rows(value)
         else:
-            value = self._parcel(outputs)
-            count = rows = len(value)
+            value = self._next_chunk(outputs)
             if not value:
                 return None
+            count = rows = len(value)
         payload = pack(value, self._blocks)
         return StagedItem(epoch, number, count, rows, payload.nbytes, payload)
 
-    def _parcel(self, outputs: Any) -> list[Any]:
+    def _next_chunk(self, outputs: Any) -> list[Any]:
         """Return the next examples, none at the end of the epoch."""
         if self._failure is not None:
             raise self._failure
         examples: list[Any] = []
         size = 0
-        while size < _PARCEL_BYTES and len(examples) < PARCEL_EXAMPLES:
+        while size < _CHUNK_BYTES and len(examples) < CHUNK_EXAMPLES:
             try:
                 example = next(outputs, self)
             except Exception as error:

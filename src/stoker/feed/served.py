@@ -11,11 +11,7 @@ from stoker.errors import FeedError
 
 
 def check_servable(chain: Chain, seed: int | None) -> Chain:
-    """Return what a feed serves of a chain: with the feed's seed.
-
-    Args:
-        chain: what is to be served.
-        seed: of the feed that it goes on for, None if it is the first.
+    """Return what a feed serves of a chain: with the seed of the feed that it goes on for.
 
     Raises FeedError when its outputs cannot be handed to other processes, cannot be made again by
     number though they should be, or when it has another seed.
@@ -40,14 +36,7 @@ def check_servable(chain: Chain, seed: int | None) -> Chain:
 
 @dataclass(frozen=True)
 class Served:
-    """What jobs are told of a chain that they are served from.
-
-    Attributes:
-        batched: whether its outputs are batches.
-        length: outputs of an epoch, where that is known.
-        again: whether any output can be made again by epoch and number.
-        outline: what must be alike for its outputs to be alike, as in states.
-    """
+    """What jobs are told of a chain that they are served from: as in ``messages.Welcome``."""
 
     batched: bool
     length: int | None
@@ -56,7 +45,6 @@ class Served:
 
     @classmethod
     def of(cls, chain: Chain) -> Served:
-        """Describe a chain."""
         try:
             length: int | None = chain.count()
         except TypeError:

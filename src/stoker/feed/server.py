@@ -71,13 +71,12 @@ class FeedServer:
             raise FeedError(f"a feed's seed is below 2**64, not {pipeline.seed}")
         self.name = settings.name
         self.target = messages.plain(settings.target)
+        self._settings = settings
         self.sessions: list[ClientSession] = []
         self.blocks = Blocks()
         self.about = Served.of(pipeline.chain)
         self.staging = Staging(settings.staging, self.about.batched)
-        self._patience_s = settings.patience_s
         self._listener = listener
-        self._autostarted = settings.autostarted
         self._began_s = time.monotonic()
         self._has_greeted = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -92,18 +91,15 @@ class FeedServer:
     def _serve_from(self, chain: Chain) -> None:
         self._chain = chain
         self.branches = Branches(chain, self.about, self.blocks, self.staging, self._wake)
-        self._distributor = Distributor(
-            self.branches, self.staging, self._barrier, self._patience_s
-        )
+        patience_s = self._settings.patience_s
+        self._distributor = Distributor(self.branches, self.staging, self._barrier, patience_s)
 
     @property
     def seed(self) -> int:
-        """The seed of the pipeline."""
         return self._chain.seed
 
     @property
     def rows_made(self) -> int:
-        """The examples that were made."""
         return self._distributor.rows_made
 
     # -- the loop
@@ -111,8 +107,7 @@ class FeedServer:
     def serve(self, tick: Callable[[], None] | None = None, every_s: float = 0.25) -> None:
         """Serve until the last job is gone, if one has started this; else until interrupted.
 
-        Args:
-            tick: called about every ``every_s`` seconds.
+        ``tick`` is called about every ``every_s`` seconds.
         """
         next_tick_s = time.monotonic()
         while not self._is_over():
@@ -141,7 +136,7 @@ class FeedServer:
         self.blocks.clear()
 
     def _is_over(self) -> bool:
-        if not self._autostarted or self.sessions:
+        if not self._settings.autostarted or self.sessions:
             return False
         return self._has_greeted or time.monotonic() - self._began_s > _NOBODY_CAME_S
 
@@ -157,10 +152,8 @@ class FeedServer:
 
     def _patience_left_s(self) -> float | None:
         """Return when somebody will have been waited for too long; None while nobody waits."""
-        ends_s = list(self._distributor.patience_ends_s())
-        if (opens_s := self._barrier.ends_s()) is not None:
-            ends_s.append(opens_s)
-        if self._autostarted and not self.sessions:
+        ends_s = [*self._distributor.patience_ends_s(), *self._barrier.ends_s()]
+        if self._settings.autostarted and not self.sessions:
             ends_s.append(self._began_s + _NOBODY_CAME_S)
         return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
 
@@ -241,7 +234,7 @@ class FeedServer:
         session.label = "".join(c if c.isprintable() else "?" for c in hello.label)
         session.is_welcome = True
         self._has_greeted = True
-        if self._autostarted and hello.outline:  # then those who were served before count
+        if self._settings.autostarted and hello.outline:  # then those who were served before count
             self._barrier.wait_for({*hello.peers} - {session.pid})
         session.send(
             Welcome(
@@ -252,7 +245,7 @@ class FeedServer:
                 self.seed,
                 self.about.outline,
                 self.about.again,
-                self._autostarted,
+                self._settings.autostarted,
                 self.staging.lent,
                 os.getpid(),
                 self._barrier.awaited_jobs,
@@ -277,7 +270,7 @@ class FeedServer:
         return None
 
     def _tell_peers(self) -> None:
-        if self._autostarted:
+        if self._settings.autostarted:
             pids = [session.pid for session in self.sessions if session.has_asked]
             for session in self.sessions:
                 if session.is_welcome:

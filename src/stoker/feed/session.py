@@ -33,6 +33,14 @@ class ClientSession:
         held_up_s: for how long others have waited for it.
     """
 
+    label = ""
+    is_welcome = has_asked = is_lost = is_waiting = False
+    want: At | None = None
+    branch: Branch | None = None
+    reader: LogReader | None = None
+    turn = wait_ns = rows = 0
+    held_up_s = 0.0
+
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.pid = pid
@@ -41,19 +49,7 @@ class ClientSession:
         except OSError:
             self.pidfd = -1
         self.since_s = self.heard_s = time.monotonic()
-        self.label = ""
-        self.is_welcome = False
-        self.has_asked = False
-        self.is_lost = False
-        self.is_waiting = False
-        self.want: At | None = None
-        self.turn = 0
-        self.branch: Branch | None = None
-        self.reader: LogReader | None = None
         self.lent: dict[int, tuple[StagedItem, LogReader]] = {}
-        self.wait_ns = 0
-        self.rows = 0
-        self.held_up_s = 0.0
 
     def receive(self) -> FromJob | None:
         """Return what the job says next, None while that is nothing; it may be lost then."""
@@ -75,7 +71,6 @@ class ClientSession:
             self.is_lost = True
 
     def lend(self, lease: int, item: StagedItem) -> None:
-        """Hand over an item."""
         assert self.reader is not None
         payload = item.payload
         item.leases.add(lease)
@@ -94,7 +89,6 @@ class ClientSession:
         self.send(message, [block.descriptor for block in payload.blocks])
 
     def close(self) -> None:
-        """Hang up."""
         self.connection.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)

@@ -8,11 +8,11 @@ from stoker import machine
 from stoker.feed.log import OutputLog
 
 BATCHES = 8
-PARCELS = 64
-"""Items in the staging area, unless the user says otherwise: batches, or parcels of examples."""
-PARCEL_EXAMPLES = 64
+CHUNKS = 64
+"""Items in the staging area, unless the user says otherwise: batches, or chunks of examples."""
+CHUNK_EXAMPLES = 64
 _LENT_BATCHES = 2  # one that a job works on, one that waits for it
-_LENT_PARCELS = 16  # several make up a job's batch
+_LENT_CHUNKS = 16  # several make up a job's batch
 
 
 class Staging:
@@ -21,9 +21,8 @@ class Staging:
     What a job still holds that has left its log, or is frozen, is not counted: at most ``lent``
     items of each.
 
-    Args:
-        limit: so many items, or with a string so many bytes; None for the usual number.
-        batched: whether items are batches, rather than parcels of examples.
+    The limit is so many items, or with a string so many bytes; None for the usual number. Items are
+    batches, or else chunks of examples.
 
     Attributes:
         lent: how many items a job is handed before it is done with one.
@@ -33,35 +32,33 @@ class Staging:
     """
 
     def __init__(self, limit: int | str | None, batched: bool) -> None:
-        self.lent = _LENT_BATCHES if batched else _LENT_PARCELS
+        self.lent = _LENT_BATCHES if batched else _LENT_CHUNKS
         self.most_bytes = 0
-        self._what = "batches" if batched else f"parcels of up to {PARCEL_EXAMPLES} examples"
+        self._what = "batches" if batched else f"chunks of up to {CHUNK_EXAMPLES} examples"
         self._items: int | None = None
         self._bytes = 0
-        usable = machine.usable_memory_bytes()
         if isinstance(limit, str):
             self._bytes = machine.parse_bytes(limit)
+            usable = machine.usable_memory_bytes()
             if self._bytes > usable:
                 raise ValueError(
                     f"a staging area of {limit} does not fit: {machine.format_bytes(usable)} of "
                     "memory are left to this process"
                 )
             return
-        self._items = (BATCHES if batched else PARCELS) if limit is None else limit
+        self._items = (BATCHES if batched else CHUNKS) if limit is None else limit
         if self._items < 2 * self.lent:
             raise ValueError(
                 f"a staging area holds at least {2 * self.lent} {self._what}, not {limit}"
             )
 
     def text(self) -> str:
-        """Say how large it is."""
         if self._items is None:
             return machine.format_bytes(self._bytes)
         size = self.most_bytes and f", {machine.format_bytes(self._items * self.most_bytes)}"
         return f"{self._items} {self._what}{size or ''}"
 
     def most_logs(self) -> int:
-        """Return how many logs it has room for."""
         return max(1, (self._items or 4 * self.lent) // self.lent)
 
     def note_size(self, nbytes: int) -> str | None:
@@ -70,22 +67,18 @@ class Staging:
         self.most_bytes = max(self.most_bytes, nbytes)
         size = machine.format_bytes(nbytes)
         least = 2 * self.lent
-        if self._items is None:
-            if least * nbytes <= self._bytes:
-                return None
+        if self._items is None and least * nbytes > self._bytes:
             return (
                 f"the staging area of {machine.format_bytes(self._bytes)} is too small: at least "
                 f"{least} of {size} each must fit (--staging)"
             )
-        if not first:
-            return None
-        usable = machine.usable_memory_bytes()
-        if self._items * nbytes <= usable:
-            return None
-        return (
-            f"a staging area of {self._items} times {size} does not fit: "
-            f"{machine.format_bytes(usable)} of memory are left; give it fewer (--staging)"
-        )
+        if self._items and first and self._items * nbytes > machine.usable_memory_bytes():
+            usable = machine.format_bytes(machine.usable_memory_bytes())
+            return (
+                f"a staging area of {self._items} times {size} does not fit: {usable} of memory "
+                "are left; give it fewer (--staging)"
+            )
+        return None
 
     def room(self, logs: Sequence[OutputLog], log: OutputLog) -> int:
         """Return how many items more may stand in a log.
@@ -101,4 +94,4 @@ class Staging:
             room = (self._bytes - sum(item.nbytes for item in staged)) // self.most_bytes - beside
         else:
             room = 1  # the first one tells how large they are
-        return max(0, min(room, PARCELS if is_first else self.lent - len(log.items)))
+        return max(0, min(room, CHUNKS if is_first else self.lent - len(log.items)))

@@ -6,19 +6,14 @@ import contextlib
 import os
 import selectors
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class StartBarrier:
-    """The time before the first epoch.
+    """The time before the first epoch, for which ``jobs`` must ask; ``is_open`` says it may begin.
 
-    Args:
-        jobs: how many must ask for it.
-        patience_s: how long those who ask wait for others.
-        selector: hears of processes that end; its keys' data are called.
-
-    Attributes:
-        is_open: whether the first epoch may begin.
+    Those who ask wait for others for ``patience_s``. The selector, whose keys' data are called,
+    hears of processes that end.
     """
 
     def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:
@@ -57,11 +52,10 @@ class StartBarrier:
             self.is_open = True
             self.close()
 
-    def ends_s(self) -> float | None:
-        """Return when it will have lasted too long; None while nobody waits."""
-        if self.is_open or self._since_s is None:
-            return None
-        return self._since_s + self._patience_s
+    def ends_s(self) -> Iterator[float]:
+        """Yield when it will have lasted too long, if anybody waits."""
+        if not self.is_open and self._since_s is not None:
+            yield self._since_s + self._patience_s
 
     def close(self) -> None:
         """Wait for nobody any more."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,26 +86,28 @@ def make_pipeline(target: str) -> Pipeline:
     Raises FeedError saying what is wrong with it; what the import or the call raises is its cause.
     """
     where, _, name = target.rpartition(":")
-    try:
-        module = _from_file(Path(where)) if where.endswith(".py") else _module(where)
-    except FeedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise FeedError(f"importing {where} failed: {type(error).__name__}: {error}") from error
-    function: Any = module
+    with _failing(f"importing {where}"):
+        function = _from_file(Path(where)) if where.endswith(".py") else _module(where)
     for part in name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         raise FeedError(f"{where} has no function {name}")
-    try:
+    with _failing(target):
         pipeline = function()
-    except FeedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise FeedError(f"{target} failed: {type(error).__name__}: {error}") from error
     if not isinstance(pipeline, Pipeline):
         raise FeedError(f"{target} returned a {type(pipeline).__name__}, not a stoker pipeline")
     return pipeline
+
+
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into a FeedError."""
+    try:
+        yield
+    except FeedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FeedError(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
 def _from_file(path: Path) -> Any:

@@ -165,6 +165,11 @@ class AdaptivePool:
         return self.held - self._resting.get(self.step, 0)
 
     @property
+    def seen(self) -> int:
+        """Items that were drawn at least once: all that entered."""
+        return self.admitted
+
+    @property
     def exhausted(self) -> bool:
         """Whether the epoch has no further step."""
         return self.ended
@@ -214,7 +219,8 @@ class AdaptivePool:
         again = self.reusable if fresh + self.reusable >= self.group else self.left_over
         self.admitted += fresh
         if code == ALONE:
-            draw = Draw(entering, np.zeros(fresh, np.int64), np.ones(fresh, bool), 0, 0, 0)
+            firsts = np.zeros(fresh, np.int64)
+            draw = Draw(entering, firsts, np.ones(fresh, bool), firsts, 0, 0, 0)
         else:
             draw = self._mixed(now, entering, min(self.group - fresh, again))
         self.step = now
@@ -227,7 +233,7 @@ class AdaptivePool:
 
     def _mixed(self, now: int, entering: NDArray[np.int64], need: int) -> Draw:
         levels = self._levels
-        parts, numbers, distance_sum, repeats = [entering], [0], 0, 0
+        parts, numbers, ages, distance_sum, repeats = [entering], [0], [0], 0, 0
         arrivals: list[list[NDArray[np.int64]]] = [[] for _ in range(len(levels) + 1)]
         arrivals[0].append(entering)
         while need:
@@ -243,6 +249,7 @@ class AdaptivePool:
             distance_sum += count * (now - stretch.after)
             parts.append(stretch.ordinals)
             numbers.append(at + 1)
+            ages.append(now - stretch.after)
             arrivals[at + 1].append(stretch.ordinals)
         arrived = 0
         for level, came in zip(levels, arrivals, strict=False):
@@ -256,11 +263,13 @@ class AdaptivePool:
         dropped = self._dropped() if self.held > self.size else _NONE
         if self.group == 1:  # one part is empty, or there is none: scalars cost less
             which = 0 if len(entering) else -1
-            ordinals, uses = parts[which], np.array(numbers[which:][: len(parts[which])])
+            ordinals, count = parts[which], len(parts[which])
+            uses, since = np.array(numbers[which:][:count]), np.array(ages[which:][:count])
         else:
-            ordinals = np.concatenate(parts)
-            uses = np.repeat(np.array(numbers), [len(part) for part in parts])
-        return Draw(ordinals, uses, uses == len(levels), distance_sum, repeats, 0, dropped)
+            ordinals, lengths = np.concatenate(parts), [len(part) for part in parts]
+            uses, since = np.repeat(np.array([numbers, ages]), lengths, axis=1)
+        last = uses == len(levels)
+        return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, dropped)
 
     def _dropped(self) -> NDArray[np.int64]:
         """Drop what is too much: the most used first, of these the oldest."""

@@ -17,7 +17,8 @@ from stoker.sources.source import IndexedSource, Indices, Rows
 class ArraySource(IndexedSource):
     """NumPy arrays or memory maps of one length; an example is a row of each.
 
-    Rows are copied out of the arrays: what is done to an example does not reach them.
+    Rows are copied out of the arrays: what is done to an example does not reach them. What is in
+    memory, or in a part of a map, says nothing about itself: it has no identity.
     """
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
@@ -43,7 +44,6 @@ class ArraySource(IndexedSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         shapes = ", ".join(f"{a.dtype} {list(a.shape)}" for a in self.arrays)
         return f"from_arrays({shapes})"
 
@@ -69,21 +69,14 @@ class ArraySource(IndexedSource):
         """Return None: there are no files."""
         return None
 
-    def identity(self) -> str | None:
-        """Return None: what is in memory, or in a part of a map, says nothing about itself."""
-        return None
-
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return the index."""
         return Fingerprint(int(index))
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
-        """Return the arrays of a batch, to be filled by ``gather``."""
         outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self.arrays]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def split(self, batch: Any, rows: int) -> list[Any]:
-        """Return what was allocated as batches of ``rows``: views, the last one of the rest."""
         first = batch[0] if isinstance(batch, tuple) else batch
         if len(first) <= rows:
             return [batch]
@@ -93,7 +86,6 @@ class ArraySource(IndexedSource):
         return [batch[span] for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
-        """Copy rows into ``batch``, from its row ``start`` on."""
         outs = batch if isinstance(batch, tuple) else (batch,)
         stop = start + len(indices)
         for flat, out in zip(self._flat, outs, strict=True):
@@ -102,11 +94,3 @@ class ArraySource(IndexedSource):
                 rows = rows.reshape(len(indices), flat.shape[1])
             # "clip" lets NumPy write straight into out; the indices are in range.
             flat.take(indices, axis=0, out=rows, mode="clip")
-
-    def local_path(self, index: int) -> None:
-        """Return None: there are no files."""
-        return None
-
-    def reader(self) -> None:
-        """Return None: they are in memory, or mapped."""
-        return None

@@ -11,10 +11,11 @@ from stoker.sources.source import IndexedSource, Indices
 
 
 class DatasetSource(IndexedSource):
-    """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there."""
+    """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there.
 
-    fields = None
-    rows = None
+    Nothing is read ahead: it may not give the same when it is asked twice.
+    """
+
     runs_user_code = True
 
     def __init__(self, dataset: Any) -> None:
@@ -30,7 +31,6 @@ class DatasetSource(IndexedSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return f"from_dataset({type(self.dataset).__name__})"
 
     def __len__(self) -> int:
@@ -44,25 +44,11 @@ class DatasetSource(IndexedSource):
             if len(examples) != len(plain):
                 raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
             return examples
-        dataset = self.dataset
-        return [dataset[index] for index in plain]
+        return [self.dataset[index] for index in plain]
 
     def path(self, index: int) -> str | None:
         """Return None: a dataset does not tell."""
         return None
 
-    def identity(self) -> str | None:
-        """Return None: an object says nothing about its data."""
-        return None
-
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return the index."""
         return Fingerprint(int(index))
-
-    def local_path(self, index: int) -> None:
-        """Return None: a dataset does not tell."""
-        return None
-
-    def reader(self) -> None:
-        """Return None: a dataset may not give the same when it is asked twice."""
-        return None

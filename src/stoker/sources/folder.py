@@ -30,7 +30,6 @@ class FolderSource(IndexedSource):
     """
 
     fields = LabeledImage._fields
-    rows = None
     fits_page_cache = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -58,20 +57,14 @@ class FolderSource(IndexedSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return f"from_folder({self.folder!r})"
 
     def __len__(self) -> int:
         return len(self._files)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Read the files."""
-        examples = []
-        for index in indices:
-            file, label = self._files[index]
-            data = read_file(os.path.join(self.folder, file))
-            examples.append(LabeledImage(data, label))
-        return examples
+        files = (self._files[index] for index in indices)
+        return [LabeledImage(read_file(os.path.join(self.folder, f)), label) for f, label in files]
 
     def identity(self) -> str | None:
         """Return the folder's real path: files are known below it by path, size, times, inode."""
@@ -83,17 +76,10 @@ class FolderSource(IndexedSource):
         return of_file(file, os.stat(os.path.join(self.folder, file)), label)
 
     def path(self, index: int) -> str | None:
-        """Return the file's path."""
         return os.path.join(self.folder, self._files[index][0])
 
     def local_path(self, index: int) -> str | None:
-        """Return the file's path."""
         return self.path(index)
 
-    def reader(self) -> None:
-        """Return None: the kernel reads ahead."""
-        return None
-
     def attribute(self, name: str) -> Any:
-        """Return the names of the classes."""
         return self.classes if name == "classes" else super().attribute(name)

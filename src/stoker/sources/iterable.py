@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StateError
 from stoker.sources.source import Source
-from stoker.sources.unsharded import warn_unsharded
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -21,10 +20,7 @@ DEFAULT_BUFFER = 1_000
 class Passes:
     """A re-iterable object, or a factory of iterators: one pass is one epoch.
 
-    Args:
-        given: what the user gave.
-        name: the function it was given to.
-        what: what comes out of it, in the plural.
+    ``name`` is the function it was given to, ``what`` comes out of it.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
@@ -69,20 +65,16 @@ class Passes:
 class IterableSource(Source):
     """A stream of examples, in its own order."""
 
-    fields = None
     is_counted = True
-    takes_state = False
 
     def __init__(self, examples: Any) -> None:
         self._passes = Passes(examples, "from_iterable", "examples")
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return self._passes.name
 
     def count(self) -> int:
-        """Raise TypeError: only the end tells."""
         raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
 
     def open(self) -> Iterator[Any]:
@@ -97,33 +89,14 @@ class IterableSource(Source):
         """Have the next pass begin in a state."""
         raise AssertionError("a stream begins at its beginning")
 
-    def state_between(self) -> Any:
-        """Return None: it has none."""
-        return None
-
     def check_state(self, chain: Chain) -> None:
-        """Refuse: its examples cannot be made again."""
         raise StateError(
             "an epoch over a stream has no state in its middle, for its examples cannot be "
             "asked for again: save between epochs, or use a source with an index"
         )
 
-    def outline(self) -> str:
-        """Return its kind: nothing else is known."""
-        return type(self).__name__
-
     def extent(self, *, is_followed: bool) -> str:
-        """Say that the length is not known."""
         return "a stream: no length, no state in the middle of an epoch"
 
     def lower(self, to: Lowering) -> None:
-        """Have its examples taken one after another."""
         to.take_examples(self)
-
-    def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where each of several ranks would be given all examples."""
-        if not is_sharded:
-            warn_unsharded()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: a stream is not told."""

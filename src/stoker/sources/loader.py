@@ -23,7 +23,6 @@ class LoaderSource(Source):
         loader: what the user gave.
     """
 
-    fields = None
     yields_batches = True
 
     def __init__(self, loader: Any) -> None:
@@ -33,7 +32,6 @@ class LoaderSource(Source):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return self._passes.name
 
     @property
@@ -74,16 +72,12 @@ class LoaderSource(Source):
                 self._has_state = False
         return None
 
+    state_between = state
+
     def load(self, state: Any) -> None:
-        """Have the next pass begin in a state."""
         self.loader.load_state_dict(state)
 
-    def state_between(self) -> Any:
-        """Return the loader's own state; None if it has none."""
-        return self.state()
-
     def check_state(self, chain: Chain) -> None:
-        """Refuse a state that a loader cannot go on from."""
         if not self._has_state:
             raise StateError(
                 "an epoch over a loader has no state in its middle, for its batches cannot be made "
@@ -97,20 +91,13 @@ class LoaderSource(Source):
             )
 
     def attribute(self, name: str) -> Any:
-        """Return what the loader has of this name."""
         return super().attribute(name) if name == "classes" else getattr(self.loader, name)
 
-    def outline(self) -> str:
-        """Return its kind: nothing else is known."""
-        return type(self).__name__
-
     def extent(self, *, is_followed: bool) -> str:
-        """Say which thread reads it."""
         where = "a thread of its own" if is_followed else "the consumer's thread"
         return f"read in {where}, as its owner set it up"
 
     def lower(self, to: Lowering) -> None:
-        """Have its batches taken one after another."""
         to.take_batches(self)
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
@@ -118,7 +105,6 @@ class LoaderSource(Source):
         warn_unsharded_loader(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the loader, if it can be told."""
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
 

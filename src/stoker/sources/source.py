@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stoker.chain import Chain
     from stoker.engine.lower import Lowering
 
-
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -45,9 +44,9 @@ class Source(ABC):
         """Name the source for people."""
 
     @property
-    @abstractmethod
     def fields(self) -> Sequence[str | int] | None:
-        """The fields that every example is known to have, or None."""
+        """The fields that every example is known to have; None: nothing is known of them."""
+        return None
 
     @abstractmethod
     def count(self) -> int:
@@ -62,21 +61,21 @@ class Source(ABC):
         """Whether an epoch is sure to end where ``count`` says."""
 
     @property
-    @abstractmethod
     def takes_state(self) -> bool:
         """Whether it has a state of its own to go on from."""
+        return False
 
-    @abstractmethod
     def state_between(self) -> Any:
         """Return its own state between epochs, None if it has none."""
+        return None
 
     @abstractmethod
     def check_state(self, chain: Chain) -> None:
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
 
-    @abstractmethod
     def outline(self) -> str:
-        """Return its line of what a state must agree with."""
+        """Return its line of what a state must agree with: its kind, if nothing else is known."""
+        return type(self).__name__
 
     @abstractmethod
     def extent(self, *, is_followed: bool) -> str:
@@ -90,13 +89,13 @@ class Source(ABC):
     def lower(self, to: Lowering) -> None:
         """Tell the engine how to read it."""
 
-    @abstractmethod
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn where each of several ranks would be given everything."""
+        if not is_sharded:
+            warn_unsharded()
 
-    @abstractmethod
-    def set_epoch(self, epoch: int) -> None:
-        """Tell it which epoch comes next."""
+    def set_epoch(self, epoch: int) -> None:  # noqa: B027 (most sources need not know)
+        """Tell it which epoch comes next, where it does not follow from the epoch's order."""
 
     def attribute(self, name: str) -> Any:
         """Return what a pipeline passes on of its source: ``classes``, a loader's ``dataset``.
@@ -157,7 +156,6 @@ class IndexedSource(Source):
 
     is_indexed = True
     is_counted = True
-    takes_state = False
     runs_user_code: bool = False
     fits_page_cache: bool = False
 
@@ -172,57 +170,41 @@ class IndexedSource(Source):
     def path(self, index: int) -> str | None:
         """Return the file or URL an example comes from, where there is one."""
 
-    @abstractmethod
     def local_path(self, index: int) -> str | None:
         """Return the file of this host that an example is the whole of, where there is one."""
+        return None
 
-    @abstractmethod
     def identity(self) -> str | None:
         """Return what tells this source from others, in all processes; None where nothing does."""
+        return None
 
     @abstractmethod
     def fingerprint(self, index: int) -> Fingerprint:
         """Return what tells an example's present content from others, looked up anew."""
 
-    @abstractmethod
     def reader(self) -> Reader | None:
         """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast."""
+        return None
 
     @property
-    @abstractmethod
     def rows(self) -> Rows | None:
         """What gathers whole batches, where examples lie in arrays."""
+        return None
 
     def count(self) -> int:
-        """Return the number of examples."""
         return len(self)
-
-    def state_between(self) -> Any:
-        """Return None: numbers are all the state there is."""
-        return None
 
     def check_state(self, chain: Chain) -> None:
         """Accept every position: any example can be made again."""
 
     def outline(self) -> str:
-        """Return its kind and length."""
         return f"{type(self).__name__} of {len(self)}"
 
     def extent(self, *, is_followed: bool) -> str:
-        """Say how many examples there are."""
         return f"{len(self):,} examples"
 
     def lower(self, to: Lowering) -> None:
-        """Have it read by number."""
         to.read(self)
-
-    def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where each of several ranks would be given all examples."""
-        if not is_sharded:
-            warn_unsharded()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: orders are keyed by the epoch."""
 
 
 def check_fields(source: Source, on: str | int | None) -> None:

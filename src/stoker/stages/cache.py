@@ -138,7 +138,7 @@ class CacheStage(Stage):
         places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
         for at, value in self.cache.find(keys, sizes):
             found[places[at]] = Hit(value)
-        self.cache.count_misses(len(indices) - len(asked))
+        self.cache.count(misses=len(indices) - len(asked))
         return found
 
     def _missing(self, source: IndexedSource, index: int) -> Miss:
@@ -172,18 +172,18 @@ class CacheStage(Stage):
 
         Raises ValueError where it is another one each time, TypeError for what cannot be stored.
         """
-        if not self.cache.takes:
-            return self.cache.refuse()
-        if (
-            miss.fingerprint is None
-            or self._missing(source, miss.index).fingerprint != miss.fingerprint
-        ):
-            return self.cache.refuse()  # it changed while it was read
+        if not self.cache.takes or not self._is_unchanged(source, miss):
+            return self.cache.count(refused=1)
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
         file = None if self.keep_pages else source.local_path(miss.index)
         return self.cache.offer(miss.key, value, miss.cost_ns, file)
+
+    def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
+        """Tell whether an example is the one that was looked up; it may change while it is read."""
+        known = miss.fingerprint
+        return known is not None and self._missing(source, miss.index).fingerprint == known
 
     def _warn_of_what_cannot_help(self, chain: Chain) -> None:
         source = chain.source

@@ -28,20 +28,29 @@ class Map(Operation):
     Attributes:
         fn: called as ``fn(x)``, or ``fn(x, rng)`` where ``is_random``.
         is_random: whether it is handed a generator.
+        repeats_only: whether first uses pass it untouched.
         position: how many random maps stand before it in the chain: part of its address.
         draws: looks at where it draws from; shared by all pipelines that this stage is in.
     """
 
     is_random: bool = False
+    repeats_only: bool = False
     position: int = 0
     draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False)
 
     @staticmethod
-    def of(fn: Any, on: Any, on_error: OnError | None, *, is_random: bool) -> Map:
+    def of(
+        fn: Any,
+        on: Any,
+        on_error: OnError | None,
+        *,
+        is_random: bool,
+        repeats_only: bool = False,
+    ) -> Map:
         """Check the arguments of ``.map()`` and ``.random_map()``."""
         method = "random_map" if is_random else "map"
         budget = checked_budget(method, fn, on, on_error, is_random=is_random)
-        return Map(fn, on, budget, is_random=is_random)
+        return Map(fn, on, budget, is_random=is_random, repeats_only=bool(repeats_only))
 
     @property
     def method(self) -> str:
@@ -56,6 +65,11 @@ class Map(Operation):
         placed = self.placed_on(before)
         if self.budget is not None and before.is_batched:
             raise ValueError("on_error= is for examples: a stage behind .batch() raises")
+        if self.repeats_only and not before.hands_out_uses:
+            raise ValueError(
+                "repeats_only= tells the uses of an echo apart: it needs an .echo() before it, and "
+                "no .batch() in between, which mixes them"
+            )
         position = sum(stage.traits.is_random for stage in before.stages)
         return replace(placed, position=position)
 
@@ -70,6 +84,10 @@ class Map(Operation):
 
     def compile(self, rejected: object) -> Callable[..., Any]:
         return self.fn if self.on is None else _OnField(self.fn, Field(self.on))
+
+    def outline(self) -> str:
+        """Return its kind, the field, and whether it leaves first uses."""
+        return super().outline() + (", repeats only" if self.repeats_only else "")
 
     def key(self, seed: int, epoch: int, rank: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position, rank) if self.is_random else None

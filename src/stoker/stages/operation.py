@@ -32,6 +32,7 @@ class Operation(Stage):
         account: tells its budget from those of other stages; 0 where it has none.
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
+        repeats_only: whether first uses pass it untouched.
     """
 
     fn: Callable[..., Any]
@@ -40,6 +41,7 @@ class Operation(Stage):
     account: int = 0
 
     makes_values = True
+    repeats_only = False
 
     @property
     @abstractmethod

@@ -36,6 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _RANKS = "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _SIZES = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 _LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+_TOLD = "slot", "site", "built", "place", "describes", "batch_size", "workers"  # of a loader
 
 
 def _read_number(names: tuple[str, ...], default: int) -> int:
@@ -92,15 +93,12 @@ class ProbedProcess:
         self.takeover: takeover.Takeover | None = None
         self.seen: list[LoaderState] = []
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._end_with_parent()
-        ending.watch_end(self.recorder)
-
-    def _end_with_parent(self) -> None:
         # A rank must not outlive the launcher that the analyzer's own end takes down.
         with contextlib.suppress(Exception):
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ending.watch_end(self.recorder)
 
     def adopt(self, loader: Any) -> LoaderState | None:
         """Give a loader a slot; None where there is none left."""
@@ -150,18 +148,7 @@ class ProbedProcess:
             "generation": _read_number(("TORCHELASTIC_RESTART_COUNT",), 0),
             "daemon": multiprocessing.current_process().daemon,
             "arguments": getattr(sys, "argv", []),
-            "loaders": [
-                {
-                    "slot": seen.slot,
-                    "site": seen.site,
-                    "built": seen.built,
-                    "place": seen.place,
-                    "describes": seen.describes,
-                    "batch_size": seen.batch_size,
-                    "workers": seen.workers,
-                }
-                for seen in self.seen
-            ],
+            "loaders": [{name: getattr(seen, name) for name in _TOLD} for seen in self.seen],
         }
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():

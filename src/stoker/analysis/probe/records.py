@@ -75,19 +75,19 @@ class WorkRecord(NamedTuple):
     """Bytes that the process read meanwhile; -1 where it was not asked for."""
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 class Recorder:
     """The rows of this process."""
 
     def __init__(self, folder: str) -> None:
         self.pid = os.getpid()
         self.base = os.path.join(folder, f"process-{self.pid}")
-        size = 8 * HEADER + _ROW.size * _ROWS
-        fd = os.open(self.base + ".rows", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, size)  # sparse
-            self._map = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
+        with open(self.base + ".rows", "w+b", opener=_open_private) as file:
+            file.truncate(8 * HEADER + _ROW.size * _ROWS)  # sparse
+            self._map = mmap.mmap(file.fileno(), 0)
         self.header = memoryview(self._map)[: 8 * HEADER].cast("q")
         for index in range(8, HEADER):
             self.header[index] = NEVER
@@ -110,11 +110,8 @@ class WatchedRows:
 
     def __init__(self, path: str) -> None:
         self.base = path.removesuffix(".rows")
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._map = mmap.mmap(fd, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
         self.header = memoryview(self._map)[: 8 * HEADER].cast("q")
         self._rows: list[Row] = []
 

@@ -58,16 +58,16 @@ class Takeover:
         """
         while True:
             if self._batches is not None:
+                answer = {}
                 if self._left > 0:
                     if over():
                         raise StopIteration
-                    batch, error = self._next_to_train_on()
-                    if error is None:
-                        self._left -= 1
-                        return batch
-                    answer = {"error": error}
-                else:
-                    answer = {}
+                    self._left -= 1
+                    try:
+                        with _mark_own_loaders():
+                            return next(self._batches)
+                    except Exception as error:
+                        answer = {"error": f"{type(error).__name__}: {error}"}
                 _stop(self._batches)
                 self._batches = None
                 self._answer(answer)
@@ -89,15 +89,6 @@ class Takeover:
             except Exception as error:
                 self._answer({"error": f"{type(error).__name__}: {error}"})
 
-    def _next_to_train_on(self) -> tuple[Any, str | None]:
-        """Return the next batch to train on, or what went wrong with it."""
-        assert self._batches is not None
-        try:
-            with _mark_own_loaders():
-                return next(self._batches), None
-        except Exception as error:
-            return None, f"{type(error).__name__}: {error}"
-
     def _answer(self, answer: dict[str, Any]) -> None:
         write_json(f"{self._process.recorder.base}.answer.{self._number}", answer)
         self._number += 1
@@ -112,29 +103,6 @@ def _mark_own_loaders() -> Iterator[None]:
         yield
     finally:
         draining = False
-
-
-class _RecordedIndices:
-    """A sampler's indices, kept as they are handed out."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        self.handed: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in self._sampler:
-            self.handed.append(index)
-            yield index
-
-
-class _RepeatedIndices:
-    """The same indices, round and round or once."""
-
-    def __init__(self, indices: list[Any], once: bool) -> None:
-        self._indices, self._once = indices, once
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._indices) if self._once else itertools.cycle(self._indices)
 
 
 class LoaderDrains:
@@ -210,10 +178,14 @@ class LoaderDrains:
         """Read batches for some seconds. ``fresh``: new ones, remembered; else these again."""
         fresh, once, count = command["fresh"], command["once"], command["workers"]
         tag = f"{command['tag']}-{self._process.pid}"
-        recorded = None
-        if fresh and not self._iterable:
-            recorded = _RecordedIndices(self._loader._index_sampler)
-        indices = recorded or _RepeatedIndices(self._indices, once)
+        handed: list[Any] = []
+
+        def record() -> Iterator[Any]:
+            for index in self._loader._index_sampler:
+                handed.append(index)
+                yield index
+
+        indices = record() if fresh else self._indices if once else itertools.cycle(self._indices)
         loader = self._make_loader(indices, count, tag, fresh)
         most = self._batches if self._iterable and not fresh else None
         if count == 0:
@@ -248,20 +220,18 @@ class LoaderDrains:
             workers.LISTENER.end()
             _stop(iterator)
         if fresh:
-            self._batches = len(arrivals)
-            if recorded is not None:
-                self._indices = recorded.handed[: len(arrivals)]
+            self._batches, self._indices = len(arrivals), handed[: len(arrivals)]
         return {"began_ns": began, "arrivals_ns": arrivals, "error": error, "cpu_s": cpu / 1e9}
 
     def iterate(self, workers: int) -> Iterator[Any]:
         """Return batches of what the first drain read, without end."""
-        loader = self._make_loader(_RepeatedIndices(self._indices, False), workers, "", False)
+        loader = self._make_loader(itertools.cycle(self._indices), workers, "", False)
         if self._iterable:
             return itertools.chain.from_iterable(itertools.repeat(loader))
         return iter(loader)
 
     def _make_loader(self, indices: Any, count: int, tag: str, hears: bool) -> Any:
-        """Make a loader like the script's, on other indices."""
+        """Make a loader like the script's, on other indices; it is iterated once."""
         loader, torch = self._loader, self._torch
         made: dict[str, Any] = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
         if self._iterable:
@@ -276,9 +246,7 @@ class LoaderDrains:
                 "prefetch_factor": loader.prefetch_factor or 2,
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
-                "worker_init_fn": functools.partial(
-                    _init_worker, tag, hears, loader.worker_init_fn
-                ),
+                "worker_init_fn": functools.partial(_init, tag, hears, loader.worker_init_fn),
             }
         with warnings.catch_warnings():  # of more workers than processors, which is meant
             warnings.simplefilter("ignore")
@@ -295,12 +263,11 @@ def _name_sampler(sampler: Any) -> str:
 
 
 def _describe_in_worker(_: Any) -> dict[str, Any]:
-    """Describe an example in a worker."""
     dataset = sys.modules["torch.utils.data.dataloader"].get_worker_info().dataset
     return example.describe_example(dataset)
 
 
-def _init_worker(tag: str, hears: bool, init: Callable[[int], None] | None, worker: int) -> None:
+def _init(tag: str, hears: bool, init: Callable[[int], None] | None, worker: int) -> None:
     workers.LISTENER.begin(tag, hears)
     if init is not None:
         init(worker)

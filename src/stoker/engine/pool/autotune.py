@@ -17,7 +17,7 @@ Never a number between. The stream does not depend on it. The decision:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 INLINE_BATCH_NS = 1_000_000
 GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
@@ -148,6 +148,25 @@ class Tuning:
         self.is_over = True
 
 
+def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -> int:
+    """Return how many threads are to take part; 0: none, the consumer does the work.
+
+    Args:
+        limit: how many there are.
+        work_ns: the work of a batch, summed over the threads that do it, by how many take part:
+            for all of them, and for a single one where that was tried.
+        inline_ns: the same for the consumer alone; 0: not known.
+    """
+    many = max(work_ns)
+    best, batch_ns = limit, work_ns[many] / many
+    if many > 1 and 1 in work_ns:
+        best = many
+        if batch_ns > _CLEARLY * work_ns[1]:
+            best, batch_ns = 1, work_ns[1]
+    is_cheap = 0 < inline_ns < INLINE_BATCH_NS
+    return 0 if is_cheap and batch_ns > _CLEARLY * inline_ns else best
+
+
 class _Trial:
     """Work measured while a given number of threads took part."""
 
@@ -180,17 +199,13 @@ class _Trial:
 
     def verdict(self, limit: int) -> int:
         """Return how many threads are to take part."""
-        shared = self._each.keys() & self.before._each.keys() if self.before else set()
-        one = self._batch_ns(self._each.keys())
-        best, fastest = limit, one / self.threads
+        own = self._each.keys()
+        shared = own & self.before._each.keys() if self.before is not None else set()
+        work_ns = {self.threads: self._batch_ns(shared or own)}
         if self.before is not None and shared:
-            one, many = self._batch_ns(shared), self.before._batch_ns(shared)
-            best, fastest = self.before.threads, many / self.before.threads
-            if fastest > _CLEARLY * one:
-                best, fastest = 1, one
-        inline = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._costs.values())
-        cheap = 0 < inline < INLINE_BATCH_NS
-        return 0 if cheap and fastest > _CLEARLY * inline else best
+            work_ns[self.before.threads] = self.before._batch_ns(shared)
+        inline_ns = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._costs.values())
+        return choose_threads(limit, work_ns, inline_ns)
 
     def _batch_ns(self, which: Iterable[int]) -> float:
         each, costs = self._each, self._costs

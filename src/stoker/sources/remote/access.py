@@ -12,7 +12,7 @@ from stoker.signals import deferred
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
 from stoker.sources.remote.one_shot import run_on
-from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
 
@@ -90,6 +90,10 @@ class Access:
             fs = kind(**settings)
             fs.retries = 1
         return FileStorage(fs, fs.loop if fs.async_impl else asyn.get_loop(), self.url)
+
+    def reader(self, files: Files) -> RemoteReader:
+        """Open the file system for reading ahead."""
+        return RemoteReader(files, self.open(), self.requests, self.retry_s)
 
     def list(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
         """Open the file system to list something below ``url``, and close it."""

@@ -74,11 +74,8 @@ async def retry(
 ) -> T:
     """Try until it works, a failure is there to stay, or time is up.
 
-    Args:
-        attempt: called for every attempt.
-        url: what is read, for messages.
-        retry_s: how long after the first failure there may be another attempt.
-        on_retry: called before every attempt but the first.
+    ``retry_s`` is how long after the first failure there may be another attempt, ``on_retry`` is
+    called before each of these, and ``url`` is what is read, for messages.
 
     Raises FileNotFoundError when there is no such file, NoListingError or ImportError as it was
     raised, RemoteError for everything else.

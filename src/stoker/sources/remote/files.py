@@ -53,7 +53,6 @@ class RemoteFolderSource(IndexedSource):
     """
 
     fields = LabeledImage._fields
-    rows = None
 
     def __init__(
         self,
@@ -64,7 +63,6 @@ class RemoteFolderSource(IndexedSource):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._access = Access(url, requests, retry_s, dict(storage_options or {}))
-        self.requests, self.retry_s = self._access.requests, self._access.retry_s
         self._root, (self.classes, self._found) = self._access.list(Lister.list_classes)
         # Files are numbered through all classes: here the next one begins.
         self._ends = np.cumsum([len(listing.names) for listing in self._found])
@@ -76,7 +74,6 @@ class RemoteFolderSource(IndexedSource):
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return f"from_folder({self._access.url!r})"
 
     def __len__(self) -> int:
@@ -84,7 +81,7 @@ class RemoteFolderSource(IndexedSource):
 
     def reader(self) -> RemoteReader:
         """Open the file system for reading ahead."""
-        return RemoteReader(self, self._access.open())
+        return self._access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the files, through a reader of its own."""
@@ -92,15 +89,9 @@ class RemoteFolderSource(IndexedSource):
             return reader.fetch(indices)
 
     def path(self, index: int) -> str | None:
-        """Return the file's URL."""
         return self.locate(index).url
 
-    def local_path(self, index: int) -> None:
-        """Return None: it is behind a URL."""
-        return None
-
     def attribute(self, name: str) -> Any:
-        """Return the names of the classes."""
         return self.classes if name == "classes" else super().attribute(name)
 
     def identity(self) -> str | None:
@@ -116,14 +107,12 @@ class RemoteFolderSource(IndexedSource):
         return Fingerprint(file.url, file.size, int(version), label)
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a file is."""
         label = self._label(index)
         names, sizes, _ = self._found[label]
         number = index - int(self._ends[label])  # from the end of the class
         return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage:
-        """Make an example."""
         return LabeledImage(data, self._label(index))
 
     def _label(self, index: int) -> int:
@@ -149,10 +138,6 @@ class FilesSource(IndexedSource):
     """
 
     fields = File._fields
-    rows = None
-    # There for URLs alone, for what is read ahead.
-    requests: int
-    retry_s: float
 
     def __init__(
         self,
@@ -172,12 +157,10 @@ class FilesSource(IndexedSource):
         self._access: Access | None = None
         if _find_protocol(given):
             self._access = Access(given[0], requests, retry_s, dict(storage_options or {}))
-            self.requests, self.retry_s = self._access.requests, self._access.retry_s
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
     def name(self) -> str:
-        """Name the source for people."""
         return self._name
 
     def __len__(self) -> int:
@@ -185,7 +168,7 @@ class FilesSource(IndexedSource):
 
     def reader(self) -> RemoteReader | None:
         """Open the file system for reading ahead; None for local files, which the kernel does."""
-        return None if self._access is None else RemoteReader(self, self._access.open())
+        return None if self._access is None else self._access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the files; at URLs, through a reader of its own."""
@@ -196,19 +179,16 @@ class FilesSource(IndexedSource):
         return [File(self._files[i], read_file(self._files[i])) for i in indices]
 
     def local_path(self, index: int) -> str | None:
-        """Return the file's path, None at URLs."""
         return self.path(index) if self._access is None else None
 
     def path(self, index: int) -> str | None:
-        """Return the file's path or URL."""
         return self.locate(index).url
 
     def identity(self) -> str | None:
         """Return "files", where fingerprints tell them apart: a version of each is known."""
         if self._access is None:
             return "files"
-        known = self._versions is not None and bool(self._versions.all())
-        return "files" if known else None
+        return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return that of a local file as it is now; of others URL, size, version as listed."""
@@ -220,14 +200,12 @@ class FilesSource(IndexedSource):
         return Fingerprint(file.url, file.size, version)
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a file is."""
         if self._listing is None:
             return RemoteFile(None, self._files[index], UNKNOWN)
         root, sizes = self._listing
         return root.locate(self._files[index], int(sizes[index]))
 
     def example(self, index: int, data: bytes) -> File:
-        """Make an example."""
         return File(self.locate(index).url, data)
 
     def _list_matching(self, pattern: str) -> Names:

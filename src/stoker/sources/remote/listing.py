@@ -52,13 +52,9 @@ class Listing(NamedTuple):
 
 
 class Lister:
-    """Lists folders of one storage; its coroutines run on the storage's loop.
+    """Lists folders of one storage, ``requests`` at a time; its coroutines run on its loop.
 
-    Args:
-        storage: where.
-        url: its root, for messages.
-        requests: so many at a time.
-        retry_s: for each folder, as in ``retry``.
+    ``url`` is its root, for messages; ``retry_s`` is for each folder, as in ``retry``.
     """
 
     def __init__(self, storage: Storage, url: str, requests: int, retry_s: float) -> None:

@@ -23,14 +23,9 @@ class OneShot(Generic[T]):
         self._given.acquire()
         self._outcome: tuple[T | None, BaseException | None] | None = None
 
-    def give(self, value: T) -> None:
-        """Complete it with a value."""
-        self._outcome = value, None
-        self._given.release()
-
-    def fail(self, error: BaseException) -> None:
-        """Complete it with an error."""
-        self._outcome = None, error
+    def give(self, value: T | None = None, error: BaseException | None = None) -> None:
+        """Complete it with a value, or with an error."""
+        self._outcome = value, error
         self._given.release()
 
     def wait(self, timeout_s: float = -1) -> T:
@@ -57,7 +52,7 @@ def run_on(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, An
         try:
             ended.give(await make())
         except BaseException as error:
-            ended.fail(error)
+            ended.give(error=error)
 
     def start() -> None:
         tasks.append(loop.create_task(run()))

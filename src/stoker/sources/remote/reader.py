@@ -36,9 +36,6 @@ class RemoteFile(NamedTuple):
 class Files(Protocol):
     """What a reader asks of its source, from any thread."""
 
-    requests: int
-    retry_s: float
-
     def locate(self, index: int) -> RemoteFile:
         """Tell where a file is."""
         ...
@@ -64,8 +61,9 @@ class RemoteReader:
         retries: how often a file was asked for again after a passing failure.
     """
 
-    def __init__(self, files: Files, storage: Storage) -> None:
-        self.requests = files.requests
+    def __init__(self, files: Files, storage: Storage, requests: int, retry_s: float) -> None:
+        self.requests = requests
+        self._retry_s = retry_s
         self.retries = 0
         self._files = files
         self._storage = storage
@@ -160,7 +158,7 @@ class RemoteReader:
     # What follows runs in the loop's thread.
 
     def _start_tasks(self) -> None:
-        free = self._files.requests - len(self._tasks)
+        free = self.requests - len(self._tasks)
         for _ in range(min(free, len(self._queue))):
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
@@ -172,16 +170,16 @@ class RemoteReader:
             try:
                 read.give(await self._read(read.index))
             except Exception as error:
-                read.fail(error)
+                read.give(error=error)
             except BaseException:
-                read.fail(RuntimeError(_CLOSED))
+                read.give(error=RuntimeError(_CLOSED))
                 raise
 
     async def _read(self, index: int) -> bytes:
         path, url, size = self._files.locate(index)
         found = self._storage.to_path(url) if path is None else path
         return await retry(
-            lambda: self._storage.read(found, size), url, self._files.retry_s, self._count_retry
+            lambda: self._storage.read(found, size), url, self._retry_s, self._count_retry
         )
 
     def _count_retry(self) -> None:
@@ -196,14 +194,14 @@ class RemoteReader:
         assert self._closing is not None
         try:
             while self._queue:
-                self._queue.popleft().fail(RuntimeError(_CLOSED))
+                self._queue.popleft().give(error=RuntimeError(_CLOSED))
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=_GRACE_S)
             await self._storage.close()
         finally:
-            self._closing.give(None)
+            self._closing.give()
 
 
 def _to_ints(indices: Indices) -> list[int]:

@@ -105,7 +105,6 @@ class FileStorage(Storage):
         return data
 
     async def list_folder(self, path: str) -> Entries:
-        """List a folder."""
         self._fs.invalidate_cache()
         found = await self._call("ls", path, detail=True)
         start = len(path) + 1
@@ -126,7 +125,6 @@ class FileStorage(Storage):
         return Entries([], [name[start:] for name in found], *_read_infos(found.values()))
 
     def to_path(self, url: str) -> str:
-        """Strip the protocol."""
         stripped: str = self._fs._strip_protocol(url)
         return stripped
 
@@ -149,7 +147,6 @@ class FileStorage(Storage):
 
 
 def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
-    """Return sizes and versions."""
     sizes, versions = [], []
     for info in infos:
         size = info.get("size")
@@ -171,20 +168,16 @@ async def _run_in_thread(function: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def finish(error: BaseException | None, value: Any) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    def finish(complete: Callable[[Any], None], outcome: Any) -> None:
+        if not future.cancelled():
+            complete(outcome)
 
     def run() -> None:
         try:
-            error, value = None, function()
-        except BaseException as raised:
-            error, value = raised, None
-        loop.call_soon_threadsafe(finish, error, value)
+            ended: tuple[Callable[[Any], None], Any] = future.set_result, function()
+        except BaseException as error:
+            ended = future.set_exception, error
+        loop.call_soon_threadsafe(finish, *ended)
 
     threading.Thread(target=run, name="remote-call", daemon=True).start()
     return await future

@@ -88,7 +88,6 @@ class WebStorage(Storage):
         return unquote(name, errors="surrogateescape") if "%" in name else name
 
     async def close(self) -> None:
-        """Close the session and its connections."""
         if self._fs._session is not None:
             await self._fs._session.close()
 

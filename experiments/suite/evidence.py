@@ -1,0 +1,84 @@
+"""docs/evidence.md: its tables are made of the stored rows.
+
+They stand between `<!-- rows: ... -->` and `<!-- end -->`. What the first says is workload, and
+which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from experiments.suite.rows import RESULTS, Rows
+from experiments.suite.summary import Comparison, compared
+from experiments.suite.tables import cells_of, markdown, sentence
+from experiments.suite.workload import Recipe, Variant
+from experiments.suite.workloads import class_of
+
+PAGE = RESULTS.parents[1] / "docs" / "evidence.md"
+NOT_RUN = "*Not run yet.*"
+
+_BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_tables(text: str, results: Path = RESULTS) -> str:
+    """Return a page with the tables of the rows there are.
+
+    Raises ValueError for a block of an unknown workload or variant.
+    """
+    return _BLOCK.sub(lambda m: m[1] + _block(m["what"], results) + m[3], text)
+
+
+def write() -> list[Path]:
+    """Write the tables into the page, and the figures beside it; return what was written."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_tables(text), encoding="utf-8")
+    written = [PAGE]
+    for match in _BLOCK.finditer(text):
+        found, _ = _found(match["what"], RESULTS)
+        if found is not None:
+            # Here, so that tables need no matplotlib.
+            from experiments.suite.figures import write_figure
+
+            written.append(_figure(match["what"]))
+            write_figure(written[-1], found, match["what"])
+    return written
+
+
+def _block(what: str, results: Path) -> str:
+    found, recipe = _found(what, results)
+    if found is None:
+        return f"{NOT_RUN}\n"
+    name = what.split(", ")[0]
+    figure = _figure(what).relative_to(PAGE.parent).as_posix()
+    return (
+        f"{markdown(cells_of(found, class_of(name).metric))}\n\n"
+        f"{sentence(found, recipe.budget_fresh)} Rows: `experiments/results/{name}.json`.\n\n"
+        f"![{what}: test loss, rho and speed-ups]({figure})\n"
+    )
+
+
+def _found(what: str, results: Path) -> tuple[Comparison | None, Recipe]:
+    name, _, variant_name = what.partition(", ")
+    variant = variant_of(variant_name)
+    recipe = class_of(name).recipe_of(variant, quick=False)
+    return compared(Rows(results / f"{name}.json", name, variant.name, recipe)), recipe
+
+
+def variant_of(name: str) -> Variant:
+    """Return the variant of a name. Raises ValueError if there is none."""
+    batch_size = re.search(r"B = (\d+)", name)
+    variant = Variant(
+        batch_norm="without BatchNorm" not in name,
+        momentum="without momentum" not in name,
+        augmentation="without augmentation" not in name,
+        small="small data" in name,
+        batch_size=int(batch_size[1]) if batch_size else None,
+    )
+    if variant.name != name:
+        raise ValueError(f"there is no variant {name!r}; did you mean {variant.name!r}?")
+    return variant
+
+
+def _figure(what: str) -> Path:
+    return PAGE.parent / "evidence" / (re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-") + ".svg")

@@ -1,0 +1,119 @@
+"""Learning-rate schedules that follow fresh data, however often it is echoed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.caution import warn
+from stoker.checks import is_whole_number
+from stoker.pipeline import Pipeline
+
+_LENGTHS = ("T_max", "total_steps", "total_iters")  # of torch's schedulers
+_ALMOST = 1e-6  # of a step: shares of an epoch are floating-point numbers
+
+
+class LrSchedule:
+    """A scheduler of torch, stepped as often as it would be without echoing.
+
+    Attributes:
+        scheduler: the one that was given.
+        optimizer: its optimizer.
+    """
+
+    def __init__(self, scheduler: Any, train: Pipeline[Any], steps_per_epoch: int) -> None:
+        self.scheduler = scheduler
+        self.optimizer = scheduler.optimizer
+        self._train = train
+        self._steps_per_epoch = steps_per_epoch
+        self._start = self._now()
+        self._taken = 0
+        self._length = next(
+            (getattr(scheduler, n) for n in _LENGTHS if hasattr(scheduler, n)), None
+        )
+
+    def step(self) -> None:
+        """Catch up with the fresh data that the loop has had. Call it behind each training step.
+
+        Warns, once, when the scheduler is stepped past the length that it was made for.
+        """
+        due = int(self._now() - self._start + _ALMOST)
+        while self._taken < due:
+            self._taken += 1
+            if self._taken - 1 == self._length:
+                name = type(self.scheduler).__name__
+                warn(
+                    f"{name} was made for {self._length:,} steps, and fresh data goes on: give it "
+                    f"{self._steps_per_epoch:,} for each epoch"
+                )
+            self.scheduler.step()
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rate of each group of parameters, as the scheduler has it."""
+        rates: list[Any] = self.scheduler.get_last_lr()
+        return rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state, the scheduler's nested in it; save the pipeline's with it."""
+        return {
+            "start": self._start,
+            "taken": self._taken,
+            "scheduler": self.scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go to such a state; before or after the pipeline goes to its own."""
+        self.scheduler.load_state_dict(saved["scheduler"])
+        self._start, self._taken = saved["start"], saved["taken"]
+
+    def _now(self) -> float:
+        train = self._train
+        return (train.epoch + train.progress) * self._steps_per_epoch
+
+
+def lr_schedule(
+    scheduler: Any, train: Pipeline[Any], *, steps_per_epoch: int | None = None
+) -> LrSchedule:
+    """Have any scheduler of torch follow fresh data, not the steps that echoing adds.
+
+    Make the scheduler as for training without echoing, wrap it, and call ``step()`` behind each
+    training step, as before::
+
+        cosine = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
+        schedule = stoker.lr_schedule(cosine, train)
+
+    A scheduler that is stepped with every batch of an echoed epoch comes to its end too early; a
+    cosine then goes back up.
+
+    Args:
+        scheduler: a ``torch.optim.lr_scheduler.LRScheduler`` whose lengths count batches without
+            echoing.
+        train: the pipeline that the loop iterates over.
+        steps_per_epoch: how many batches an epoch would have without echoing, where the pipeline
+            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``.
+
+    Raises:
+        TypeError: the scheduler is none, or follows a metric (``ReduceLROnPlateau``); ``train`` is
+            no pipeline; its length is not known.
+    """
+    if not isinstance(train, Pipeline):
+        raise TypeError(f"lr_schedule() takes a stoker.Pipeline, not {type(train).__name__}")
+    if not all(hasattr(scheduler, name) for name in ("step", "optimizer", "get_last_lr")):
+        raise TypeError(
+            "lr_schedule() takes a scheduler that was made, such as CosineAnnealingLR(optimizer, "
+            f"T_max=epochs * len(loader)), not {scheduler!r}"
+        )
+    if hasattr(scheduler, "patience"):
+        raise TypeError(
+            f"{type(scheduler).__name__} follows a metric, not steps: call its step(metric) as you "
+            "would without echoing"
+        )
+    if steps_per_epoch is None:
+        try:
+            steps_per_epoch = train.chain.count_unechoed()
+        except TypeError as error:
+            raise TypeError(
+                f"{error}; steps_per_epoch= says how many batches an epoch has without echoing"
+            ) from None
+    elif not is_whole_number(steps_per_epoch) or steps_per_epoch < 1:
+        raise TypeError(f"steps_per_epoch= takes a whole number from 1, not {steps_per_epoch!r}")
+    return LrSchedule(scheduler, train, steps_per_epoch)

@@ -1,0 +1,289 @@
+"""Random changes to a whole batch of images: new randomness for each use of an echoed batch.
+
+Each is a function ``fn(batch, rng)``, as ``stoker.echo(loader, transform=...)`` and
+``.random_map()`` call it; ``functools.partial`` sets what else it takes. It works on NumPy arrays
+and on torch tensors, where they are, and draws from the generator that it is given alone. Each
+returns a new batch, and leaves the one that it was given as it is.
+
+The images of a batch are its only array of four axes, or of three if none has four: ``[n, height,
+width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``. Channels are an axis
+of length 1, 3 or 4. If both could be, a tensor has its channels first and an array last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stoker import pytree
+
+_CHANNELS = (1, 3, 4)
+_ASPECT = 3.3  # the longest side of what is erased, over the shorter
+
+
+def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
+    """Flip each image left to right with a probability.
+
+    Safe where left and right mean nothing: photographs of things, cells. Not for text or digits,
+    nor where labels say where something is (boxes, masks): those stay as they are.
+
+    Args:
+        batch: images, or a structure with images in it.
+        rng: a ``numpy.random.Generator``, or a ``torch.Generator`` of the images' device.
+        p: the probability.
+
+    Returns:
+        A new batch; all but its images is shared with the one given.
+
+    Raises:
+        ValueError: no images were found in the batch, or several.
+    """
+
+    def flip(images: Any) -> Any:
+        _, across, _ = _axes(images)
+        chosen = _per_image(_uniform(rng, (len(images),), images) < p, images)
+        mirrored = images.flip(across) if _is_torch(images) else np.flip(images, across)
+        return _where(chosen, mirrored, images)
+
+    return _with_images(batch, flip, "random_flip")
+
+
+def random_erase(
+    batch: Any, rng: Any, *, p: float = 0.5, area_fraction: tuple[float, float] = (0.02, 0.2)
+) -> Any:
+    """Cover a rectangle of each image with the image's mean colour, with a probability.
+
+    Safe where a part of the image is enough to tell its label. Not where the label may be a small
+    thing in it. After Zhong et al., arXiv 1708.04896, section 3.2.
+
+    Args:
+        batch, rng: as in ``random_flip``.
+        p: the probability.
+        area_fraction: how much of an image is covered, at least and at most. Sides are at most
+            3.3 times as long as each other, and end at the image's border.
+
+    Returns, raises: as ``random_flip``.
+    """
+
+    def erase(images: Any) -> Any:
+        down, across, _ = _axes(images)
+        height, width = images.shape[down], images.shape[across]
+        draws = _uniform(rng, (5, len(images)), images)
+        low, high = area_fraction
+        area = (low + (high - low) * draws[0]) * height * width
+        aspect = _ASPECT ** (2 * draws[1] - 1)
+        tall, wide = (area * aspect) ** 0.5, (area / aspect) ** 0.5
+        erased = (draws[4] < p)[:, None, None]
+        erased = erased & _stretch(draws[2], tall, height, images)[:, :, None]
+        erased = erased & _stretch(draws[3], wide, width, images)[:, None, :]
+        if images.ndim == 4:
+            erased = erased[:, None] if down == 2 else erased[..., None]
+        return _where(erased, _mean(images, (down, across)), images)
+
+    return _with_images(batch, erase, "random_erase")
+
+
+def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
+    """Add normally distributed noise to every pixel.
+
+    Safe almost everywhere, and of little use alone: a network learns to see through it.
+
+    Args:
+        batch, rng: as in ``random_flip``.
+        std_fraction: the noise's standard deviation, as a fraction of that of all pixels of the
+            batch.
+
+    Returns: as ``random_flip``. Whole numbers are rounded, and stay within what their dtype holds.
+
+    Raises: as ``random_flip``.
+    """
+
+    def add(images: Any) -> Any:
+        pixels = _floating(images)
+        return _as(pixels + _normal(rng, images) * (std_fraction * pixels.std()), images)
+
+    return _with_images(batch, add, "random_noise")
+
+
+def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.2) -> Any:
+    """Blend each image with another one of the batch, and their labels likewise.
+
+    Safe where the loss takes class probabilities (``torch.nn.CrossEntropyLoss`` does). Not for
+    regression of positions, nor with a loss for class numbers. After Zhang et al., arXiv
+    1710.09412, section 2.
+
+    Args:
+        batch: a structure with images and one other array: labels, whole numbers ``[n]`` or class
+            probabilities ``[n, classes]``.
+        rng: as in ``random_flip``.
+        classes: how many there are, if labels are numbers.
+        alpha: the share of an image comes from the distribution Beta(alpha, alpha).
+
+    Returns:
+        A new batch; its labels are ``float32 [n, classes]``.
+
+    Raises:
+        ValueError: no images or labels were found in the batch, or several; or ``classes`` is
+            missing.
+    """
+    images = _images(batch, "mixup")
+    labels = _labels(batch, images, classes)
+    n, host = len(images), _host(rng)
+    share = host.beta(alpha, alpha, n).astype(np.float32)
+    other = host.permutation(n)
+
+    def blend(rows: Any) -> Any:
+        weight, partner = share.reshape(-1, *[1] * (rows.ndim - 1)), other
+        if _is_torch(rows):
+            torch = sys.modules["torch"]
+            weight = torch.from_numpy(weight).to(rows.device)
+            partner = torch.from_numpy(other).to(rows.device)
+        return rows * weight + rows[partner] * (1 - weight)
+
+    def replaced(leaf: Any) -> Any:
+        if leaf is images:
+            return _as(blend(_floating(images)), images)
+        return blend(labels[1]) if leaf is labels[0] else leaf
+
+    return pytree.map_leaves(replaced, batch)
+
+
+def _with_images(batch: Any, change: Callable[[Any], Any], name: str) -> Any:
+    images = _images(batch, name)
+    return pytree.map_leaves(lambda leaf: change(leaf) if leaf is images else leaf, batch)
+
+
+def _images(batch: Any, name: str) -> Any:
+    """Return the leaf of a batch that holds its images. Raises ValueError."""
+    arrays = [leaf for leaf in pytree.leaves(batch) if _is_array(leaf)]
+    for ndim in (4, 3):
+        found = [leaf for leaf in arrays if leaf.ndim == ndim]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
+    problem = "more than one that could be images" if found else "no images"
+    raise ValueError(
+        f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "
+        "(or three, without channels); on= says which field they are"
+    )
+
+
+def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
+    """Return the leaf of a batch that holds its labels, and those as probabilities."""
+    others = [x for x in pytree.leaves(batch) if _is_array(x) and x is not images]
+    if len(others) != 1 or others[0].ndim not in (1, 2) or len(others[0]) != len(images):
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in others) or "nothing"
+        raise ValueError(
+            "stoker.images.mixup needs images and one array of labels, [n] or [n, classes]; beside "
+            f"the images the batch has {shapes}"
+        )
+    labels = others[0]
+    if labels.ndim == 2:
+        return labels, _floating(labels)
+    if classes is None:
+        raise ValueError(
+            "stoker.images.mixup blends class probabilities, and labels are numbers here: say how "
+            "many classes there are, functools.partial(stoker.images.mixup, classes=10)"
+        )
+    if _is_torch(labels):
+        torch = sys.modules["torch"]
+        return labels, torch.nn.functional.one_hot(labels.long(), classes).float()
+    return labels, np.eye(classes, dtype=np.float32)[labels]
+
+
+def _axes(images: Any) -> tuple[int, int, int | None]:
+    """Return the axes of height, width and channels."""
+    if images.ndim == 3:
+        return 1, 2, None
+    first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
+    if first and (not last or _is_torch(images)):
+        return 2, 3, 1
+    return 1, 2, 3
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf)
+
+
+def _is_torch(value: Any) -> bool:
+    return not isinstance(value, np.ndarray)
+
+
+def _host(rng: Any) -> np.random.Generator:
+    """Return a generator of the host: a torch generator's seed decides, without waiting for it."""
+    return (
+        rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.initial_seed())
+    )
+
+
+def _uniform(rng: Any, shape: tuple[int, ...], images: Any) -> Any:
+    """Draw ``float32`` from [0, 1), where the images are."""
+    if isinstance(rng, np.random.Generator):
+        drawn = rng.random(shape, np.float32)
+        return _moved(drawn, images) if _is_torch(images) else drawn
+    return sys.modules["torch"].rand(shape, generator=rng, device=rng.device)
+
+
+def _normal(rng: Any, images: Any) -> Any:
+    if isinstance(rng, np.random.Generator):
+        drawn = rng.standard_normal(tuple(images.shape), np.float32)
+        return _moved(drawn, images) if _is_torch(images) else drawn
+    return sys.modules["torch"].randn(images.shape, generator=rng, device=rng.device)
+
+
+def _moved(drawn: Any, images: Any) -> Any:
+    return sys.modules["torch"].from_numpy(drawn).to(images.device, non_blocking=True)
+
+
+def _per_image(chosen: Any, images: Any) -> Any:
+    return chosen.reshape(-1, *[1] * (images.ndim - 1))
+
+
+def _stretch(place: Any, length: Any, room: int, images: Any) -> Any:
+    """Return which of ``room`` places stretches cover, bool [n, room]."""
+    if _is_torch(images):
+        places = sys.modules["torch"].arange(room, device=images.device)[None]
+    else:
+        places = np.arange(room)[None]
+    start = (place * (room - length).clip(0))[:, None]
+    return (places >= start) & (places < start + length[:, None])
+
+
+def _mean(images: Any, axes: tuple[int, int]) -> Any:
+    pixels = _floating(images)
+    mean = (
+        pixels.mean(axes, keepdim=True) if _is_torch(images) else pixels.mean(axes, keepdims=True)
+    )
+    return _as(mean, images)
+
+
+def _where(chosen: Any, new: Any, old: Any) -> Any:
+    return (
+        sys.modules["torch"].where(chosen, new, old)
+        if _is_torch(old)
+        else np.where(chosen, new, old)
+    )
+
+
+def _floating(images: Any) -> Any:
+    if _is_torch(images):
+        return images if images.is_floating_point() else images.float()
+    return images if images.dtype.kind == "f" else images.astype(np.float32)
+
+
+def _as(pixels: Any, images: Any) -> Any:
+    """Return pixels in the images' dtype; whole numbers rounded and within its limits."""
+    if _is_torch(images):
+        if images.is_floating_point():
+            return pixels.to(images.dtype)
+        limits = sys.modules["torch"].iinfo(images.dtype)
+        return pixels.round().clamp(limits.min, limits.max).to(images.dtype)
+    if images.dtype.kind == "f":
+        return pixels.astype(images.dtype)
+    bounds = np.iinfo(images.dtype)
+    return pixels.round().clip(bounds.min, bounds.max).astype(images.dtype)

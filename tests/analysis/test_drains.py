@@ -1,0 +1,84 @@
+"""The probe's drains, in this process: loaders of every shape are read, and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.analysis.probe import epochs, takeover
+
+torch = pytest.importorskip("torch")
+data: Any = pytest.importorskip("torch.utils.data")
+
+LENGTH, BATCH = 64, 8
+
+
+class Numbers(data.Dataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), float(index))
+
+
+class Stream(data.IterableDataset):  # type: ignore[misc]
+    def __iter__(self) -> Any:
+        return (torch.full((4,), float(number)) for number in range(LENGTH))
+
+
+def stateful(**options: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    return module.StatefulDataLoader(Numbers(), BATCH, **options)
+
+
+SHAPES = {
+    "map": lambda **options: data.DataLoader(Numbers(), BATCH, shuffle=True, **options),
+    "iterable": lambda **options: data.DataLoader(Stream(), BATCH, **options),
+    "no automatic batches": lambda **options: data.DataLoader(
+        Numbers(), batch_size=None, **options
+    ),
+    "batch sampler": lambda **options: data.DataLoader(
+        Numbers(),
+        batch_sampler=data.BatchSampler(data.SequentialSampler(Numbers()), BATCH, True),
+        **options,
+    ),
+    "stateful": stateful,
+}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_path: Path) -> None:
+    loader = SHAPES[shape](num_workers=workers)
+    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=7))
+    described = drains.describe(None)
+    assert described["iterable"] == (shape == "iterable")
+    assert described["automatic"] == (shape != "no automatic batches")
+
+    def drain(name: str, *, fresh: bool = False, once: bool = False) -> int:
+        command = {
+            "tag": str(tmp_path / name), "workers": workers, "fresh": fresh, "once": once,
+            "seconds": 0.0, "longest": 60.0, "least": 5 if fresh else 12,
+        }  # fmt: skip
+        answer = drains.drain(command)
+        assert answer["error"] is None
+        assert sorted(answer["arrivals_ns"]) == answer["arrivals_ns"]
+        return len(answer["arrivals_ns"])
+
+    assert drain("first", fresh=True) == 5
+    # Round and round; a stream is read as far as before.
+    assert drain("again") >= (5 if shape == "iterable" else 12)
+    assert drain("once", once=True) == 5
+
+    batches = drains.iterate(workers)
+    seen = [next(batches) for _ in range(12)]
+    takeover._stop(batches)
+    size = 1 if shape == "no automatic batches" else BATCH
+    assert all(batch.numel() == 4 * size for batch in seen)
+    if shape != "iterable":  # whose worker goes on to its end
+        for one, other in zip(seen[:5], seen[5:10], strict=True):
+            assert torch.equal(one, other)

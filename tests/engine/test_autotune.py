@@ -1,0 +1,49 @@
+"""How many threads take part, by what was measured; no thread runs here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.engine.pool.autotune import INLINE_BATCH_NS, choose_threads
+
+CHEAP = INLINE_BATCH_NS / 2
+COSTLY = 4 * INLINE_BATCH_NS
+
+
+@pytest.mark.parametrize(
+    ("work_ns", "inline_ns", "threads"),
+    [
+        ({4: 1.1 * COSTLY, 1: COSTLY}, COSTLY, 4),  # four are nearly four times as fast
+        ({4: 4.0 * COSTLY, 1: COSTLY}, COSTLY, 1),  # they only wait for each other
+        ({4: 3.5 * COSTLY, 1: COSTLY}, COSTLY, 4),  # clearly faster
+        ({4: 3.7 * COSTLY, 1: COSTLY}, COSTLY, 1),  # faster, but not clearly
+        ({4: COSTLY}, COSTLY, 4),  # they slept: one alone was not tried
+        ({1: COSTLY}, COSTLY, 4),  # tried alone, on other work: nothing to compare with
+        ({4: 4.0 * CHEAP, 1: CHEAP}, CHEAP, 0),  # cheap, and no faster with threads
+        ({4: 1.2 * CHEAP, 1: CHEAP}, CHEAP, 4),  # cheap, and faster all the same
+        ({4: 8.0 * CHEAP, 1: 0.5 * CHEAP}, CHEAP, 1),  # one thread is faster than the consumer
+        ({4: 40.0 * CHEAP}, CHEAP, 0),
+        ({4: 4.0 * CHEAP, 1: CHEAP}, 0.0, 1),  # the consumer never did it
+    ],
+)
+def test_threads_are_chosen_by_what_a_batch_takes(
+    work_ns: dict[int, float], inline_ns: float, threads: int
+) -> None:
+    assert choose_threads(4, work_ns, inline_ns) == threads
+
+
+times = st.floats(1.0, 1e9)
+
+
+@given(st.integers(2, 64), times, times, times | st.just(0.0))
+def test_nothing_clearly_slower_is_chosen(
+    limit: int, many_ns: float, one_ns: float, inline_ns: float
+) -> None:
+    takes_ns = {limit: many_ns / limit, 1: one_ns}
+    chosen = choose_threads(limit, {limit: many_ns, 1: one_ns}, inline_ns)
+    if 0 < inline_ns < INLINE_BATCH_NS:
+        takes_ns[0] = inline_ns
+    assert chosen in takes_ns
+    assert 0.9 * takes_ns[chosen] <= min(takes_ns.values()) / 0.9

@@ -1,0 +1,191 @@
+"""Schedulers that follow fresh data: the same at the same share of it, whatever was echoed."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import stoker
+
+EPOCHS, EXAMPLES, BATCH = 3, 80, 8
+STEPS = EPOCHS * EXAMPLES // BATCH
+
+
+def optimizer_of() -> Any:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+
+
+def pipeline(factor: Any = 1) -> Any:
+    made = stoker.from_arrays(np.arange(EXAMPLES), seed=0).shuffle()
+    made = made if factor == 1 else made.echo(factor)
+    return made.batch(BATCH)
+
+
+def batches_of(size: int, examples: int) -> Any:
+    numbers: Any = torch.arange(examples)
+    return torch.utils.data.DataLoader(numbers, size)
+
+
+SCHEDULERS: dict[str, Any] = {
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=1.0, total_steps=STEPS + 1),
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, [STEPS // 3, STEPS // 2]),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, total_iters=5), lr_scheduler.PolynomialLR(o, STEPS - 5)],
+        [5],
+    ),
+    "by function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+}
+
+
+def trained(train: Any, schedule: Any, optimizer: Any) -> None:
+    for _ in train:
+        optimizer.step()
+        schedule.step()
+
+
+def rates_without_echo(make: Any) -> list[float]:
+    optimizer = optimizer_of()
+    schedule = make(optimizer)
+    rates = [schedule.get_last_lr()[0]]
+    for _ in range(STEPS):
+        optimizer.step()
+        schedule.step()
+        rates.append(schedule.get_last_lr()[0])
+    return rates
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("factor", [1, 2, 3.5, "auto"])
+def test_the_rate_is_that_of_training_without_echoing(name: str, factor: Any) -> None:
+    expected = rates_without_echo(SCHEDULERS[name])
+    optimizer, train = optimizer_of(), pipeline(factor)
+    schedule = stoker.lr_schedule(SCHEDULERS[name](optimizer), train)
+    for epoch in range(EPOCHS):
+        for _ in train:
+            optimizer.step()
+            schedule.step()
+            fresh = (epoch + train.progress if train.epoch == epoch else train.epoch) * STEPS
+            assert schedule.get_last_lr()[0] == expected[int(fresh / EPOCHS + 1e-6)]
+        assert schedule.get_last_lr()[0] == expected[(epoch + 1) * STEPS // EPOCHS]
+        assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0]
+
+
+def test_a_loader_counts_its_batches() -> None:
+    loader = batches_of(8, 30)  # the last one is short
+    train, optimizer = stoker.echo(loader, 3), optimizer_of()
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * len(loader))
+    schedule = stoker.lr_schedule(cosine, train)
+    for _ in range(2):
+        trained(train, schedule, optimizer)
+    assert cosine.last_epoch == 2 * len(loader)
+    assert schedule.get_last_lr()[0] == pytest.approx(0)
+
+
+def test_a_resume_goes_on_with_the_rate() -> None:
+    optimizer, train = optimizer_of(), pipeline(2)
+    schedule = stoker.lr_schedule(SCHEDULERS["cosine"](optimizer), train)
+    expected: list[Any] = []
+    saved: Any = None
+    for epoch in range(EPOCHS):
+        for number, _ in enumerate(train):
+            optimizer.step()
+            schedule.step()
+            if (epoch, number) == (1, 6):
+                saved = train.state_dict(), schedule.state_dict(), optimizer.state_dict()
+                saved = copy.deepcopy(saved)
+                expected.clear()
+            else:
+                expected.append(schedule.get_last_lr())
+    assert saved is not None
+    for pipeline_first in (False, True):
+        optimizer, train, found = optimizer_of(), pipeline(2), []
+        schedule = stoker.lr_schedule(SCHEDULERS["cosine"](optimizer), train)
+        if pipeline_first:
+            train.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[2])
+        schedule.load_state_dict(saved[1])
+        train.load_state_dict(saved[0])
+        for _ in range(train.epoch, EPOCHS):
+            for _ in train:
+                optimizer.step()
+                schedule.step()
+                found.append(schedule.get_last_lr())
+        assert found == expected
+
+
+def test_the_end_of_its_length_is_told_once() -> None:
+    optimizer, train = optimizer_of(), pipeline(2)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=EXAMPLES // BATCH)
+    schedule = stoker.lr_schedule(cosine, train)
+    trained(train, schedule, optimizer)
+    with pytest.warns(UserWarning, match="made for 10 steps.* give it 10 for each epoch"):
+        trained(train, schedule, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(train, schedule, optimizer)
+
+
+def test_steps_and_what_is_left_out() -> None:
+    optimizer = optimizer_of()
+    train = pipeline("auto").steps(6)
+    schedule = stoker.lr_schedule(lr_scheduler.CosineAnnealingLR(optimizer, T_max=12), train)
+    for _ in range(2):
+        trained(train, schedule, optimizer)
+    assert schedule.scheduler.last_epoch == 12
+
+    train = stoker.from_arrays(np.arange(80), seed=0).filter(lambda x: x % 2 == 1).echo(2).batch(8)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=5)
+    with pytest.raises(TypeError, match="steps_per_epoch="):
+        stoker.lr_schedule(cosine, train)
+    schedule = stoker.lr_schedule(cosine, train, steps_per_epoch=5)
+    trained(train, schedule, optimizer)
+    assert cosine.last_epoch == 5
+
+
+def test_what_is_no_schedule_is_refused() -> None:
+    optimizer, train = optimizer_of(), pipeline(2)
+    with pytest.raises(TypeError, match="T_max=epochs"):
+        stoker.lr_schedule(lr_scheduler.CosineAnnealingLR, train)
+    with pytest.raises(TypeError, match="follows a metric"):
+        stoker.lr_schedule(lr_scheduler.ReduceLROnPlateau(optimizer), train)
+    cosine = SCHEDULERS["cosine"](optimizer)
+    with pytest.raises(TypeError, match=r"takes a stoker.Pipeline, not list"):
+        stoker.lr_schedule(cosine, [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="whole number from 1"):
+        stoker.lr_schedule(cosine, train, steps_per_epoch=0)
+
+
+@pytest.mark.parametrize("epochs", [1, 50])
+@pytest.mark.parametrize("case", ["bare", "wrapped", "planned with the echo", "by epoch"])
+def test_a_scheduler_that_echoing_carries_past_its_end_is_noticed(case: str, epochs: int) -> None:
+    loader = batches_of(8, 30)
+    train, optimizer = stoker.echo(loader, 3), optimizer_of()
+    length = epochs * len(train if case == "planned with the echo" else loader)
+    scheduler: Any = lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)
+    if case == "wrapped":
+        scheduler = stoker.lr_schedule(scheduler, train)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for _ in train:
+                optimizer.step()
+                if case != "by epoch":
+                    scheduler.step()
+            if case == "by epoch":
+                scheduler.step()
+    texts = [str(each.message) for each in caught if "echoes" in str(each.message)]
+    if case == "bare" and epochs > 1:
+        assert len(texts) == 1
+        assert "made for 200 steps, 50 epochs of 4 batches" in texts[0]
+        assert "each of the 12 of an epoch" in texts[0]
+        assert "after 16.7 epochs" in texts[0]
+    else:
+        assert not texts

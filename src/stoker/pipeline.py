@@ -42,10 +42,9 @@ def _of_loader(name: str) -> Any:
 class Pipeline(Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
-    Made by ``from_folder``, ``from_dataset``, ``from_arrays``, ``from_loader``. Each method
-    returns a new pipeline with a fresh cursor and leaves this one as it is. Iterating runs
-    one epoch; the next ``iter()`` is the next epoch. One thread at a time may iterate.
-    ``Pipeline[T]`` yields ``T``, as far as types tell.
+    Made by ``from_folder``, ``from_dataset``, ``from_arrays``, ``from_loader``. Each method returns
+    a new pipeline with a fresh cursor and leaves this one as it is. Iterating runs one epoch; the
+    next ``iter()`` is the next epoch. One thread at a time may iterate. It yields ``T``.
     """
 
     def __init__(self, chain: Chain) -> None:

@@ -54,7 +54,8 @@ class Clock:
     """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
 
     fresh_examples: int = 0
-    """Examples read from the source for what was handed out (loader: rows)."""
+    """Examples that were handed out at least once, or left out on the way (loader: rows). What waits
+    in a pool does not count."""
     uses: int = 0
     """Examples handed out, echoed ones included."""
     steps: int = 0

@@ -153,7 +153,8 @@ def fresh_of_steps(pipeline: Any, factor: int | str, batches: int) -> NDArray[np
     if factor == "auto":
         decisions = read(pipeline.record(), batches * BATCH).of(0, 0)
         grain = -(-BATCH // 255)
-        return np.frombuffer(decisions.codes, np.uint8).astype(np.int64) * grain
+        codes = np.frombuffer(decisions.codes, np.uint8).astype(np.int64)
+        return np.minimum(codes * grain, BATCH)  # 255 stands for a whole step
     if factor == 1:
         return np.full(batches, BATCH, np.int64)
     key = rng.key(SEED, 0, rng.ECHO)

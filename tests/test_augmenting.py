@@ -30,7 +30,7 @@ def images_of(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
 def batches(draw: st.DrawFn) -> Any:
     n, height, width = draw(st.integers(1, 6)), draw(st.integers(5, 12)), draw(st.integers(5, 12))
     channels = draw(st.sampled_from([None, 1, 3, 4]))
-    shape = (n, height, width)
+    shape: tuple[int, ...] = (n, height, width)
     if channels is not None:
         shape = (n, channels, height, width) if draw(st.booleans()) else (*shape, channels)
     return images_of(shape, draw(st.sampled_from(DTYPES)), draw(SEEDS))
@@ -172,6 +172,11 @@ def test_mixup_says_what_it_misses(batch: Any, why: str) -> None:
         mixup(batch, np.random.default_rng(0))
 
 
+def batches_of(size: int, examples: int) -> Any:
+    numbers: Any = torch.arange(examples)
+    return torch.utils.data.DataLoader(numbers, size)
+
+
 class Pictures(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return 24
@@ -211,7 +216,7 @@ def negative(x: Any, rng: np.random.Generator) -> Any:
 
 
 def test_only_repeats_of_batches_are_changed_if_asked_for() -> None:
-    loader = torch.utils.data.DataLoader(torch.arange(24), 8)
+    loader = batches_of(8, 24)
     train = stoker.echo(loader, 4, transform=negative, repeats_only=True, pool=4, seed=0)
     uses = [batch.tolist() for batch in train]
     assert sorted(u for u in uses if u[0] >= 0) == [batch.tolist() for batch in loader]

@@ -229,6 +229,21 @@ def assert_covered(
         assert all(one != other for one, other in itertools.pairwise(batches))
 
 
+def assert_apart(batches: list[list[int]], min_distance: int = 8, *, whole: bool = False) -> None:
+    """Check that no use follows another one too closely; the last batch of an epoch may be full.
+
+    Args:
+        whole: whether batches are echoed, so that one in the place of another is short.
+    """
+    last: dict[Any, int] = {}
+    for number, batch in enumerate(batches if whole else batches[:-1]):
+        distance = 2 + (min_distance - 2) * min(number, 48) // 48
+        items = [tuple(batch)] if whole else batch
+        for item in items:
+            assert number - last.get(item, -number - 99) >= distance, (number, item)
+        last |= dict.fromkeys(items, number)
+
+
 def threads() -> set[threading.Thread]:
     """Those that nobody may leave behind; torch's queues have some that end in their own time."""
     return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("stoker")}
@@ -256,6 +271,8 @@ def test_it_is_what_echo_does_and_4_uses_are_the_most() -> None:
     full.batch(4).load_state_dict(state)
     with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
         chain.echo(max_factor=5).batch(4).load_state_dict(state)
+    with pytest.raises(stoker.StateError, match=r"min_distance=8.*min_distance=2"):
+        chain.echo(min_distance=2).batch(4).load_state_dict(state)
     with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
         chain.echo(4).batch(4).load_state_dict(state)
 
@@ -277,6 +294,20 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "max_factor of a bool": (lambda: chain().echo(max_factor=True), TypeError, "whole number"),
     "max_factor of a fixed factor": (
         lambda: chain().echo(2, max_factor=4), ValueError, r'\.echo\("auto"\)'
+    ),
+    "min_distance 1": (lambda: chain().echo(min_distance=1), ValueError, "at least 2"),
+    "min_distance -3": (lambda: chain().echo("auto", min_distance=-3), ValueError, "at least 2"),
+    "min_distance of a float": (lambda: chain().echo(min_distance=8.0), TypeError, "whole number"),  # type: ignore[arg-type]
+    "min_distance of a bool": (lambda: chain().echo(min_distance=True), TypeError, "whole number"),
+    "a huge min_distance": (lambda: chain().echo(min_distance=10**9), ValueError, "at most 65,536"),
+    "min_distance of a fixed factor": (
+        lambda: chain().echo(2, min_distance=4), ValueError, r'\.echo\("auto"\)'
+    ),
+    "min_distance of a loader's": (
+        lambda: stoker.echo([0], "auto", min_distance=0), ValueError, "at least 2"
+    ),
+    "replay with min_distance": (
+        lambda: chain().echo(min_distance=8, replay=sound_record()), ValueError, "leave them out"
     ),
     "replay of a fixed factor": (
         lambda: chain().echo(2, replay=sound_record()), ValueError, r'\.echo\("auto"\)'
@@ -565,6 +596,103 @@ def test_it_stands_beside_other_echoes(points: tuple[str, str], other: Any) -> N
         assert set(counts) == set(range(30))
         assert least <= min(counts.values())
         assert max(counts.values()) <= most
+
+
+# -- how far apart
+
+APART: dict[str, Callable[..., stoker.Pipeline]] = {
+    **{
+        point: lambda point=point, **echo: slow(200, point, auto(**echo))  # type: ignore[misc]
+        for point in POINTS
+    },
+    "processes": lambda **echo: slow(160, "before", auto(**echo), kind="process"),
+    "a stream": lambda **echo: built(
+        stoker.from_iterable(Stream(160), seed=0), "before", auto(**echo)
+    ),
+    "a loader": lambda **echo: stoker.echo(Batches(60), "auto", seed=0, **echo),
+    "a shard": lambda **echo: (
+        stoker.from_dataset(Slow(320), seed=0)
+        .shuffle()
+        .shard(rank=1, world=2)
+        .echo("auto", **echo)
+        .batch(4)
+        .steps(99)
+    ),
+    "the first of them": lambda **echo: (
+        stoker.from_dataset(Slow(900), seed=0).shuffle().take(160).echo("auto", **echo).batch(4)
+    ),
+    "a filter": lambda **echo: (
+        stoker.from_dataset(Slow(240), seed=0)
+        .filter(Keep(3, 0), on="id")
+        .echo("auto", **echo)
+        .batch(4)
+    ),
+    "a cache": lambda **echo: (
+        stoker.from_dataset(Slow(160), seed=0)
+        .cache("4MiB", version="apart")
+        .echo("auto", **echo)
+        .batch(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("min_distance", [None, 5])
+@pytest.mark.parametrize("case", APART)
+def test_copies_are_at_least_so_far_apart(case: str, min_distance: int | None) -> None:
+    pipeline = APART[case](min_distance=min_distance)
+    whole = case in ("batch", "device", "a loader")
+    for epoch in range(2):
+        batches = [ids(batch) for batch in pipeline]
+        assert_apart(batches, min_distance or 8, whole=whole)
+        stats = pipeline.stats()
+        assert stats.uses == sum(map(len, batches))
+        if epoch == 0 or case != "a cache":
+            assert stats.realised_factor > 1.5  # it is slower than this loop
+
+
+@pytest.mark.parametrize("batches", [2, 3, 5])
+@pytest.mark.parametrize("point", ["before", "batch"])
+def test_a_small_pool_asks_for_no_more_than_it_can_hold(point: str, batches: int) -> None:
+    group = 4 if point == "before" else 1
+    pipeline = slow(160, point, auto(pool=batches * group))
+    found = used(pipeline)
+    assert_covered(found, set(range(160)), point=point)
+    assert_apart(found, batches, whole=point == "batch")
+    assert pipeline.stats().realised_factor > 1.5
+
+
+@pytest.mark.parametrize("echoes", [(3, 8), (8, 3)])
+def test_nested_echoes_have_distances_of_their_own(echoes: tuple[int, int]) -> None:
+    first, second = echoes
+    chain = stoker.from_dataset(Slow(100), seed=0).shuffle().echo("auto", min_distance=first)
+    chain = chain.random_map(jitter, on="x").batch(4)  # no two of these batches are the same
+    pipeline = chain.echo("auto", min_distance=second).workers(2)
+    made: dict[bytes, int] = {}
+    echoed, numbers = [], []
+    for batch in pipeline:
+        known = batch["x"].tobytes() in made
+        numbers.append([made.setdefault(batch["x"].tobytes(), len(made))])
+        echoed += [] if known else [ids(batch)]
+    assert_apart(echoed, first)
+    assert_apart(numbers, second, whole=True)
+    assert len(echoed) > 30
+    assert len(numbers) > 1.5 * len(echoed)
+
+
+def test_a_record_has_the_distance_of_its_run() -> None:
+    pipeline = slow(80, "before", auto(min_distance=3))
+    found = stream(pipeline)
+    record = through_json(pipeline.record())
+    assert record["echoes"]["0"]["min_distance"] == 3
+    assert stream(slow(80, "before", auto(replay=record))) == found
+    record["echoes"]["0"]["min_distance"] = 8  # none of that rule
+    with pytest.raises(stoker.StateError, match=r"another pipeline: .*min_distance=3"):
+        list(slow(80, "before", auto(replay=record)))
+    del record["echoes"]["0"]["min_distance"]
+    with pytest.raises(stoker.StateError, match="damaged"):
+        slow(80, "before", auto(replay=record))
+    with pytest.raises(stoker.StateError, match="format 1"):
+        slow(80, "before", auto(replay={**record, "format": 1}))
 
 
 # -- while nothing fresh comes

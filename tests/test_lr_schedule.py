@@ -27,6 +27,11 @@ def pipeline(factor: Any = 1) -> Any:
     return made.batch(BATCH)
 
 
+def batches_of(size: int, examples: int) -> Any:
+    numbers: Any = torch.arange(examples)
+    return torch.utils.data.DataLoader(numbers, size)
+
+
 SCHEDULERS: dict[str, Any] = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=1.0, total_steps=STEPS + 1),
@@ -74,7 +79,7 @@ def test_the_rate_is_that_of_training_without_echoing(name: str, factor: Any) ->
 
 
 def test_a_loader_counts_its_batches() -> None:
-    loader = torch.utils.data.DataLoader(torch.arange(30), batch_size=8)  # the last one is short
+    loader = batches_of(8, 30)  # the last one is short
     train, optimizer = stoker.echo(loader, 3), optimizer_of()
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * len(loader))
     schedule = stoker.lr_schedule(cosine, train)
@@ -87,7 +92,8 @@ def test_a_loader_counts_its_batches() -> None:
 def test_a_resume_goes_on_with_the_rate() -> None:
     optimizer, train = optimizer_of(), pipeline(2)
     schedule = stoker.lr_schedule(SCHEDULERS["cosine"](optimizer), train)
-    expected, saved = [], None
+    expected: list[Any] = []
+    saved: Any = None
     for epoch in range(EPOCHS):
         for number, _ in enumerate(train):
             optimizer.step()
@@ -160,7 +166,7 @@ def test_what_is_no_schedule_is_refused() -> None:
 @pytest.mark.parametrize("epochs", [1, 50])
 @pytest.mark.parametrize("case", ["bare", "wrapped", "planned with the echo", "by epoch"])
 def test_a_scheduler_that_echoing_carries_past_its_end_is_noticed(case: str, epochs: int) -> None:
-    loader = torch.utils.data.DataLoader(torch.arange(30), batch_size=8)
+    loader = batches_of(8, 30)
     train, optimizer = stoker.echo(loader, 3), optimizer_of()
     length = epochs * len(train if case == "planned with the echo" else loader)
     scheduler: Any = lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -136,6 +137,12 @@ def test_ranks_take_equal_steps_by_equal_factors(tmp_path: Path, world: int) -> 
         for each in told:
             uses = [each["seen"][epoch].count(i) for i in parts[told.index(each)]]
             assert max(uses) <= 4
+            seen = each["seen"][epoch]
+            batches = [seen[at : at + 8] for at in range(0, len(seen) - 8, 8)]  # without the last
+            for number, batch in enumerate(batches):
+                distance = 2 + 6 * min(number, 48) // 48
+                rested = batches[max(0, number - distance + 1) : number]
+                assert not set(batch) & set(itertools.chain(*rested))
 
 
 DESTROYED = """

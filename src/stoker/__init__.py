@@ -2,6 +2,7 @@
 
 from stoker import images as images
 from stoker import testing as testing
+from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.adapters.schedules import LrSchedule, lr_schedule
@@ -31,7 +32,7 @@ from stoker.errors import (
 from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats
+from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Uses
 from stoker.version import __version__
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "CacheStats",
     "CacheWarning",
     "Clock",
+    "CopyValue",
     "echo",
     "EpochWait",
     "FeedError",
@@ -54,6 +56,7 @@ __all__ = [
     "from_folder",
     "from_iterable",
     "from_loader",
+    "Gap",
     "images",
     "live",
     "lr_schedule",
@@ -72,5 +75,7 @@ __all__ = [
     "Stats",
     "StokerError",
     "testing",
+    "Uses",
+    "value_of_copies",
     "WorkerDied",
 ]

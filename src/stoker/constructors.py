@@ -211,6 +211,7 @@ def echo(
     factor: Factor = "auto",
     *,
     max_factor: int | None = None,
+    min_distance: int | None = None,
     pool: int | str | None = None,
     transform: Callable[[Any, Any], Any] | None = None,
     on: str | int | None = None,
@@ -226,7 +227,7 @@ def echo(
 
     Args:
         loader: as in ``from_loader``.
-        factor, max_factor, pool, replay: as in ``Pipeline.echo``.
+        factor, max_factor, min_distance, pool, replay: as in ``Pipeline.echo``.
         transform: called as ``transform(batch, rng)`` anew for each use: augment there. On a
             device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
             ``stoker.images`` has some for images.
@@ -239,7 +240,9 @@ def echo(
     pipeline = from_loader(loader, seed=seed)
     if device is not None:
         pipeline = pipeline.to(device)
-    pipeline = pipeline.echo(factor, max_factor=max_factor, pool=pool, replay=replay)
+    pipeline = pipeline.echo(
+        factor, max_factor=max_factor, min_distance=min_distance, pool=pool, replay=replay
+    )
     if transform is None:
         return pipeline
     return pipeline.random_map(transform, on=on, repeats_only=repeats_only)

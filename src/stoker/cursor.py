@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stoker import state
 from stoker.buffers import Recycler
 from stoker.caution import warn
@@ -30,7 +32,7 @@ from stoker.machine import process_group
 from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
-from stoker.stats import Clock, PoolStats, Stats
+from stoker.stats import Clock, PoolStats, Stats, Uses
 
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
@@ -326,6 +328,12 @@ class Cursor:
                     "how far an epoch is cannot be told without a length; .steps(n) gives it one"
                 ) from None
         return min(1.0, share)
+
+    def last_uses(self) -> Uses:
+        """Return what the examples handed out last are uses of; of none, where there were none."""
+        if self._run is None or self._run.is_inherited:
+            return Uses(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return self._run.last_uses()
 
     def stats(self) -> Stats:
         """Return statistics of the epoch being run, or else of the last one."""

@@ -26,7 +26,7 @@ from stoker.stages.skip import OnError
 from stoker.stages.stage import Stage
 from stoker.stages.take import Take
 from stoker.stages.to import To
-from stoker.stats import Clock, Stats
+from stoker.stats import Clock, Stats, Uses
 
 U = TypeVar("U")
 On = str | int | None
@@ -42,10 +42,9 @@ def _of_loader(name: str) -> Any:
 class Pipeline(Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
-    Made by ``from_folder``, ``from_dataset``, ``from_arrays``, ``from_loader``. Each method
-    returns a new pipeline with a fresh cursor and leaves this one as it is. Iterating runs
-    one epoch; the next ``iter()`` is the next epoch. One thread at a time may iterate.
-    ``Pipeline[T]`` yields ``T``, as far as types tell.
+    Made by ``from_folder``, ``from_dataset``, ``from_arrays``, ``from_loader``. Each method returns
+    a new pipeline with a fresh cursor and leaves this one as it is. Iterating runs one epoch; the
+    next ``iter()`` is the next epoch. One thread at a time may iterate. It yields ``T``.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -58,8 +57,6 @@ class Pipeline(Generic[T]):
 
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
-
-    # -- building
 
     def shuffle(self, *, buffer: int | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
@@ -203,10 +200,9 @@ class Pipeline(Generic[T]):
     ) -> Pipeline[Any]:
         """Stack examples into batches of ``n``.
 
-        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers
-        become arrays ``[n, ...]`` of the same dtype (all of them tensors, if one is a torch
-        tensor); strings and bytes become lists. The arrays are the consumer's to keep or to
-        write into; their memory is used again once nobody refers to it.
+        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
+        arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
+        bytes become lists. The arrays are yours to write into; freed memory is used again.
 
         Args:
             n: examples in a batch; the last one of an epoch may have fewer.
@@ -220,37 +216,37 @@ class Pipeline(Generic[T]):
         factor: Factor = "auto",
         *,
         max_factor: int | None = None,
+        min_distance: int | None = None,
         pool: int | str | None = None,
         replay: Mapping[str, Any] | None = None,
     ) -> Pipeline[T]:
         """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
-        Where it stands decides what is echoed. Before ``random_map``: *example echoing before
+        Where it stands says what is echoed. Before ``random_map``: *example echoing before
         augmentation*; between it and ``batch``: *example echoing after augmentation*; after
-        ``batch``: *batch echoing*; after ``to``: batch echoing on the device.
+        ``batch``: *batch echoing*; after ``to``: that on the device.
 
         With ``"auto"`` the factor follows the stall. A fresh item is used as soon as it is ready.
-        While nothing fresh is ready, the least recently used item is repeated, unless it was in the
-        previous batch or has had ``max_factor`` uses. Only if there is no such item, the consumer
-        waits. If data is fast enough, nothing is repeated. The decisions depend on timing;
-        ``record()`` returns them, and ``replay=`` repeats them.
+        While nothing fresh is ready, the least recently used item is repeated, unless it was used
+        less than ``min_distance`` steps ago or ``max_factor`` times. Only without such an item the
+        consumer waits. ``record()`` returns what was decided, and ``replay=`` repeats it.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; fractions (a
-                ``Fraction``, too) by error diffusion. 1 changes nothing.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; or a ``Fraction``.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
-            pool: the items kept, in examples (after ``batch``: batches), or in bytes
-                (``"2GiB"``; with a warning fewer, where memory has not so much). By default the
-                smaller of 16 batches and 10 % of usable memory.
+            min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
+                by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.
+            pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,
+                with a warning, if memory is short); by default 16 batches, or 10 % of memory.
             replay: what ``record()`` returned: repeats that run exactly, for any number of
-                workers. Pool, ``max_factor`` and, if none was given, the seed are the record's.
+                workers. What was said to "auto" and, if none was given, the seed are the record's.
 
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
         arguments that do not go together; StateError for a damaged record.
         """
         chain = self.chain
         record = None if replay is None else read_record(replay, chain.most_items())
-        stage = Echo.of(factor, max_factor, pool, record)
+        stage = Echo.of(factor, max_factor, min_distance, pool, record)
         chain = chain if stage is None else chain.then(stage)
         if record is not None and chain.is_seed_drawn:
             chain = chain.seeded(record.seed)
@@ -332,8 +328,6 @@ class Pipeline(Generic[T]):
         """
         return self._then(To.of(device))
 
-    # -- the cursor
-
     def __iter__(self) -> PipelineIterator[T]:
         """Start the next epoch, or go on in one that was loaded."""
         return self._cursor.begin()
@@ -376,6 +370,11 @@ class Pipeline(Generic[T]):
     def clock(self) -> Clock:
         """Fresh examples, uses and steps that were handed out in all epochs so far."""
         return self._cursor.before + self._cursor.of_epoch()
+
+    @property
+    def last(self) -> Uses:
+        """Which use of its example each is that was handed out last, and how long after another."""
+        return self._cursor.last_uses()
 
     def record(self) -> dict[str, Any]:
         """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.

@@ -46,6 +46,11 @@ def fold_use(word: int, use: int) -> int:
     return ((word << _USE_BITS) + use) & _MASK
 
 
+def use_of(word: int) -> int:
+    """Return the use number, from 0, that was added last."""
+    return word & ((1 << _USE_BITS) - 1)
+
+
 class Rekeyed(threading.local):
     """One generator for each thread, placed anew for every use.
 

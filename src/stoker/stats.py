@@ -8,6 +8,9 @@ import textwrap
 from dataclasses import astuple, dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.errors import Skip
 from stoker.machine import format_bytes
 
@@ -51,7 +54,8 @@ class Clock:
     """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
 
     fresh_examples: int = 0
-    """Examples read from the source for what was handed out (loader: rows)."""
+    """Examples that were handed out at least once, or left out on the way (loader: rows). What waits
+    in a pool does not count."""
     uses: int = 0
     """Examples handed out, echoed ones included."""
     steps: int = 0
@@ -60,6 +64,16 @@ class Clock:
     def __add__(self, other: Clock) -> Clock:
         """Return both together."""
         return Clock(*map(operator.add, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """What the examples of one batch are uses of, in their order. The arrays are yours."""
+
+    number: NDArray[np.int64]
+    """Which use of its example each is, ``[n]``: 1 is a fresh one. Of the last echo there is."""
+    age_steps: NDArray[np.int64]
+    """Steps since the use before, ``[n]``: 0 for a fresh one; -1 where a resume forgot it."""
 
 
 @dataclass(frozen=True)

@@ -290,9 +290,9 @@ def test_a_segment_is_fed_with_each_item_once(length: int, counts: list[int]) ->
     left = list(range(length))
     for count in counts:
         uses = feed.take(count)
-        assert [value(item) for item, _ in uses] == left[:count]
-        assert all(use_key == item.use_key for item, use_key in uses)
-        assert all(item.scheduled == 1 and item.settled for item, _ in uses)
+        assert [value(item) for item, _, _ in uses] == left[:count]
+        assert all((use_key, age) == (item.use_key, item.age) for item, use_key, age in uses)
+        assert all(item.scheduled == 1 and item.settled for item, _, _ in uses)
         del left[:count]
         assert feed.fresh == length - len(left)
     assert feed.in_order

@@ -73,10 +73,12 @@ class Rank:
     def __init__(self, total: int, item_ns: float) -> None:
         self.ranks = Together()
         self.upstream = Upstream(total, item_ns)
-        self.pool = AdaptivePool(4, 16 * GROUP, GROUP)
+        self.pool = AdaptivePool(4, 8, 16 * GROUP, GROUP)
         self.planning = Planning()
         self.planned = AgreedPolicy(self.ranks, 4, GROUP, total, UNIT, self.planning, leaky=False)  # type: ignore[arg-type]
         self.fresh: list[int] = []
+        self.last: dict[int, int] = {}  # the last use of each item
+        self.too_close: list[int] = []  # steps that used an item sooner than the distance
         self.waits: list[int] = []
 
 
@@ -115,7 +117,11 @@ def simulated(
                 code = rank.planned.code(rank.pool, rank.upstream)  # type: ignore[arg-type]
             assert code is not None
             got = rank.upstream.take(rank.pool.fresh_of(code))
-            rank.pool.draw(code, got)
+            distance = rank.pool.distance
+            drawn = rank.pool.draw(code, got).ordinals.tolist()
+            if any(step - rank.last.get(n, -step - 99) < distance for n in drawn):
+                rank.too_close.append(step)
+            rank.last |= dict.fromkeys(drawn, step)
             rank.fresh.append(got)
             rank.waits.append(rank.upstream.waited_ns)
             waits.append(rank.upstream.waited_ns)
@@ -185,11 +191,23 @@ def test_ranks_take_the_same_steps_and_all_of_their_parts(total: int, ratios: li
     assert len(ranks[0].fresh) <= 4 * -(-total // GROUP) + 1
 
 
+@pytest.mark.parametrize("total", [640, 6_400])
+@pytest.mark.parametrize("ratio", [1.5, 3.4, 6.0])
+def test_copies_are_apart_on_all_ranks_and_the_last_fresh_item_ends_the_epoch(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, total: int
+) -> None:
+    paces = [lambda _: per_item(0.5), lambda _: per_item(ratio)]
+    for rank in simulated(monkeypatch, paces, 10**6, total):
+        last = len(rank.fresh) - 1
+        assert set(rank.too_close) <= {last}
+        assert rank.fresh[last]
+
+
 def test_who_plans_ahead_stops_where_nobody_agreed() -> None:
     planning = Planning()
     planned = AgreedPolicy(Together(), 4, GROUP, None, UNIT, planning, leaky=False)  # type: ignore[arg-type]
     planned.agree(0, 0)
-    pool = AdaptivePool(4, 16 * GROUP, GROUP)
+    pool = AdaptivePool(4, 8, 16 * GROUP, GROUP)
     upstream = Upstream(10**6, 0.0)
     upstream.pass_time(1)
     planning.may_block = False
@@ -221,7 +239,7 @@ def test_batches_larger_than_a_byte_can_count_leave_nothing_over(
     group, ranks, step = 301, Together(), 0
     planning = Planning()
     planned = AgreedPolicy(ranks, 4, group, total, UNIT, planning, leaky=False)  # type: ignore[arg-type]
-    pool, upstream = AdaptivePool(4, 16 * group, group), Upstream(total, 0.0)
+    pool, upstream = AdaptivePool(4, 8, 16 * group, group), Upstream(total, 0.0)
     upstream.made = total
     while True:
         if planned.due(step):

@@ -5,6 +5,7 @@ How well the factor tracks is tried under a simulated clock: nothing here sleeps
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter, deque
@@ -29,15 +30,22 @@ from strategies import few
 class Model:
     """The pool as the docs describe it: a dictionary that is sorted at every step."""
 
-    def __init__(self, max_factor: int, size: int, group: int) -> None:
+    def __init__(self, max_factor: int, min_distance: int, size: int, group: int) -> None:
         self.max_factor, self.size, self.group = max_factor, size, group
+        self.longest = max(2, min(min_distance, size // group))
         self.uses: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.step = self.admitted = 0
 
-    def reusable(self) -> list[int]:
-        """Those not used in the step before, oldest last use first; then least used, then first."""
-        rested = [n for n in self.uses if self.last[n] != self.step]
+    def distance(self) -> int:
+        """How many steps ago an item must have been used that the next step uses again."""
+        whole = max(48, self.longest - 2)
+        return 2 + (self.longest - 2) * min(self.step, whole) // whole
+
+    def reusable(self, distance: int | None = None) -> list[int]:
+        """Those that have rested, oldest last use first; then least used, then first."""
+        latest = self.step + 1 - (distance or self.distance())
+        rested = [n for n in self.uses if self.last[n] <= latest]
         return sorted(rested, key=lambda n: (self.last[n], self.uses[n], n))
 
     def draw(self, fresh: int, *, alone: bool) -> tuple[list[int], list[int], set[int]]:
@@ -47,7 +55,10 @@ class Model:
         if alone:  # they pass by the pool
             self.step += 1
             return [*entering], [0] * fresh, set()
-        drawn = [*entering, *self.reusable()[: self.group - fresh]]
+        again = self.reusable()
+        if fresh + len(again) < self.group:  # nothing is to come
+            again = self.reusable(2)
+        drawn = [*entering, *again[: self.group - fresh]]
         numbers = [self.uses.get(n, 0) for n in drawn]
         self.step += 1
         for n in drawn:
@@ -70,12 +81,13 @@ class Case:
     """
 
     max_factor: int
+    min_distance: int
     size: int
     group: int
     eagerness: tuple[int, ...]
 
     def pool(self) -> AdaptivePool:
-        return AdaptivePool(self.max_factor, self.size, self.group)
+        return AdaptivePool(self.max_factor, self.min_distance, self.size, self.group)
 
     def code(self, pool: AdaptivePool, eagerness: int) -> int:
         if eagerness == 13:
@@ -93,6 +105,7 @@ def fits(pool: AdaptivePool) -> dict[str, int]:
 @st.composite
 def cases(draw: st.DrawFn, max_steps: int = 60, max_group: int = 9, min_steps: int = 0) -> Case:
     max_factor = draw(st.integers(2, 6))
+    min_distance = draw(st.sampled_from([2, 3, 8, 100]))
     group = draw(st.integers(1, max_group))
     size = draw(
         st.one_of(
@@ -106,7 +119,7 @@ def cases(draw: st.DrawFn, max_steps: int = 60, max_group: int = 9, min_steps: i
     wanted = draw(st.integers(min_steps, max_steps))
     while len(eagerness) < wanted:
         eagerness += [draw(st.integers(0, 13))] * draw(lengths)
-    return Case(max_factor, size, group, tuple(eagerness[:wanted]))
+    return Case(max_factor, min_distance, size, group, tuple(eagerness[:wanted]))
 
 
 @dataclass(frozen=True)
@@ -146,11 +159,11 @@ def plain(draw: Draw) -> tuple[object, ...]:
 
 
 @given(cases())
-@example(Case(2, 1, 1, (12, 0, 0, 12)))
-@example(Case(4, 3, 3, (12,) * 5 + (0,) * 5))
-@example(Case(3, 9, 3, (12, 12, 13, 0, 13, 13, 0, 0, 0, 0)))
+@example(Case(2, 2, 1, 1, (12, 0, 0, 12)))
+@example(Case(4, 8, 3, 3, (12,) * 5 + (0,) * 5))
+@example(Case(3, 8, 9, 3, (12, 12, 13, 0, 13, 13, 0, 0, 0, 0)))
 def test_it_draws_what_the_model_draws(case: Case) -> None:
-    model, pool = Model(case.max_factor, case.size, case.group), case.pool()
+    model, pool = Model(case.max_factor, case.min_distance, case.size, case.group), case.pool()
     for step in steps(case, pool):
         assert step.reusable == len(model.reusable())
         alone = step.code == ALONE
@@ -194,13 +207,78 @@ def test_no_item_is_used_twice_in_a_step_nor_in_two_that_follow_each_other(case:
         before = drawn
 
 
+@given(cases(max_steps=120))
+@example(Case(4, 8, 8, 1, (0,) * 120))
+@example(Case(4, 100, 120, 1, (12,) + (0,) * 119))
+def test_two_uses_of_an_item_are_never_closer_than_the_distance_of_the_step(case: Case) -> None:
+    pool = case.pool()
+    last: dict[int, int] = {}
+    longest = max(2, min(case.min_distance, case.size // case.group))
+    whole = max(adaptive.RAMP_STEPS, longest - 2)
+    asked = [pool.distance]
+    for number, step in enumerate(steps(case, pool)):
+        drawn = step.draw.ordinals.tolist()
+        assert all(number - last[n] >= asked[-1] for n in drawn if n in last)
+        last |= dict.fromkeys(drawn, number)
+        asked.append(pool.distance)
+    assert asked[0] == 2
+    assert all(one <= other <= one + 1 for one, other in itertools.pairwise(asked))
+    assert all(distance == longest for distance in asked[whole:])
+    assert asked[-1] <= longest
+
+
+@given(
+    st.integers(2, 6),
+    st.integers(2, 100),
+    st.integers(1, 9),
+    st.integers(2, 20),
+    st.integers(1, 99),
+)
+def test_a_full_pool_always_has_a_step_of_copies(
+    max_factor: int, min_distance: int, group: int, batches: int, steps: int
+) -> None:
+    """However small it is: a rule that it cannot meet would make the consumer wait."""
+    pool = AdaptivePool(max_factor, min_distance, batches * group, group)
+    for _ in range(max(steps, 2 * batches)):
+        pool.draw(pool.code_of(group, over=False), group)
+    assert pool.held == pool.size
+    assert pool.reusable >= group
+    assert pool.needed == 0
+
+
+@given(cases(min_steps=1))
+def test_the_last_batch_is_filled_up_with_what_is_there(case: Case) -> None:
+    pool = case.pool()
+    before: set[int] = set()
+    for step in steps(case, pool):
+        before = set(step.draw.ordinals.tolist())
+    left = [n for n in pool.held_ordinals().tolist() if n not in before]
+    assert pool.left_over == len(left)
+    drawn = pool.draw(pool.code_of(0, over=True), 0).ordinals.tolist()
+    assert len(drawn) == min(case.group, len(left))
+    assert set(drawn) <= set(left)
+
+
+@given(cases())
+def test_shares_are_even_and_asked_for_only_where_few_copies_are_left(case: Case) -> None:
+    pool = case.pool()
+    uses: Counter[int] = Counter()
+    for step in steps(case, pool):
+        uses.update(step.draw.ordinals.tolist())
+        left = sum(case.max_factor - uses[n] for n in pool.held_ordinals().tolist())
+        assert pool.copies_left == left
+        enough = (pool.distance * (case.max_factor - 1) / 2 + 1) * case.group
+        share = case.group / case.max_factor if left <= enough else 0
+        assert abs(pool.even_share - share) < 1
+
+
 @given(cases())
 def test_what_is_used_again_is_what_has_rested_longest(case: Case) -> None:
     last: dict[int, int] = {}
     gone: set[int] = set()
     for number, step in enumerate(steps(case)):
         drawn = set(step.draw.ordinals.tolist())
-        left = [last[n] for n in last.keys() - gone - drawn if last[n] < number - 1]
+        left = [last[n] for n in last.keys() - gone - drawn]
         again = [last[n] for n in drawn if n < step.first]
         assert max(again, default=-1) <= min(left, default=number)
         assert step.draw.repeats == len(again)
@@ -247,8 +325,8 @@ def test_items_of_a_level_stand_in_their_order(case: Case) -> None:
 
 
 @given(cases(max_group=700), st.integers(0, 700))
-@example(Case(2, 301, 301, (12, 12)), 301)
-@example(Case(4, 511, 511, (0, 12, 12)), 511)
+@example(Case(2, 8, 301, 301, (12, 12)), 301)
+@example(Case(4, 8, 511, 511, (0, 12, 12)), 511)
 def test_a_code_is_a_byte_and_asks_for_no_more_than_is_ready(case: Case, ready: int) -> None:
     pool = case.pool()
     ready = min(ready, case.group)
@@ -272,7 +350,7 @@ def test_an_epoch_with_less_than_a_group_gives_what_there_is(
     items: int, group: int, max_factor: int, more: int
 ) -> None:
     items = min(items, group)
-    pool = AdaptivePool(max_factor, 4 * group, group)
+    pool = AdaptivePool(max_factor, 8, 4 * group, group)
     draw = pool.draw(pool.code_of(items, over=True), items)
     assert draw.ordinals.tolist() == list(range(items))
     assert pool.uses == pool.held == items
@@ -311,7 +389,9 @@ def test_restored_from_a_packed_moment_and_its_codes_it_draws_the_same(
         for step in whole[moment.step :]:
             draw = restored.draw(step.code, restored.fresh_of(step.code))
             assert plain(draw) == plain(step.draw)
-        for name in ("step", "admitted", "held", "uses", "reusable", "needed"):
+        for name in ("step", "admitted", "held", "uses", "reusable", "needed", "distance"):
+            assert getattr(restored, name) == getattr(pool, name)
+        for name in ("copies_left", "even_share", "left_over"):
             assert getattr(restored, name) == getattr(pool, name)
         assert bytes(restored.codes) == codes[moment.step :]
 
@@ -340,7 +420,7 @@ def test_forgetting_keeps_what_later_steps_need_and_the_record(case: Case) -> No
 def full_size(group: int, ratio: float, jitter: float) -> AdaptivePool:
     """Return a pool of 65,536 in its steady state."""
     size = 65_536
-    pool = AdaptivePool(4, size, group)
+    pool = AdaptivePool(4, 8, size, group)
     rng = np.random.default_rng(5)
     for _ in range(7 * size // group):
         ready = round(group / ratio * math.exp(jitter * rng.standard_normal()))
@@ -460,6 +540,7 @@ class Ran:
     fresh: list[int] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)  # means; 0 in steps without copies
 
     def factor(self, start: int, stop: int) -> float:
         """Uses per fresh item in some steps."""
@@ -485,6 +566,7 @@ def simulated(
     *,
     group: int = 32,
     max_factor: int = 4,
+    min_distance: int = 8,
     sigma: float = 0.0,
     seed: int = 0,
     pauses: dict[int, float] | None = None,
@@ -500,7 +582,7 @@ def simulated(
         pauses: seconds that the consumer is away before some steps.
         first: seconds that upstream takes to start up.
     """
-    pool, demand = AdaptivePool(max_factor, 16 * group, group), OnDemandPolicy()
+    pool, demand = AdaptivePool(max_factor, min_distance, 16 * group, group), OnDemandPolicy()
     rng = np.random.default_rng(seed)
     chunk = group if whole_batches else max(1, group // 8)
     step = 0
@@ -525,6 +607,7 @@ def simulated(
         assert got == pool.fresh_of(code) or items is not None
         assert len(draw.ordinals) == group or items is not None
         ran.fresh.append(got)
+        ran.distances.append(draw.distance_sum / max(1, draw.repeats))
         upstream.now += 1.0
     return ran
 
@@ -622,6 +705,29 @@ def test_above_the_most_the_stock_of_the_pool_is_used_first() -> None:
     assert ran.wait_share(300, 330) == 0.0
     assert max(ran.factors(312, stock, 20)) <= 6.5
     assert within(ran.factors(420, 1200, 20), 4.0)
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+@pytest.mark.parametrize("ratio", [4.0, 5.0, 8.0])
+def test_copies_stay_apart_where_the_pool_runs_short(
+    ratio: float, sigma: float, group: int
+) -> None:
+    ran = simulated(lambda _: ratio, 600, sigma=sigma, group=group)
+    assert min(filter(None, ran.distances[48:])) >= 8
+    assert ran.wait_share(100, 600) == pytest.approx(1 - 4 / ratio, abs=0.06)
+    assert within([ran.factor(100, 600)], 4.0, 0.05)
+    less = simulated(lambda _: ratio, 600, sigma=sigma, group=group, min_distance=2)
+    # The reserve: it is filled once, and then costs nothing.
+    reserve = ratio * (8 * 3 / 4 + 1)
+    assert sum(ran.waited) - sum(less.waited) <= reserve + 0.06 * ratio * 100
+
+
+@pytest.mark.parametrize("min_distance", [2, 8])
+@pytest.mark.parametrize("ratio", [5.0, 6.0])
+def test_above_the_most_waiting_has_no_swings(ratio: float, min_distance: int) -> None:
+    ran = simulated(lambda step: ratio if step >= 300 else 1.0, 1200, min_distance=min_distance)
+    assert within(ran.factors(500, 1200, 8), 4.0, 0.05)
 
 
 def test_pauses_of_the_consumer_mislead_nobody() -> None:

@@ -28,7 +28,9 @@ def echoes(draw: st.DrawFn) -> dict[int, EchoRecord]:
             ).items()
         }
         size, group = draw(st.integers(1, 10**6)), draw(st.integers(1, 10**4))
-        found[position] = EchoRecord(draw(st.integers(2, 50)), size, group, epochs)
+        found[position] = EchoRecord(
+            draw(st.integers(2, 50)), draw(st.integers(2, 50)), size, group, epochs
+        )
     return found
 
 
@@ -48,7 +50,7 @@ def test_what_is_written_is_read_again(
 
 def test_it_takes_at_most_two_bytes_a_step() -> None:
     codes = np.random.default_rng(0).integers(0, 256, 5_000, np.uint8).tobytes()
-    made = {0: EchoRecord(4, 4096, 256, {0: Decisions(0, 0, codes)})}
+    made = {0: EchoRecord(4, 8, 4096, 256, {0: Decisions(0, 0, codes)})}
     assert len(json.dumps(written(2**63, OUTLINE, made))) <= 1.25 * len(codes) + 300
 
 
@@ -86,15 +88,15 @@ def test_decisions_after_a_resume_join_those_before_it(
 
 def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> None:
     epochs = {epoch: Decisions(epoch, 0, b"a") for epoch in (1, 4)}
-    record = read(written(0, OUTLINE, {1: EchoRecord(4, 40, 10, epochs)}), None)
+    record = read(written(0, OUTLINE, {1: EchoRecord(4, 8, 40, 10, epochs)}), None)
     assert record.of(1, 4) == epochs[4]
     with pytest.raises(stoker.StateError, match=r"no epoch 0; it has 1, 4$"):
         record.of(1, 0)
     many = {epoch: Decisions(epoch, 0, b"a") for epoch in range(40)}
     with pytest.raises(stoker.StateError, match=r"no epoch 99; it has 0, 1, .*9, \.\.\.$"):
-        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, many)}), None).of(0, 99)
+        read(written(0, OUTLINE, {0: EchoRecord(4, 8, 40, 10, many)}), None).of(0, 99)
     with pytest.raises(stoker.StateError, match="no epoch 0; it has none"):
-        read(written(0, OUTLINE, {0: EchoRecord(4, 40, 10, {})}), None).of(0, 0)
+        read(written(0, OUTLINE, {0: EchoRecord(4, 8, 40, 10, {})}), None).of(0, 0)
     with pytest.raises(stoker.StateError, match=r"no decisions of echo\(auto\)"):
         record.echo(0, "echo(auto)")
     assert record.size(1, "echo(auto)", 10) == 40
@@ -107,7 +109,7 @@ def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> Non
 
 def sound() -> dict[str, Any]:
     epochs = {e: Decisions(e, 0, bytes(range(40))) for e in (0, 1)}
-    return written(7, OUTLINE, {0: EchoRecord(4, 64, 8, epochs)})
+    return written(7, OUTLINE, {0: EchoRecord(4, 8, 64, 8, epochs)})
 
 
 def refused(record: Any) -> str:
@@ -129,9 +131,9 @@ def test_a_state_is_no_record() -> None:
     assert "pipeline.record() makes one" in refused(state)
 
 
-@pytest.mark.parametrize("other", [None, 0, 2, "1"])
+@pytest.mark.parametrize("other", [None, 0, 1, 3, "2"])
 def test_a_record_of_another_format_is_refused(other: Any) -> None:
-    assert f"format {other}; this version reads 1" in refused({**sound(), "format": other})
+    assert f"format {other}; this version reads 2" in refused({**sound(), "format": other})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -162,7 +164,7 @@ def test_a_damaged_record_is_refused_in_one_line(data: st.DataObject) -> None:
     refused(damaged)
 
 
-@pytest.mark.parametrize("what", ["max_factor", "pool", "group", "first"])
+@pytest.mark.parametrize("what", ["max_factor", "min_distance", "pool", "group", "first"])
 def test_a_number_that_cannot_be_is_refused(what: str) -> None:
     for wrong in (-1, 0, 2.5):
         damaged = sound()

@@ -2,8 +2,9 @@
 
 Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
 ``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
-``Stream.poll`` reports, without waiting. Only if the pool has too little to use again, it waits for
-just the missing items; a worker that plans gets ``WouldBlock`` then.
+``Stream.poll`` reports, without waiting. Only if the pool has too little that has rested long
+enough, it waits for just the missing items; a worker that plans gets ``WouldBlock`` then. If the
+pool comes near to that, each step waits for an even share, or later ones would wait for many.
 
 Decisions that are made early are made badly, because more items may be ready by the time of use. So
 the window after such a pool is two batches. The window before it holds at least eight batches, in
@@ -38,13 +39,14 @@ class Policy(Protocol):
 
 
 class OnDemandPolicy:
-    """A fresh item is used as soon as it is ready, and waited for only if nothing may be reused."""
+    """A fresh item is used as soon as it is ready, and waited for only if too few may be reused."""
 
     def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
         """Return what is ready, or as much of it as the pool cannot do without."""
         ready, over = upstream.poll(pool.group)
-        if not over and ready < pool.needed:
-            upstream.wait_for(pool.needed)
+        missing = max(pool.needed, pool.even_share)
+        if not over and ready < missing:
+            upstream.wait_for(missing)
             ready, over = upstream.poll(pool.group)
         if over and not ready:
             return None

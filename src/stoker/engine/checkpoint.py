@@ -83,7 +83,8 @@ def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
         stream.start_at(outputs)
         outputs = position.loaded if isinstance(stream.feed, EchoFeed) else outputs
     for feed in _echoes(segments):
-        feed.pool.restore(Moment(position.yielded, position.loaded, ()))
+        step = position.yielded
+        feed.pool.restore(Moment(step, position.loaded, (), began=step))
 
 
 def resume(segments: Sequence[SegmentStream], position: Position) -> None:

@@ -48,7 +48,7 @@ class EchoFeed(ABC, Generic[AnyPool]):
         self.blocking = upstream.blocking
         self._items: dict[int, Item] = {}
         self._drawn: deque[Use] = deque()
-        self._recalled: dict[int, list[tuple[int, int]]] = {}
+        self._recalled: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
         self._fresh = 0
         self._begun: tuple[Draw, int] | None = None
@@ -65,8 +65,18 @@ class EchoFeed(ABC, Generic[AnyPool]):
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind the items that the pool admitted."""
-        return self._fresh
+        """Fresh examples behind the items that were drawn, not those that just wait in the pool.
+
+        If filters make items stand for unequally many, that is a mean.
+        """
+        read = self._fresh
+        if not self.started or not self.pool.admitted:
+            return read
+        admitted, seen = self.pool.admitted, self.pool.seen
+        each = -(-read // admitted)
+        if each * (admitted - 1) < read:  # all items alike, but for a shorter last one
+            return min(each * seen, read)
+        return read * seen // admitted
 
     def item_bytes(self) -> int:
         """Return the bytes of an item in the pool, 0 while none is there."""
@@ -115,17 +125,17 @@ class EchoFeed(ABC, Generic[AnyPool]):
             drawn = self._recalled[number // group]
             if number % group >= len(drawn):
                 break
-            ordinal, use = drawn[number % group]
+            ordinal, use, age = drawn[number % group]
             item = self.upstream.recompute(ordinal)
             item.scheduled, item.settled = 1, True
-            uses.append((item, fold_use(item.use_key, use)))
+            uses.append((item, fold_use(item.use_key, use), age))
         return uses
 
     def _schedule(self, draw: Draw, skip: int) -> None:
         self._tally.distance_sum += draw.distance_sum
         self._tally.distances += draw.repeats
-        numbers, uses, lasts = draw.ordinals.tolist(), draw.uses.tolist(), draw.last.tolist()
-        for number, use, last in zip(numbers[skip:], uses[skip:], lasts[skip:], strict=True):
+        columns = (draw.ordinals, draw.uses, draw.last, draw.ages)
+        for number, use, last, age in zip(*(c[skip:].tolist() for c in columns), strict=True):
             item = self._items.get(number)
             if item is None:  # after a resume: made again when it is next used
                 item = self._items[number] = self.upstream.recompute(number)
@@ -133,7 +143,7 @@ class EchoFeed(ABC, Generic[AnyPool]):
             if last:
                 item.settled = True
                 del self._items[number]
-            self._drawn.append((item, fold_use(item.use_key, use)))
+            self._drawn.append((item, fold_use(item.use_key, use), age))
 
     def _steps_of(self, needed: set[int], step: int, first: int) -> set[int]:
         """Return the steps that uses are of; check that a replay from ``step`` is no longer."""
@@ -154,8 +164,8 @@ class EchoFeed(ABC, Generic[AnyPool]):
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Note a draw from before a resume; return the items that are still needed of it."""
         if wanted:
-            pairs = zip(draw.ordinals.tolist(), draw.uses.tolist(), strict=True)
-            self._recalled[step] = list(pairs)
+            columns = (draw.ordinals, draw.uses, draw.ages)
+            self._recalled[step] = list(zip(*(c.tolist() for c in columns), strict=True))
         if skip is not None:  # the resume begins within this step
             self._begun = draw, skip
         return set(draw.ordinals.tolist()) if wanted or skip is not None else set()

@@ -142,7 +142,7 @@ class Pools:
                 f"at least {echo.smallest_distinct(group)} keep uses apart",
             )
         if echo.factor is None:
-            return AdaptivePool(echo.max_factor, known.size, group)
+            return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
         assert isinstance(feed, PooledFeed)
         key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
         # The pool admits an epoch of less than two groups whole.

@@ -12,7 +12,9 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from stoker import pytree
+import numpy as np
+
+from stoker import pytree, rng
 from stoker.engine import checkpoint
 from stoker.engine.adaptive_feed import AdaptiveFeed
 from stoker.engine.filtering import FilteredStream
@@ -23,7 +25,7 @@ from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
 from stoker.errors import StateError, StokerError
 from stoker.fork_safety import OwningProcess
 from stoker.schedule.record import Decisions, EchoRecord
-from stoker.stats import PoolStats, StageStats, Stats
+from stoker.stats import PoolStats, StageStats, Stats, Uses
 
 _PRUNE_BATCHES = 64
 _REMEMBERED = 64  # outputs that a wrapper may have read ahead of its trainer
@@ -64,6 +66,7 @@ class Run:
         self._handed: deque[_Handed] = deque(maxlen=_REMEMBERED)
         self._remember()
         self._repeats = 0
+        self._last: tuple[list[int], list[int]] = [], []  # address words and ages
         self._batch_bytes = 0
         self._ended_ns = 0
         self._began_ns = time.perf_counter_ns()
@@ -172,7 +175,8 @@ class Run:
         if not self.yielded:
             self._streams.last_pool.plan()
         self.yielded += 1
-        self.fresh = item.fresh
+        self.fresh = max(self.fresh, item.fresh)
+        self._last = item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
         self.uses += item.rows
         self._repeats += item.repeats
         if self._streams.head is not None:
@@ -186,6 +190,13 @@ class Run:
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
+
+    def last_uses(self) -> Uses:
+        """Return what the examples handed out last are uses of."""
+        words, ages = self._last
+        return Uses(
+            np.array([1 + rng.use_of(word) for word in words], np.int64), np.array(ages, np.int64)
+        )
 
     def _remember(self) -> None:
         self._handed.append(_Handed(self.yielded, self.uses, self.fresh, self.loaded))
@@ -298,7 +309,7 @@ class Run:
         for feed in self._pools.feeds:
             if isinstance(feed, AdaptiveFeed) and feed.started:
                 pool = feed.pool
-                echo = EchoRecord(pool.max_factor, pool.size, pool.group, {})
+                echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
                 made = Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes))
                 found[feed.echo.position] = echo, made
         return found

@@ -60,7 +60,7 @@ class Direct:
 
 def _only_use(item: Item) -> Use:
     item.scheduled, item.settled = 1, True
-    return item, item.use_key
+    return item, item.use_key, item.age
 
 
 class LoaderStream(HeadStream):

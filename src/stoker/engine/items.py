@@ -33,6 +33,8 @@ class Item:
         fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
         repeats: those of them that are in it already.
+        age: steps since the use of it before this one, as ``Draw.ages`` has it.
+        examples: of a batch of examples that were echoed, their address words and their ages.
         scheduled: uses of it that were handed to tasks and are not over.
         settled: whether no further use will be scheduled.
     """
@@ -44,12 +46,14 @@ class Item:
     fresh: int
     rows: int
     repeats: int = 0
+    age: int = 0
+    examples: tuple[list[int], list[int]] | None = None
     scheduled: int = 0
     settled: bool = False
 
 
-Use = tuple[Item, int]
-"""One use of an item: the item, and the address use_key of this use."""
+Use = tuple[Item, int, int]
+"""One use of an item: the item, the address use_key of this use, and its age."""
 
 
 @dataclass
@@ -290,7 +294,7 @@ class Ready:
 def like(item: Item, task: Any, use_key: int, fresh: int) -> Item:
     """Return an item for another value of the same address."""
     twin = Item(task, 0, item.ordinal, use_key, fresh, item.rows)
-    twin.repeats = item.repeats
+    twin.repeats, twin.age, twin.examples = item.repeats, item.age, item.examples
     return twin
 
 

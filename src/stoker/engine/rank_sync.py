@@ -13,6 +13,9 @@ Production is the time in which the window had room, for the items that came in 
 The ratio is agreed on, not the two times: a rank that waits in its step for another rank's data
 seems to consume slowly, and any factor would then look right.
 
+A quota is exceeded where the pool has too few items that have rested. All ranks' pools need the
+same then, as they were given the same. With the last fresh item the epoch ends on all of them.
+
 Quotas are counted in numbers of the source, so examples that are skipped do not change the number
 of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
 
@@ -211,8 +214,10 @@ class AgreedPolicy:
         count = pool.fresh_of(-(-max(count, pool.needed) // pool.grain))
         upstream.wait_for(count)
         ready, over = upstream.poll(count)
-        if over and not ready and (self._total is None or not pool.reusable):
-            return None
+        if over and not ready:  # alike, all ranks end here; otherwise by what was agreed
+            ends_alike = self.alike and pool.admitted == self._total
+            if ends_alike or self._total is None or not pool.left_over:
+                return None
         return pool.code_of(ready, over=last or over)
 
     def _target(self, step: int) -> int:

@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from stoker.engine.items import (
     Feed,
@@ -284,13 +285,21 @@ class SegmentStream(PulledStream):
         uses = self.feed.take(1)
         if not uses or self._next == self.total:
             return None
-        item, use_key = uses[0]
+        item = uses[0][0]
         self._worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         (value,) = self._runner.taken([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return like(item, Ready(value), use_key, self.feed.fresh)
+        return self._used(uses[0], Ready(value), self.feed.fresh)
+
+    def _used(self, use: Use, task: Any, fresh: int) -> Item:
+        """Return the item that one use of an item becomes."""
+        item, use_key, age = use
+        made = like(item, task, use_key, fresh)
+        if self.feed is not None and not self.feed.in_order:
+            made.age, made.examples = age, None
+        return made
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self._planning.is_held()
@@ -348,8 +357,8 @@ class SegmentStream(PulledStream):
             self._runner.work.expect(task.indices)
         else:
             task = Task(self._runner, number, len(uses))
-            task.items = [item for item, _ in uses]
-            task.use_keys = [use_key for _, use_key in uses]
+            task.items = [item for item, _, _ in uses]
+            task.use_keys = [use_key for _, use_key, _ in uses]
             task.ordinals = [item.ordinal for item in task.items]
             task.fresh = self.fresh
             needs = {item.task for item in task.items if not item.task.done}
@@ -367,17 +376,23 @@ class SegmentStream(PulledStream):
                 for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
             ]
         if self.segment.batch is not None:
-            repeats = 0 if uses is None else rows - len(set(ordinals))
-            return [Item(task, 0, number, 0, task.fresh, rows, repeats)]
+            made = Item(task, 0, number, 0, task.fresh, rows)
+            if uses is not None:
+                made.repeats = rows - len(set(ordinals))
+                made.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
+            return [made]
         if uses is None:
             return [Item(task, row, n, 0, n + 1, 1) for row, n in enumerate(ordinals)]
         if self._batches:
-            return [like(uses[0][0], task, uses[0][1], task.fresh)]
+            return [self._used(uses[0], task, task.fresh)]
         assert self.feed is not None
         return [
-            Item(task, row, item.ordinal, key, item.fresh if self.feed.in_order else task.fresh, 1)
-            for row, (item, key) in enumerate(uses)
-        ]
+            Item(
+                task, row, item.ordinal, key,
+                item.fresh if self.feed.in_order else task.fresh, 1, age=age,
+            )
+            for row, (item, key, age) in enumerate(uses)
+        ]  # fmt: skip
 
 
 def _ended_stream(use: Use) -> bool:

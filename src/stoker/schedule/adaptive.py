@@ -7,7 +7,14 @@ numbers, a byte per step, are all that has to be recorded: the schedule follows 
 Guarantees:
 
 - Every fresh item is used in the step that it enters, and at most ``max_factor`` times in all.
-- No item is used twice in a step, nor in two steps that follow each other.
+- No item is used twice in a step.
+- An item is used again at the earliest ``distance`` steps after its last use. What is missing then
+  is waited for, in fresh items. The distance grows from 2, in a pool's first step, to
+  ``min_distance``, by 1 a step at most: over ``RAMP_STEPS`` steps, or as many as that takes. It is
+  at most the number of steps that a full pool holds items for, so a full pool always has a step of
+  copies to give.
+- Where fresh items end, the last batch is filled up with items that were used more lately, but
+  with none of the step before.
 - A full pool drops the most used items, of these the oldest. A step of fresh items alone may leave
   the pool as it is: while there are plenty, no item need be copied to be kept.
 
@@ -25,8 +32,8 @@ Not safe for threads: the engine calls this with the planning lock held.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +45,11 @@ from stoker.schedule.fixed import Draw
 SNAPSHOT_STEPS = 64
 MOST_FACTOR = 1 << 16
 """The largest ``max_factor``: each has a queue of its own."""
+MOST_DISTANCE = 1 << 16
+"""The largest ``min_distance``: each of these steps has a counter of its own."""
+RAMP_STEPS = 48
+"""Steps over which the distance grows, unless each of them adds more than 1."""
+_LEAST_DISTANCE = 2
 _CODES = 254  # a byte says how many grains of fresh items a step has
 ALONE = 255
 """The code of a step of fresh items alone, none of which the pool keeps."""
@@ -60,12 +72,14 @@ class Moment:
         step, admitted: steps that were drawn, and fresh items that entered by then.
         levels: the items in the pool by how often they were used; the first of those used once.
         codes: a byte for each step since.
+        began: the step from which the distance grows.
     """
 
     step: int
     admitted: int
     levels: tuple[tuple[Stretch, ...], ...]
     codes: bytes = b""
+    began: int = 0
 
     @property
     def oldest(self) -> int:
@@ -74,25 +88,38 @@ class Moment:
         return min(firsts, default=self.admitted)
 
 
+def longest_distance(min_distance: int, size: int, group: int) -> int:
+    """Return how many steps a pool of ``size`` items keeps uses apart, ``group`` in each step."""
+    return max(_LEAST_DISTANCE, min(min_distance, size // group))
+
+
 class AdaptivePool:
     """The schedule of one echo in one epoch.
 
     Args:
         max_factor: how often an item is used at most, at least 2.
+        min_distance: how many steps lie between two uses of an item at least, at least 2.
         size: how many items the pool holds at most.
         group: how many items are drawn in a step.
     """
 
-    def __init__(self, max_factor: int, size: int, group: int) -> None:
+    def __init__(self, max_factor: int, min_distance: int, size: int, group: int) -> None:
         self.max_factor = max_factor
+        self.min_distance = min_distance
         self.size = size
         self.group = group
+        self._longest = longest_distance(min_distance, size, group)
         self.grain = -(-group // _CODES)
         # In a level, items stand in the order that they came in: that is the order of their last
         # uses, too, for all levels are drawn from by it. So levels are queues.
         self._levels: list[deque[Stretch]] = [deque() for _ in range(max_factor - 1)]
-        self._recent = 0
+        # How many items were last used in each of the latest steps, too lately to be used again;
+        # oldest first, keyed by the step after that one.
+        self._resting: dict[int, int] = {}
+        self.reusable = 0  # items that the next step may use again: all others
         self.held = 0
+        self.copies_left = 0  # how often the items in the pool may still be used
+        self.began = 0  # the step in which it was empty
         self.step = 0
         self.admitted = 0
         self.uses = 0
@@ -103,9 +130,21 @@ class AdaptivePool:
         self._take_moment()
 
     @property
-    def reusable(self) -> int:
-        """Items that the next step may use again."""
-        return self.held - self._recent
+    def distance(self) -> int:
+        """How many steps ago an item must have been used that the next step uses again."""
+        more = self._longest - _LEAST_DISTANCE
+        ramp = max(RAMP_STEPS, more)
+        return _LEAST_DISTANCE + more * min(self.step - self.began, ramp) // ramp
+
+    @property
+    def left_over(self) -> int:
+        """Items that a step behind the last fresh one may use: all but those of the step before."""
+        return self.held - self._resting.get(self.step, 0)
+
+    @property
+    def seen(self) -> int:
+        """Items that were drawn at least once: all that entered."""
+        return self.admitted
 
     @property
     def exhausted(self) -> bool:
@@ -117,6 +156,21 @@ class AdaptivePool:
         """Fresh items that the next step cannot do without, in whole grains."""
         missing = max(0, self.group - self.reusable)
         return min(self.group, -(-missing // self.grain) * self.grain)
+
+    @property
+    def even_share(self) -> int:
+        """Fresh items that the next step had better wait for, in whole grains, to have no swings.
+
+        At the highest factor that is an equal part of what an item's uses take. Without it a step
+        that had to take many fresh items at once would have all of them back later at once, and all
+        of them used up at once. As long as more copies are left than that factor calls for (``d *
+        (max_factor - 1) / 2`` steps of them at distance d, and one to spare) it is 0.
+        """
+        most, group = self.max_factor, self.group
+        if 2 * self.copies_left > (self.distance * (most - 1) + 2) * group:
+            return 0
+        share = (self.step + 1) * group // most - self.step * group // most
+        return min(group, -(-share // self.grain) * self.grain)
 
     def fresh_of(self, code: int) -> int:
         """Return how many fresh items a code stands for, unless the epoch has fewer left."""
@@ -139,25 +193,26 @@ class AdaptivePool:
         """
         now = self.step + 1
         entering = np.arange(self.admitted, self.admitted + fresh)
+        again = self.reusable if fresh + self.reusable >= self.group else self.left_over
         self.admitted += fresh
         if code == ALONE:
-            self._recent = 0
-            draw = Draw(entering, np.zeros(fresh, np.int64), np.ones(fresh, bool), 0, 0, 0)
+            firsts = np.zeros(fresh, np.int64)
+            draw = Draw(entering, firsts, np.ones(fresh, bool), firsts, 0, 0, 0)
         else:
-            draw = self._mixed(now, entering)
+            draw = self._mixed(now, entering, min(self.group - fresh, again))
         self.step = now
+        self._rest()
         self.uses += len(draw.ordinals)
         self.codes.append(code)
         if now % SNAPSHOT_STEPS == 0:
             self._take_moment()
         return draw
 
-    def _mixed(self, now: int, entering: NDArray[np.int64]) -> Draw:
+    def _mixed(self, now: int, entering: NDArray[np.int64], need: int) -> Draw:
         levels = self._levels
-        parts, numbers, distance_sum, repeats = [entering], [0], 0, 0
+        parts, numbers, ages, distance_sum, repeats = [entering], [0], [0], 0, 0
         arrivals: list[list[NDArray[np.int64]]] = [[] for _ in range(len(levels) + 1)]
         arrivals[0].append(entering)
-        need = min(self.group - len(entering), self.reusable)
         while need:
             at = min((level[0].after, number) for number, level in enumerate(levels) if level)[1]
             stretch = levels[at].popleft()
@@ -165,44 +220,64 @@ class AdaptivePool:
                 levels[at].appendleft(Stretch(stretch.ordinals[need:], stretch.after))
                 stretch = Stretch(stretch.ordinals[:need], stretch.after)
             count = len(stretch.ordinals)
+            self._leave(count, stretch.after)
             need -= count
             repeats += count
             distance_sum += count * (now - stretch.after)
             parts.append(stretch.ordinals)
             numbers.append(at + 1)
+            ages.append(now - stretch.after)
             arrivals[at + 1].append(stretch.ordinals)
-        self.held += len(entering) - sum(map(len, arrivals[-1]))
-        self._recent = 0
+        arrived = 0
         for level, came in zip(levels, arrivals, strict=False):
             items = came[0] if len(came) == 1 else np.concatenate(came) if came else _NONE
             if len(items):
                 level.append(Stretch(items, now))
-                self._recent += len(items)
-        dropped = self._dropped(now) if self.held > self.size else _NONE
+                arrived += len(items)
+        self.held += arrived
+        self.copies_left += len(entering) * len(levels) - repeats
+        self._resting[now] = arrived
+        dropped = self._dropped() if self.held > self.size else _NONE
         if self.group == 1:  # one part is empty, or there is none: scalars cost less
             which = 0 if len(entering) else -1
-            ordinals, uses = parts[which], np.array(numbers[which:][: len(parts[which])])
+            ordinals, count = parts[which], len(parts[which])
+            uses, since = np.array(numbers[which:][:count]), np.array(ages[which:][:count])
         else:
-            ordinals = np.concatenate(parts)
-            uses = np.repeat(np.array(numbers), [len(part) for part in parts])
-        return Draw(ordinals, uses, uses == len(levels), distance_sum, repeats, 0, dropped)
+            ordinals, lengths = np.concatenate(parts), [len(part) for part in parts]
+            uses, since = np.repeat(np.array([numbers, ages]), lengths, axis=1)
+        last = uses == len(levels)
+        return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, dropped)
 
-    def _dropped(self, now: int) -> NDArray[np.int64]:
+    def _dropped(self) -> NDArray[np.int64]:
         """Drop what is too much: the most used first, of these the oldest."""
         excess = self.held - self.size
         dropped: list[NDArray[np.int64]] = []
-        for level in reversed(self._levels):
+        for uses, level in reversed([*enumerate(self._levels, 1)]):
             while excess > 0 and level:
                 stretch = level.popleft()
                 if len(stretch.ordinals) > excess:
                     level.appendleft(Stretch(stretch.ordinals[excess:], stretch.after))
                     stretch = Stretch(stretch.ordinals[:excess], stretch.after)
                 count = len(stretch.ordinals)
+                self._leave(count, stretch.after)
+                self.copies_left -= count * (self.max_factor - uses)
                 excess -= count
-                self.held -= count
-                self._recent -= count * (stretch.after == now)
                 dropped.append(stretch.ordinals)
         return np.concatenate(dropped) if dropped else _NONE
+
+    def _leave(self, count: int, after: int) -> None:
+        """Count out items that were last used in the step before ``after``."""
+        self.held -= count
+        if after in self._resting:
+            self._resting[after] -= count
+        else:
+            self.reusable -= count
+
+    def _rest(self) -> None:
+        """Count as reusable what will have rested long enough by the next step."""
+        latest = self.step + 1 - self.distance
+        while self._resting and (first := next(iter(self._resting))) <= latest:
+            self.reusable += self._resting.pop(first)
 
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items in the pool."""
@@ -220,7 +295,7 @@ class AdaptivePool:
         """Return what a resume at ``step`` needs."""
         moment = next(m for m in reversed(self._moments) if m.step <= step)
         codes = self.codes[moment.step - self.first_step :]
-        return Moment(moment.step, moment.admitted, moment.levels, bytes(codes))
+        return replace(moment, codes=bytes(codes))
 
     def forget_before(self, step: int) -> None:
         """Drop what only steps before ``step`` would need. The record stays whole."""
@@ -233,16 +308,22 @@ class AdaptivePool:
         self.admitted = moment.admitted
         for level, stretches in zip(self._levels, moment.levels, strict=False):
             level.extend(stretches)
-        counts = [(len(s.ordinals), s.after) for level in self._levels for s in level]
-        self.held = sum(count for count, _ in counts)
-        self._recent = sum(count for count, after in counts if after == self.step)
+        self.began = moment.began
+        counts: Counter[int] = Counter()
+        for uses, level in enumerate(self._levels, 1):
+            for stretch in level:
+                counts[stretch.after] += len(stretch.ordinals)
+                self.copies_left += len(stretch.ordinals) * (self.max_factor - uses)
+        self._resting = dict(sorted(counts.items()))
+        self.held = sum(counts.values())
+        self._rest()
         self.uses = moment.step * self.group
         self._moments.clear()
         self._take_moment()
 
     def _take_moment(self) -> None:
         levels = tuple(tuple(level) for level in self._levels)
-        self._moments.append(Moment(self.step, self.admitted, levels))
+        self._moments.append(Moment(self.step, self.admitted, levels, began=self.began))
 
 
 def pack(moment: Moment) -> dict[str, Any]:

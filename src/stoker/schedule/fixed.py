@@ -66,6 +66,8 @@ class Draw(NamedTuple):
         ordinals: the items, ``int64 [group]`` (fewer in an epoch's last draw).
         uses: which use of its item each is, from 0, ``int64 [group]``.
         last: whether it is the item's last use, ``bool [group]``.
+        ages: steps since the item's use before, 0 for a first use, -1 where that is not known
+            (of an item from before a resume), ``int64 [group]``.
         distance_sum: steps since the same item's use before, summed over ``repeats``.
         repeats: how many of these uses are not the first and have a known distance.
         duplicates: uses of an item that is already in this draw.
@@ -75,6 +77,7 @@ class Draw(NamedTuple):
     ordinals: NDArray[np.int64]
     uses: NDArray[np.int64]
     last: NDArray[np.bool_]
+    ages: NDArray[np.int64]
     distance_sum: int
     repeats: int
     duplicates: int
@@ -141,6 +144,7 @@ class Pool:
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
         self.admitted = 0
+        self.seen = 0  # items that were drawn at least once
         self.ended = items == 0
         self.uses = 0
         self._snapshots: deque[Snapshot] = deque()
@@ -240,7 +244,9 @@ class Pool:
         remaining -= 1
         repeats = int(np.count_nonzero(after))
         distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
+        ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
         self._after[slots] = self.step + 1
+        self.seen += len(slots) - int(np.count_nonzero(uses))
         duplicates = 0
         if self.ended and len(slots) > self._held_before:
             duplicates = _number_repeats(slots, uses, remaining)
@@ -252,7 +258,7 @@ class Pool:
             self._holes = gone
         self.uses += len(slots)
         self._advance()
-        return Draw(ordinals, uses, last, distance_sum, repeats, duplicates)
+        return Draw(ordinals, uses, last, ages, distance_sum, repeats, duplicates)
 
     def _draw_one(self) -> Draw:
         """Draw a group of one: what ``draw`` does, without arrays."""
@@ -276,12 +282,15 @@ class Pool:
             self._holes = [slot]
             self._previous = -1
         self.uses += 1
+        self.seen += not used
         self._advance()
+        age = step + 1 - after if after else 0
         return Draw(
             np.array([ordinal]),
             np.array([used]),
             np.array([remaining == 1]),
-            step + 1 - after if after else 0,
+            np.array([age or (-1 if used else 0)]),
+            age,
             int(after > 0),
             0,
         )
@@ -323,6 +332,8 @@ class Pool:
         self.step = snapshot.step
         self.admitted = snapshot.admitted
         self.uses = uses_of_first(self.factor, self.admitted) - int(snapshot.remaining.sum())
+        unseen = np.count_nonzero(self._uses[:held] == snapshot.remaining)
+        self.seen = self.admitted - int(unseen)
         self._snapshots.clear()
         self._snapshots.append(snapshot)
 

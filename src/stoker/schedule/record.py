@@ -11,9 +11,9 @@ import numpy as np
 
 from stoker import packing
 from stoker.errors import StateError
-from stoker.schedule.adaptive import MOST_FACTOR
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR
 
-FORMAT = 1
+FORMAT = 2
 _MOST_STEPS = 1 << 24  # in an epoch of unknown length: a byte each
 
 
@@ -68,11 +68,13 @@ class EchoRecord:
 
     Attributes:
         max_factor: how often an item is used at most.
+        min_distance: how many steps lie between two uses of an item at least.
         size, group: items in a full pool, and in a step.
         epochs: its decisions by epoch.
     """
 
     max_factor: int
+    min_distance: int
     size: int
     group: int
     epochs: Mapping[int, Decisions]
@@ -144,6 +146,7 @@ def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) ->
         "echoes": {
             str(at): {
                 "max_factor": echo.max_factor,
+                "min_distance": echo.min_distance,
                 "pool": echo.size,
                 "group": echo.group,
                 "epochs": {
@@ -196,7 +199,8 @@ def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
         )
         for epoch, each in echo["epochs"].items()
     }
-    return EchoRecord(most, packing.whole(echo["pool"], 1), group, epochs)
+    apart = packing.whole(echo["min_distance"], 2, MOST_DISTANCE)
+    return EchoRecord(most, apart, packing.whole(echo["pool"], 1), group, epochs)
 
 
 def _texts(lines: Any) -> list[str]:

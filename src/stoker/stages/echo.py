@@ -11,7 +11,7 @@ from stoker import machine
 from stoker.checks import is_whole_number
 from stoker.errors import StateError
 from stoker.machine import format_bytes, process_group
-from stoker.schedule.adaptive import MOST_FACTOR
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.schedule.factor import exact_factor, uses_of_first
 from stoker.schedule.record import RunRecord, difference_of
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
@@ -25,6 +25,7 @@ Factor = float | Fraction | str
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 DEFAULT_MAX_FACTOR = 4
+DEFAULT_MIN_DISTANCE = 8
 WINDOW_STEPS = 64
 """Every so many batches ranks agree on the factor of an adaptive echo."""
 
@@ -37,6 +38,8 @@ class Echo(Stage):
         factor: the exact echoing factor, above 1 (a factor of 1 leaves no stage behind), or None
             where it follows the stall.
         max_factor: how often an item is used at most.
+        min_distance: how many steps lie between two uses of an item at least, where the factor
+            follows the stall.
         pool: the pool's size in items, or None.
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         position: how many echoes stand before it in the chain: part of its address.
@@ -45,29 +48,42 @@ class Echo(Stage):
 
     factor: Fraction | None
     max_factor: int
+    min_distance: int
     pool: int | None
     pool_bytes: int | None
     position: int = 0
     record: RunRecord | None = None
 
     @staticmethod
-    def of(factor: Factor, max_factor: Any, pool: Any, record: RunRecord | None) -> Echo | None:
+    def of(
+        factor: Factor,
+        max_factor: Any,
+        min_distance: Any,
+        pool: Any,
+        record: RunRecord | None,
+    ) -> Echo | None:
         """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
         size, size_bytes = _pool_size(pool)
         if factor == "auto":
-            if record is not None and (pool is not None or max_factor is not None):
-                raise ValueError("replay= has pool and max_factor of its own: leave them out")
-            return Echo(None, _max_factor(max_factor), size, size_bytes, record=record)
+            if record is not None and any(
+                given is not None for given in (pool, max_factor, min_distance)
+            ):
+                raise ValueError(
+                    "replay= has pool, max_factor and min_distance of its own: leave them out"
+                )
+            most, apart = _max_factor(max_factor), _min_distance(min_distance)
+            return Echo(None, most, apart, size, size_bytes, record=record)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
             )
-        if max_factor is not None or record is not None:
-            raise ValueError('max_factor= and replay= go with .echo("auto")')
+        if any(given is not None for given in (max_factor, min_distance, record)):
+            raise ValueError('max_factor=, min_distance= and replay= go with .echo("auto")')
         exact = exact_factor(factor)
         if exact == 1:
             return None
-        return Echo(exact, -(-exact.numerator // exact.denominator), size, size_bytes)
+        most = -(-exact.numerator // exact.denominator)
+        return Echo(exact, most, DEFAULT_MIN_DISTANCE, size, size_bytes)
 
     @property
     def name(self) -> str:
@@ -92,10 +108,12 @@ class Echo(Stage):
     def placed(self, before: Chain) -> Echo:
         """Number it among the echoes, and look up its record."""
         position = len(before.echoes)
-        most = self.max_factor
-        if self.record is not None:
-            most = self.record.echo(position, ".echo(replay=)").max_factor
-        return replace(self, position=position, max_factor=most)
+        if self.record is None:
+            return replace(self, position=position)
+        made = self.record.echo(position, ".echo(replay=)")
+        return replace(
+            self, position=position, max_factor=made.max_factor, min_distance=made.min_distance
+        )
 
     def begin(self, chain: Chain) -> None:
         """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
@@ -130,13 +148,14 @@ class Echo(Stage):
     def outline(self) -> str:
         """Return its factor and pool; of an adaptive one another pool makes no other pipeline."""
         if self.factor is None:
-            return f"echo(auto, max_factor={self.max_factor})"
+            return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"
         size = self.pool if self.pool is not None else self.pool_bytes
         return f"echo({self.factor}, pool={size})"
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it stands in the echoing paper's words, its pool, and who decides."""
-        return f"  {self._insertion_point(chain)}; {self._pool(chain, sizes)}{self._decides()}"
+        place, pool = self._insertion_point(chain), self._pool(chain, sizes)
+        return f"  {place}; {pool}{self._decides()}{self._apart(chain, sizes)}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
@@ -199,6 +218,18 @@ class Echo(Stage):
             return "; follows the stall, on demand"
         return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
 
+    def _apart(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say how far apart copies are, where a rule says so."""
+        if self.factor is not None:
+            return ""
+        known = sizes.get(self.position)
+        size = self.pool if known is None else known.size
+        steps = self.min_distance
+        if size is not None:
+            group = 1 if self._holds_batches(chain) else chain.batch_size
+            steps = longest_distance(steps, size, group)
+        return f", copies at least {steps} steps apart"
+
 
 def _max_factor(most: Any) -> int:
     if most is None:
@@ -210,6 +241,21 @@ def _max_factor(most: Any) -> int:
     if most > MOST_FACTOR:
         raise ValueError(f"max_factor= is at most {MOST_FACTOR:,}, not {most:,}")
     return int(most)
+
+
+def _min_distance(steps: Any) -> int:
+    if steps is None:
+        return DEFAULT_MIN_DISTANCE
+    if not is_whole_number(steps):
+        raise TypeError(f"min_distance= takes a whole number of steps, not {steps!r}")
+    if steps < 2:
+        raise ValueError(
+            f"min_distance= is at least 2 steps, not {steps}: no item is used in two steps that "
+            "follow each other"
+        )
+    if steps > MOST_DISTANCE:
+        raise ValueError(f"min_distance= is at most {MOST_DISTANCE:,}, not {steps:,}")
+    return int(steps)
 
 
 def _pool_size(pool: Any) -> tuple[int | None, int | None]:

@@ -54,8 +54,8 @@ class Clock:
     """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
 
     fresh_examples: int = 0
-    """Examples that were handed out at least once, or left out on the way (loader: rows). What waits
-    in a pool does not count."""
+    """Examples that were handed out at least once, or left out on the way (loader: rows); not what
+    waits in a pool."""
     uses: int = 0
     """Examples handed out, echoed ones included."""
     steps: int = 0

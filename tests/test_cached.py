@@ -140,7 +140,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", shortened(LOADERS, 4))
+@pytest.mark.parametrize("kind", shortened(LOADERS, 3))
 def test_batches_and_draws_are_those_without_a_cache(kind: str) -> None:
     torch.manual_seed(7)
     how = LOADERS[kind]

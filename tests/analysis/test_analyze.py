@@ -307,6 +307,7 @@ def test_a_script_that_never_reaches_a_loader_ends_with_the_budget(tmp_path: Pat
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.full
 def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> None:
     write_script(
         tmp_path,
@@ -337,6 +338,7 @@ def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> Non
     assert ranks[1]["wait_fraction"] > 0.3 > ranks[1]["others_fraction"]
 
 
+@pytest.mark.full
 def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) -> None:
     package = tmp_path / "job"
     package.mkdir()

@@ -77,7 +77,7 @@ def told(found: Outcome, how: str, when: str, last: str) -> None:
     ("how", "phase"),
     [(how, phase) for how in HOW for phase in WHEN]
     if FULL
-    else [("kill", "as it is"), ("exit", "G"), ("segv", "P")],
+    else [("kill", "as it is"), ("segv", "P"), pytest.param("exit", "G", marks=pytest.mark.full)],
 )
 def test_a_crash_is_told(how: str, phase: str, tmp_path: Path) -> None:
     write_script(
@@ -209,6 +209,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "how"),
     [(before, how) for before in ("before", "behind") for how in HOW]
@@ -236,6 +237,7 @@ def test_of_several_ranks_the_one_that_crashed_is_shown(
     assert "ChildFailedError" not in output
 
 
+@pytest.mark.full
 def test_what_goes_wrong_behind_the_end_is_noted_and_no_crash(tmp_path: Path) -> None:
     write_script(
         tmp_path,

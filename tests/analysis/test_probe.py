@@ -52,6 +52,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
         return seen(plain), seen(probed), folder
 
 
+@pytest.mark.full
 def test_a_script_sees_no_difference(
     both: tuple[dict[str, Any], dict[str, Any], Path],
 ) -> None:

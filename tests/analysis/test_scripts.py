@@ -190,7 +190,7 @@ def unharmed(found: Outcome) -> None:
     assert found.rates["P"] is not None, found.report["reasons"]
 
 
-@pytest.mark.parametrize("script", shortened(SCRIPTS, 2))
+@pytest.mark.parametrize("script", shortened(SCRIPTS, 1))
 def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) -> None:
     write_script(tmp_path, COUNTED + textwrap.dedent(SCRIPTS[script]))
     found = analyze(tmp_path, "train.py", minutes=0.3)
@@ -216,6 +216,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
     write_script(tmp_path, TWO_TRAINERS)
     found = analyze(tmp_path, "train.py", minutes=0.3)
@@ -246,6 +247,7 @@ def test_training_without_a_loader_is_told_long_before_the_time_is_up(tmp_path: 
     assert "time for the analysis was up" not in found.errors
 
 
+@pytest.mark.full
 def test_what_training_has_mapped_is_not_the_dataset(tmp_path: Path) -> None:
     (tmp_path / "archive.bin").write_bytes(bytes(range(256)) * 12 * 200)
     (tmp_path / "checkpoint.bin").write_bytes(bytes(1 << 23))
@@ -300,6 +302,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_loaders_that_one_function_builds_are_told_apart(tmp_path: Path) -> None:
     path = write_script(tmp_path, LATE_VALIDATION)
     lines = path.read_text().splitlines()

@@ -90,6 +90,7 @@ def test_every_arm_runs_and_leaves_its_rows(tmp_path: Path, terminal: bool) -> N
     assert_rows(tmp_path, settings, arms, text.getvalue())
 
 
+@pytest.mark.full
 def test_the_arms_of_the_claim_run_and_leave_their_rows(tmp_path: Path) -> None:
     shown, text = screen()
     settings = replace(TINY, seeds=2, scene=((1.0, 0.1), (3.4, 0.1)), target_accuracy=None)

@@ -257,7 +257,9 @@ def test_a_training_is_the_same_every_time(fashion: Workload) -> None:
     assert trained_run(fashion, arm, 2, 0.05) != runs[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (n != "fashion")) for n in NAMES]
+)
 def test_a_workload_learns_what_was_made_up(name: str) -> None:
     made = class_of(name)(Variant(), None)
     few = made.recipe.learning_rates[0]
@@ -291,6 +293,7 @@ def run_command(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.full
 def test_a_quick_run_ends_with_a_table_and_goes_on_where_it_was(tmp_path: Path) -> None:
     words = ("fashion", "--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path))
     code, output = run_command(*words, "--arms", "before-auto")

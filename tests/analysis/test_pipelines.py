@@ -80,7 +80,7 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
 
 def test_examples_that_are_no_files(tmp_path: Path) -> None:
     train = stoker.from_arrays(np.zeros((400, 8)), seed=0).batch(8)
-    report = stoker.analyze(train, step, budget_s=2)
+    report = stoker.analyze(train, lambda batch: time.sleep(0.02), budget_s=3)
     assert report.bound == "compute"
     assert report.rates.S is None
     assert "not files" in report.reasons["S"]

@@ -841,13 +841,16 @@ CARRIED: dict[str, Callable[..., stoker.Pipeline]] = {
     "to a device": lambda **echo: (
         slow(40, "before", auto(**echo)).to("cpu").random_map(shift_on_device)
     ),
-    "processes, to a device": lambda **echo: (
+    "processes to a device": lambda **echo: (
         slow(26, "batch", auto(**echo), kind="process").to("cpu").random_map(shift_on_device)
     ),
 }
 
 
-@pytest.mark.parametrize("case", CARRIED)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.full] * c.startswith("processes ")) for c in CARRIED],
+)
 def test_resumed_anywhere_the_stream_goes_on_over_the_ends_of_epochs(case: str) -> None:
     pipeline = CARRIED[case]()
     found, states = epochs_of(pipeline, 3)

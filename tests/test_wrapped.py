@@ -248,7 +248,7 @@ def test_a_loader_whose_state_is_an_attribute_error_has_none() -> None:
 # -- wrappers that read ahead
 
 
-@few(15)
+@few(8)
 @given(
     specs(max_examples=40, max_filters=2),
     st.integers(1, 4),

@@ -101,7 +101,8 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
 
 
 # Both start interpreters of their own; one that forks from a server which has torch is quicker.
-@pytest.mark.parametrize("method", shortened(["forkserver", "spawn"], 1))
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_of_every_kind_are_seen(tmp_path: Path, method: str) -> None:
     write_files(tmp_path, 200)
     write_script(

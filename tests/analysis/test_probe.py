@@ -69,6 +69,7 @@ def test_a_script_sees_no_difference(
     assert len(plain["guarded"]) == 3
 
 
+@pytest.mark.full
 def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) -> None:
     _, _, folder = both
     assert not list(folder.glob("failed-*"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts import run
+from strategies import shortened
 
 SCRIPT = """
 import logging
@@ -82,7 +83,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["", "fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", shortened(["fork", "forkserver", "spawn", ""], 2))
 def test_the_stream_does_not_depend_on_the_start_method(tmp_path: Path, method: str) -> None:
     *counts, used, remains = run(tmp_path, SCRIPT.replace("METHOD", repr(method)))
     assert len(counts) == 4

@@ -49,8 +49,8 @@ def test_each_use_has_its_number_and_its_distance(name: str) -> None:
     assert len(train.last.number) == 0
     number: dict[Any, int] = {}
     at: dict[Any, int] = {}
-    step, carries = 0, name in ("auto", "batches, changed")
-    for _ in range(2):
+    step, carries = 0, name == "auto"
+    for _ in range(1 if name == "batches, changed" else 2):  # then batches of two epochs overlap
         seen: set[Any] = set()
         if not carries:
             number.clear()

@@ -62,19 +62,23 @@ def test_an_iterator_that_handed_out_nothing_leaves_no_trace(kind: str, trial: s
             with iterator:
                 pass
 
+    def where(pipeline: stoker.Pipeline) -> Any:
+        state = None if kind == "loader" else pipeline.state_dict()
+        return pipeline.epoch, pipeline.clock, pipeline.stats().epoch, state
+
     plain, pipeline = PIPELINES[kind](), PIPELINES[kind]()
     for epoch in range(3):
+        # Two that follow the stall need not take equally many steps.
+        expected = where(pipeline if kind == "auto" else plain)
         tried(pipeline)
-        assert (pipeline.epoch, pipeline.clock) == (plain.epoch, plain.clock)
-        assert pipeline.stats().epoch == plain.stats().epoch
+        assert where(pipeline) == expected
         tried(pipeline)
         if epoch == 1:
             for each in (plain, pipeline):  # left early
                 next(iter(each))
+            expected = where(pipeline if kind == "auto" else plain)
             tried(pipeline)
-            assert pipeline.clock == plain.clock
-            if kind != "loader":
-                assert pipeline.state_dict() == plain.state_dict()
+            assert where(pipeline) == expected
         elif kind == "auto":
             for each in (plain, pipeline):
                 assert {int(i) for batch in each for i in batch} == set(range(20))

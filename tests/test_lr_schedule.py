@@ -133,6 +133,13 @@ def test_the_end_of_its_length_is_told_once() -> None:
         trained(train, schedule, optimizer)
 
 
+def test_a_warm_up_ends_without_a_word() -> None:
+    optimizer, train = optimizer_of(), pipeline(2)
+    schedule = stoker.lr_schedule(lr_scheduler.LinearLR(optimizer, total_iters=5), train)
+    trained(train, schedule, optimizer)  # warnings are errors
+    assert schedule.get_last_lr() == [pytest.approx(1.0)]
+
+
 def test_steps_and_what_is_left_out() -> None:
     optimizer = optimizer_of()
     train = pipeline("auto").steps(6)

@@ -17,6 +17,12 @@ from stoker.chain import Chain
 _LENGTHS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 
 
+def length_of(scheduler: Any) -> int | None:
+    """Return the steps behind which a scheduler goes wrong; None if there is no such end."""
+    length: int | None = getattr(scheduler, _LENGTHS.get(type(scheduler).__name__, ""), None)
+    return length
+
+
 def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
     """Look for such a scheduler of torch among all objects: tens of milliseconds.
 
@@ -39,7 +45,7 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
         if not issubclass(type(found), module.LRScheduler):
             continue
         name = type(found).__name__
-        length, taken = getattr(found, _LENGTHS.get(name, ""), None), found.last_epoch
+        length, taken = length_of(found), found.last_epoch
         if not length or abs(taken - steps) > 1 or (planned and length % planned == 0):
             continue
         epochs = length // unechoed

@@ -6,9 +6,9 @@ from typing import Any
 
 from stoker.caution import warn
 from stoker.checks import is_whole_number
+from stoker.overshoot import length_of
 from stoker.pipeline import Pipeline
 
-_LENGTHS = ("T_max", "total_steps", "total_iters")  # of torch's schedulers
 _ALMOST = 1e-6  # of a step: shares of an epoch are floating-point numbers
 
 
@@ -27,9 +27,7 @@ class LrSchedule:
         self._steps_per_epoch = steps_per_epoch
         self._start = self._now()
         self._taken = 0
-        self._length = next(
-            (getattr(scheduler, n) for n in _LENGTHS if hasattr(scheduler, n)), None
-        )
+        self._length = length_of(scheduler)
 
     def step(self) -> None:
         """Catch up with the fresh data that the loop has had. Call it behind each training step.

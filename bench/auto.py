@@ -30,7 +30,8 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a
 iteration takes 290 ns there, so that Python's own share weighs several times more than
 usual), NumPy 2.4.6, torch 2.13.0.
 
-Results (five rounds, load average 1.4: a second job ran beside)::
+Results (of the rule before ``min_distance``, not repeated since;
+five rounds, load average 1.4: a second job ran beside)::
 
     [results/auto.json]
                       R as measured  batches/s  factor  busy            of the ideal  whole epoch

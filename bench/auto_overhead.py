@@ -20,7 +20,8 @@ Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a
 iteration takes 290 ns there, so that Python's own share weighs several times more than
 usual), NumPy 2.4.6, torch 2.13.0.
 
-Results (nine rounds; batches a second; CPU time of the whole process, a batch)::
+Results (of the rule before ``min_distance``, not repeated since;
+nine rounds; batches a second; CPU time of the whole process, a batch)::
 
     [results/auto_overhead.json]
                                             factor  batches/s  CPU ms               auto / it

@@ -237,8 +237,16 @@ def feed(
             min=0.1, help="Seconds that others wait for a job that says nothing, frozen perhaps."
         ),
     ] = 60.0,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where jobs on other hosts find it: an address of this host, on the network of "
+            "the cluster. By default they do not.",
+        ),
+    ] = "",
 ) -> None:
-    """Prepare an epoch once, for all jobs on this host that take it.
+    """Prepare an epoch once, for all jobs that take it, on this host and on others.
 
     A job takes it with stoker.from_feed(NAME), which is a pipeline like any other: augment, echo,
     batch and move there. Each job gets every batch exactly once an epoch; it joins where one
@@ -251,7 +259,7 @@ def feed(
 
     with _failing("feed", TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
-        serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience)
+        serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience, listen_at=listen)
 
 
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")

@@ -1,7 +1,6 @@
-"""How jobs find a feed; who starts its feeder, and what runs in that process.
+"""Who starts a feed's feeder, and what runs in that process.
 
-A feed's address is an abstract socket name, which the kernel frees with the process that listens
-there. Whoever binds it is elected: only one can. A job that is elected hands the listening
+Whoever binds the feed's socket is elected: only one can. A job that is elected hands the listening
 socket to the feeder that it starts; others connect meanwhile, and wait until the feeder answers.
 Should either die, their connections end, and one of them is elected anew.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -21,17 +19,14 @@ import traceback
 from dataclasses import asdict
 from typing import NoReturn
 
-from stoker import fork_safety
 from stoker.errors import FeedError
-from stoker.feed import messages
+from stoker.feed.local_socket import connect, listen
 from stoker.feed.target import FeedSettings
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders: what talks to the jobs must not wait long for what
 prepares."""
 _AGAIN_S = 0.005
-_LOOK_AGAIN_S = 0.05
-_BACKLOG = 128
 _IN_FEEDER = "STOKER_FEEDER"  # in the environment of a feeder: its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _START = """
@@ -41,66 +36,6 @@ if os.fork():
 from stoker.feed.autostart import main
 main(int(sys.argv[1]), sys.argv[2])
 """
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError unless a text can be the name of a feed."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise ValueError(
-            f"{name!r} cannot be the name of a feed: up to 64 letters, digits, dots, dashes and "
-            "underscores can"
-        )
-
-
-def address_of(name: str) -> bytes:
-    """Return the socket address of this user's feed of that name."""
-    return f"\0stoker-feed-{os.getuid()}-{name}".encode()
-
-
-def listen(name: str) -> socket.socket | None:
-    """Return a socket that listens under a feed's name; None where somebody else has it."""
-    listener = _socket()
-    try:
-        listener.bind(address_of(name))
-    except OSError:
-        listener.close()
-        return None
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def connect(name: str) -> socket.socket | None:
-    """Connect to a feed; None where nobody listens.
-
-    Raises FeedError when the name belongs to another user's process.
-    """
-    with contextlib.ExitStack() as undo:
-        connection = undo.enter_context(_socket())
-        try:
-            connection.connect(address_of(name))
-            _, user = messages.peer_of(connection)
-        except OSError:
-            return None
-        if user != os.getuid():
-            raise FeedError(f"the feed {name!r} belongs to another user")
-        undo.pop_all()
-    return connection
-
-
-def connect_within(name: str, patience_s: float) -> socket.socket | None:
-    """Connect to a feed that may just be starting."""
-    until_s = time.monotonic() + patience_s
-    while True:
-        connection = connect(name)
-        if connection is not None or time.monotonic() > until_s:
-            return connection
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _socket() -> socket.socket:
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fork_safety.close_in_children(opened)
-    return opened
 
 
 def connect_or_start(settings: FeedSettings) -> socket.socket:

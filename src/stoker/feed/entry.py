@@ -13,7 +13,7 @@ _STARTING_S = 5.0  # how long a feeder may take until it listens
 
 
 def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
-    """Take what a feeder on this host prepares: the outputs of its pipeline, once an epoch.
+    """Take what a feeder prepares: the outputs of its pipeline, once an epoch.
 
     Every job of a feed gets every output of each of its epochs exactly once, bit-identical to what
     the feeder's pipeline yields in one process. A job joins where an epoch begins. Arrays are
@@ -24,15 +24,22 @@ def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
     be augmented and batched here.
 
     Args:
-        name: as in ``stoker feed FILE.py:FUNCTION --name NAME``.
+        name: as in ``stoker feed FILE.py:FUNCTION --name NAME``. Of a feed on another host,
+            ``tcp://host:port/NAME``: a relay takes it, which the first job here starts, and serves
+            all jobs of this host.
         seed: of echoing and random maps in this job; drawn if there is none.
 
-    Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting).
+    Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting),
+    TokenError where this host's token cannot be read, ValueError for what cannot be a name.
     """
-    from stoker.feed.autostart import check_name, connect_within
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
+    from stoker.feed.local_socket import check_name, connect_within
+    from stoker.feed.relayed import relayed
+    from stoker.feed.url import FeedUrl, is_url
 
+    if is_url(name):
+        return open_feed(relayed(FeedUrl.of(name)), seed)
     check_name(name)
     return open_feed(FeedAddress(name, lambda: connect_within(name, _STARTING_S)), seed)
 
@@ -45,6 +52,7 @@ def share(
     staging: int | str | None = None,
     patience_s: float = 60.0,
     seed: int | None = None,
+    listen: str | None = None,
 ) -> Pipeline:
     """Share one preparation with all jobs on this host that call this with the same name.
 
@@ -66,23 +74,32 @@ def share(
         patience_s: how long others wait for a job that says nothing, frozen perhaps, before they go
             on without it. It may come back.
         seed: of echoing and random maps in this job; drawn if there is none.
+        listen: where jobs on other hosts find the feed, ``host:port``, by
+            ``stoker.from_feed("tcp://host:port/NAME")``; by default they do not. Of the job that
+            starts the feeder.
 
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
     TypeError or ValueError for wrong arguments.
     """
-    from stoker.feed.autostart import check_name, check_not_in_feeder, connect_or_start
+    from stoker.feed.autostart import check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
+    from stoker.feed.local_socket import check_name
     from stoker.feed.target import FeedSettings, target_of
+    from stoker.net.address import split_address
 
     check_name(name)
     _check_settings(jobs, staging, patience_s)
+    if listen is not None:
+        split_address(listen)
     check_not_in_feeder()
     target = target_of(function)
     if is_whole_number(staging):
         staging = int(staging)
     path = tuple(sys.path)
-    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path)
+    settings = FeedSettings(
+        name, target, staging, int(jobs), float(patience_s), True, path, listen or ""
+    )
     address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
     return open_feed(address, seed)
 

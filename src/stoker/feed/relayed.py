@@ -1,0 +1,28 @@
+"""How jobs find the relay of their host for a feed of another host; who starts it.
+
+It is found, started and replaced like the feeder of a ``share``: under the feed's URL as its name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from stoker.feed.autostart import connect_or_start
+from stoker.feed.connection import FeedAddress
+from stoker.feed.target import FeedSettings
+from stoker.feed.url import FeedUrl
+from stoker.net.token import read_token, token_path
+
+_PATIENCE_S = 30.0  # shorter than a feeder's for the relay itself
+
+
+def relayed(url: FeedUrl) -> FeedAddress:
+    """Return the address of a feed on another host, through the relay on this one.
+
+    Raises TokenError where the relay could not read the token.
+    """
+    read_token(token_path())
+    text = str(url)
+    path = tuple(sys.path)
+    settings = FeedSettings(text, text, patience_s=_PATIENCE_S, autostarted=True, path=path)
+    return FeedAddress(text, lambda: connect_or_start(settings), text, is_restarted=True)

@@ -38,7 +38,7 @@ from stoker.net.link import Link, LinkError
 from stoker.net.token import read_token, token_path
 
 _STARTING_S = 5.0  # how long a feed may take until it is there
-_LOST_S = 20.0  # and until it is back, started again by one of its jobs perhaps
+_LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
 _AGAIN_S = 0.1
 _DAMAGED = 5  # connections in turn that may end because of what came over them
 _JOIN_S = 5.0

@@ -198,6 +198,31 @@ def test_several_epochs_are_prepared_once_for_all_hosts(feed: Somewhere, tmp_pat
         play_out(makes, cast, "batches", [])
 
 
+def test_contents_cross_the_network_once_for_all_jobs_of_a_host(
+    feed: Somewhere, tmp_path: Path
+) -> None:
+    crossed = 0
+
+    def count(_: int, data: bytes) -> bytes:
+        nonlocal crossed
+        crossed += len(data)
+        return data
+
+    cast = [Play(epochs=4, step_s=0.005) for _ in range(4)]
+    logs = [tmp_path / f"{number}" for number in range(4)]
+    with (
+        feeding(served.rows, feed.name, listen=feed.listen),
+        line_to(feed.port, [count] * 9) as port,
+    ):
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        make = joining(feed.url(port=port))
+        wait_for_the_end([start(make, *one) for one in zip(cast, logs, strict=True)])
+    epochs = {epoch for log in logs for epoch, _, _ in log_of(log).outputs}
+    nbytes = sum(array.nbytes for batch in served.rows() for array in batch)
+    assert 4 * nbytes < crossed < (len(epochs) + 1) * nbytes  # one is read ahead of
+    assert len(epochs) < 10
+
+
 # -- who is killed, frozen or cut off
 
 

@@ -237,7 +237,7 @@ def test_damaged_outlines_are_values_or_refused() -> None:
 def test_large_claims_take_no_memory() -> None:
     for shape in ([2**40], [0, 2**61], [2**31, 2**31, 2**31]):
         outline = msgspec.msgpack.encode([5, "<f8", shape, None])
-        with pytest.raises(ValueError, match="less than the outline says|reshape|too large"):
+        with pytest.raises(ValueError, match=r"less than|reshape|too big"):
             portable.read(outline, b"")
 
 

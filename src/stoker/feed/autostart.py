@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from stoker.errors import FeedError
+from stoker.feed import secret
 from stoker.feed.local_socket import connect, listen
 from stoker.feed.target import FeedSettings
 
@@ -38,8 +39,11 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-def connect_or_start(settings: FeedSettings) -> socket.socket:
-    """Connect to a feed; where there is none, start its feeder."""
+def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> socket.socket:
+    """Connect to a feed; where there is none, start its feeder.
+
+    ``token`` is that of a cluster, by default a feeder on the network takes the user's own.
+    """
     while True:
         connection = connect(settings.name)
         if connection is not None:
@@ -49,7 +53,7 @@ def connect_or_start(settings: FeedSettings) -> socket.socket:
             time.sleep(_AGAIN_S)
             continue
         with contextlib.closing(listener):
-            _start(listener, settings)
+            _start(listener, settings, token)
 
 
 def check_not_in_feeder() -> None:
@@ -64,10 +68,12 @@ def check_not_in_feeder() -> None:
         )
 
 
-def _start(listener: socket.socket, settings: FeedSettings) -> None:
+def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None) -> None:
     """Start a feeder, in a session of its own: it outlives this process, and is not its child."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
+    if token is not None:
+        environment[secret.IN_ENVIRONMENT] = token.hex()
     subprocess.run(
         [sys.executable, "-c", _START, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],

@@ -58,6 +58,7 @@ class FeedAddress:
             replaced.
         label: who takes it, if that is not the process that connects; then the process says nothing
             on its own stderr.
+        note: is told what a feeder has said of itself.
         goes_on_for: seed and outline of the feed that was taken before, for the first connection.
     """
 
@@ -66,6 +67,7 @@ class FeedAddress:
     target: str = ""
     is_restarted: bool = False
     label: str = ""
+    note: Callable[[Welcome], None] | None = None
     goes_on_for: tuple[int, list[str]] | None = None
 
 
@@ -93,6 +95,8 @@ class FeederConnection:
             known = (welcome.seed, welcome.outline) if address.is_restarted else None
         self.welcome: Welcome
         self._socket, self.welcome = _greet(address, known, self._peers)
+        if address.note is not None:
+            address.note(self.welcome)
         # Until that was said, or something came.
         self._awaited_jobs = 0 if address.label else self.welcome.awaited_jobs
 

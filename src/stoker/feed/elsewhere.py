@@ -29,13 +29,13 @@ from stoker.errors import FeedError
 from stoker.feed import wire
 from stoker.feed.log import At
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused, Welcome, plain
+from stoker.feed.secret import find_token
 from stoker.feed.served import Made, Served
 from stoker.feed.url import FeedUrl
 from stoker.feed.wire import Join, RelayEnd, RemoteItem, Taken
 from stoker.ipc.portable import Portable
 from stoker.ipc.shared_memory import Blocks
 from stoker.net.link import Link, LinkError
-from stoker.net.token import read_token, token_path
 
 _STARTING_S = 5.0  # how long a feed may take until it is there
 _LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
@@ -50,6 +50,7 @@ class PreparedElsewhere:
     """A feed of another host. Raises FeedError or TokenError where it cannot be joined.
 
     Attributes:
+        target: what is served there.
         is_closed: whether nobody watches over it any more.
     """
 
@@ -63,6 +64,7 @@ class PreparedElsewhere:
         self.is_closed = False
         self._end, welcome = self._connect_within(_STARTING_S)
         self._goes_on_for = welcome.seed, welcome.outline
+        self.target = welcome.target
         self.about = Served(welcome.batched, welcome.length, welcome.again, welcome.outline)
         self._watching: threading.Thread | None = None
 
@@ -101,7 +103,7 @@ class PreparedElsewhere:
         return str(self._url)
 
     def _connect(self) -> tuple[RelayEnd, Welcome]:
-        token = read_token(token_path())
+        token = find_token()
         link = Link.connect(self._url.address, token, wire.PURPOSE, timeout_s=wire.SILENT_S)
         end = RelayEnd(link)
         seed, outline = self._goes_on_for or (None, [])
@@ -168,6 +170,7 @@ class RemoteOutputs:
         self._at: At | None = None
         self._turn = 0
         self._damaged = 0
+        self._largest = 0  # bytes that an item may have without a look at the memory
 
     def begin(self, at: At | None) -> At:
         self._at = at
@@ -289,12 +292,14 @@ class RemoteOutputs:
 
     def _place(self, size: int) -> NDArray[np.uint8]:
         """Return shared memory for the contents of an item."""
-        usable = machine.usable_memory_bytes()
-        if size > usable:
-            raise FeedError(
-                f"an item of {machine.format_bytes(size)} does not fit into the "
-                f"{machine.format_bytes(usable)} of memory that are left to the relay"
-            )
+        if size > self._largest:
+            usable = machine.usable_memory_bytes()
+            if size > usable:
+                raise FeedError(
+                    f"an item of {machine.format_bytes(size)} does not fit into the "
+                    f"{machine.format_bytes(usable)} of memory that are left to the relay"
+                )
+            self._largest = size
         try:
             return self._blocks.scratch(size)[:size]
         except OSError as error:

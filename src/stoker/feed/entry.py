@@ -53,8 +53,11 @@ def share(
     patience_s: float = 60.0,
     seed: int | None = None,
     listen: str | None = None,
+    cluster: str | None = None,
 ) -> Pipeline:
     """Share one preparation with all jobs on this host that call this with the same name.
+
+    With ``cluster="ray"``: with all jobs of a Ray cluster, on whatever nodes.
 
     Coordinated prep (Mohan et al., VLDB 2021, section 6.3): each epoch is fetched and prepared
     once, and each job trains on all of it. The first job starts a feeder, a process of its own,
@@ -77,6 +80,9 @@ def share(
         listen: where jobs on other hosts find the feed, ``host:port``, by
             ``stoker.from_feed("tcp://host:port/NAME")``; by default they do not. Of the job that
             starts the feeder.
+        cluster: ``"ray"`` for one feeder in the cluster, on the node of the first job; relays
+            serve the others' nodes, as with ``from_feed("tcp://...")``. Addresses and a token
+            travel through Ray.
 
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
     TypeError or ValueError for wrong arguments.
@@ -85,12 +91,17 @@ def share(
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
+    from stoker.feed.ray_cluster import shared_in_cluster
     from stoker.feed.target import FeedSettings, target_of
     from stoker.net.address import split_address
 
     check_name(name)
     _check_settings(jobs, staging, patience_s)
+    if cluster not in (None, "ray"):
+        raise ValueError(f'cluster= is "ray" or None, not {cluster!r}')
     if listen is not None:
+        if cluster is not None:
+            raise ValueError("listen= or cluster=: in a cluster the address is found")
         split_address(listen)
     check_not_in_feeder()
     target = target_of(function)
@@ -100,6 +111,8 @@ def share(
     settings = FeedSettings(
         name, target, staging, int(jobs), float(patience_s), True, path, listen or ""
     )
+    if cluster is not None:
+        return open_feed(shared_in_cluster(settings), seed)
     address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
     return open_feed(address, seed)
 

@@ -16,12 +16,12 @@ from stoker.feed import local_socket, messages, wire
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused
+from stoker.feed.secret import find_or_make_token
 from stoker.feed.wire import GatewayEnd, Join, RemoteItem, Taken
 from stoker.ipc import portable
 from stoker.net.address import split_address
 from stoker.net.link import Link
 from stoker.net.listener import Listener
-from stoker.net.token import make_token_file, token_path
 
 _CONNECT_S = 5.0
 
@@ -35,7 +35,7 @@ class Gateway:
     def __init__(self, listen: str, name: str) -> None:
         self._name = name
         host, port = split_address(listen)
-        token = make_token_file(token_path())
+        token = find_or_make_token()
         try:
             self._listener = Listener(
                 host, port, token, wire.PURPOSE, self._serve, timeout_s=wire.SILENT_S

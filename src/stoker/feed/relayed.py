@@ -1,4 +1,4 @@
-"""How jobs find the relay of their host for a feed of another host; who starts it.
+"""How jobs find the relay of their host for a feed of another host.
 
 It is found, started and replaced like the feeder of a ``share``: under the feed's URL as its name.
 """
@@ -9,9 +9,9 @@ import sys
 
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
+from stoker.feed.secret import find_token
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
-from stoker.net.token import read_token, token_path
 
 _PATIENCE_S = 30.0  # shorter than a feeder's for the relay itself
 
@@ -21,8 +21,12 @@ def relayed(url: FeedUrl) -> FeedAddress:
 
     Raises TokenError where the relay could not read the token.
     """
-    read_token(token_path())
-    text = str(url)
-    path = tuple(sys.path)
-    settings = FeedSettings(text, text, patience_s=_PATIENCE_S, autostarted=True, path=path)
-    return FeedAddress(text, lambda: connect_or_start(settings), text, is_restarted=True)
+    find_token()
+    settings = relay_settings(url)
+    return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
+
+
+def relay_settings(url: FeedUrl) -> FeedSettings:
+    """Return what a relay serves."""
+    text, path = str(url), tuple(sys.path)
+    return FeedSettings(text, text, patience_s=_PATIENCE_S, autostarted=True, path=path)

@@ -21,6 +21,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from stoker import fork_safety
 from stoker.errors import FeedError, StokerError
@@ -267,6 +268,7 @@ class FeedServer:
                 self.staging.lent,
                 os.getpid(),
                 self._barrier.awaited_jobs,
+                self.address,
             ),
         )
 
@@ -326,12 +328,11 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
     Raises FeedError, other StokerErrors, ValueError or TypeError when it cannot be served.
     """
     try:
-        prepared: Preparation
-        if is_url(settings.target):
-            prepared = PreparedElsewhere(FeedUrl.of(settings.target))
-        else:
-            prepared = PreparedHere(make_pipeline(settings.target))
-        return FeedServer(listener, prepared, settings)
+        if not is_url(settings.target):
+            pipeline = make_pipeline(settings.target)
+            return FeedServer(listener, PreparedHere(pipeline), settings)
+        elsewhere = PreparedElsewhere(FeedUrl.of(settings.target))
+        return FeedServer(listener, elsewhere, replace(settings, target=elsewhere.target))
     except (StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise

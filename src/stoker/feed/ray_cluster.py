@@ -1,0 +1,73 @@
+"""Feeds that the jobs of a Ray cluster share: one feeder in the cluster, relays on other nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+
+from stoker.feed import ray_directory, wire
+from stoker.feed.autostart import connect_or_start
+from stoker.feed.connection import FeedAddress
+from stoker.feed.messages import Welcome
+from stoker.feed.ray_directory import Answer
+from stoker.feed.relayed import relay_settings
+from stoker.feed.target import FeedSettings
+from stoker.feed.url import FeedUrl
+from stoker.net.address import joined_address
+from stoker.net.link import Link, LinkError
+
+_LOOK_AGAIN_S = 0.2
+
+
+def shared_in_cluster(settings: FeedSettings) -> FeedAddress:
+    """Return the address of a feed that the jobs of a Ray cluster share."""
+    found = SharedInCluster(settings)
+    return FeedAddress(
+        settings.name, found.connect, settings.target, is_restarted=True, note=found.note
+    )
+
+
+class SharedInCluster:
+    """How a job finds a shared feed, wherever in the cluster it is, or starts it here."""
+
+    def __init__(self, settings: FeedSettings) -> None:
+        self._settings = settings
+        self._node = ""
+        self._is_here = False
+
+    def connect(self) -> socket.socket:
+        """Connect to the feeder if it is to be on this node, else to the relay.
+
+        Raises FeedError.
+        """
+        lost = ""
+        while True:
+            # In the process that connects: a forked child asks for itself.
+            self._node, host = ray_directory.own_node()
+            answer: Answer = ray_directory.call("find", self._settings.name, self._node, lost)
+            self._is_here = answer.is_here
+            if answer.is_here:
+                listen = answer.address or joined_address(host, 0)
+                settings = dataclasses.replace(self._settings, listen=listen)
+                return connect_or_start(settings, answer.token)
+            if answer.address and not self._is_lost(answer):
+                url = FeedUrl(answer.address, self._settings.name)
+                return connect_or_start(relay_settings(url), answer.token)
+            lost = answer.address
+            time.sleep(_LOOK_AGAIN_S)
+
+    def note(self, welcome: Welcome) -> None:
+        """Tell the others where the feeder is that this job has connected to."""
+        if self._is_here and welcome.address:
+            name = self._settings.name
+            ray_directory.call("tell", name, self._node, welcome.address)
+
+    def _is_lost(self, answer: Answer) -> bool:
+        try:
+            Link.connect(
+                answer.address, answer.token, wire.PURPOSE, timeout_s=wire.SILENT_S
+            ).close()
+        except LinkError:
+            return True
+        return False

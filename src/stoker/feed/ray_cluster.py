@@ -9,13 +9,14 @@ import time
 from stoker.feed import ray_directory, wire
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
-from stoker.feed.messages import Welcome
+from stoker.feed.messages import Malformed, Welcome
 from stoker.feed.ray_directory import Answer
 from stoker.feed.relayed import relay_settings
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
+from stoker.feed.wire import Join, RelayEnd
 from stoker.net.address import joined_address
-from stoker.net.link import Link, LinkError
+from stoker.net.link import Link
 
 _LOOK_AGAIN_S = 0.2
 
@@ -35,6 +36,7 @@ class SharedInCluster:
         self._settings = settings
         self._node = ""
         self._is_here = False
+        self._held: RelayEnd | None = None
 
     def connect(self) -> socket.socket:
         """Connect to the feeder if it is to be on this node, else to the relay.
@@ -51,7 +53,7 @@ class SharedInCluster:
                 listen = answer.address or joined_address(host, 0)
                 settings = dataclasses.replace(self._settings, listen=listen)
                 return connect_or_start(settings, answer.token)
-            if answer.address and not self._is_lost(answer):
+            if answer.address and self._hold(answer):
                 url = FeedUrl(answer.address, self._settings.name)
                 return connect_or_start(relay_settings(url), answer.token)
             lost = answer.address
@@ -59,15 +61,19 @@ class SharedInCluster:
 
     def note(self, welcome: Welcome) -> None:
         """Tell the others where the feeder is that this job has connected to."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
         if self._is_here and welcome.address:
             name = self._settings.name
             ray_directory.call("tell", name, self._node, welcome.address)
 
-    def _is_lost(self, answer: Answer) -> bool:
+    def _hold(self, answer: Answer) -> bool:
+        """Join the feed, so that it does not end until the relay has joined; False if it is lost."""
         try:
-            Link.connect(
-                answer.address, answer.token, wire.PURPOSE, timeout_s=wire.SILENT_S
-            ).close()
-        except LinkError:
-            return True
-        return False
+            link = Link.connect(answer.address, answer.token, wire.PURPOSE, timeout_s=wire.SILENT_S)
+            self._held = end = RelayEnd(link)
+            end.send(Join(wire.VERSION, self._settings.name, "a job that starts a relay", None, []))
+            return isinstance(end.receive()[0], Welcome)
+        except (EOFError, OSError, Malformed):
+            return False

@@ -69,7 +69,7 @@ class SharedInCluster:
             ray_directory.call("tell", name, self._node, welcome.address)
 
     def _hold(self, answer: Answer) -> bool:
-        """Join the feed, so that it does not end until the relay has joined; False if it is lost."""
+        """Join the feed, so that it is there until the relay has joined; False if it is lost."""
         try:
             link = Link.connect(answer.address, answer.token, wire.PURPOSE, timeout_s=wire.SILENT_S)
             self._held = end = RelayEnd(link)

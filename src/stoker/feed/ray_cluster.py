@@ -10,7 +10,7 @@ from stoker.feed import ray_directory, wire
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
 from stoker.feed.messages import Malformed, Welcome
-from stoker.feed.ray_directory import Answer
+from stoker.feed.ray_directory import FeedPlace
 from stoker.feed.relayed import relay_settings
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
@@ -47,7 +47,7 @@ class SharedInCluster:
         while True:
             # In the process that connects: a forked child asks for itself.
             self._node, host = ray_directory.own_node()
-            answer: Answer = ray_directory.call("find", self._settings.name, self._node, lost)
+            answer: FeedPlace = ray_directory.call("find", self._settings.name, self._node, lost)
             self._is_here = answer.is_here
             if answer.is_here:
                 listen = answer.address or joined_address(host, 0)
@@ -68,7 +68,7 @@ class SharedInCluster:
             name = self._settings.name
             ray_directory.call("tell", name, self._node, welcome.address)
 
-    def _hold(self, answer: Answer) -> bool:
+    def _hold(self, answer: FeedPlace) -> bool:
         """Join the feed, so that it is there until the relay has joined; False if it is lost."""
         try:
             link = Link.connect(answer.address, answer.token, wire.PURPOSE, timeout_s=wire.SILENT_S)

@@ -21,7 +21,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Answer:
+class FeedPlace:
     """Where a feed is.
 
     Attributes:
@@ -42,14 +42,14 @@ class Directory:
         self._token = new_token()
         self._feeds: dict[str, tuple[str, str, float]] = {}  # node, address, when it was claimed
 
-    def find(self, name: str, node: str, lost: str) -> Answer:
+    def find(self, name: str, node: str, lost: str) -> FeedPlace:
         """Say where a feed is. One that is nowhere, or was ``lost``, goes to the node that asks."""
         owner, address, since_s = self._feeds.get(name, ("", "", 0.0))
         is_late = not address and time.monotonic() - since_s > _CLAIM_S
         if not owner or is_late or (lost and address == lost and owner != node):
             owner, address = node, ""
             self._feeds[name] = node, "", time.monotonic()
-        return Answer(self._token, owner == node, address)
+        return FeedPlace(self._token, owner == node, address)
 
     def tell(self, name: str, node: str, address: str) -> None:
         """Take note where a feed listens."""

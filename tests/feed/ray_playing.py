@@ -5,9 +5,7 @@ Prints what each job got, as JSON, and how many feeders prepared at most.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
 import time
 from pathlib import Path
@@ -53,7 +51,7 @@ def feeders() -> list[psutil.Process]:
     return found
 
 
-def main(scenario: str, name: str) -> None:
+def main(name: str) -> None:
     cluster = cluster_utils.Cluster()
     cluster.add_node(num_cpus=2, resources={"first": 9}, include_dashboard=False)
     cluster.add_node(num_cpus=2, resources={"second": 9})
@@ -62,33 +60,12 @@ def main(scenario: str, name: str) -> None:
     quiet = {"log_to_driver": False, "logging_level": "error"}
     ray.init(address=cluster.address, runtime_env=environment, **quiet)
     most = 0
-    if scenario == "share":
-        jobs = [start(node, name, 3, 0.05) for node in ("first", "second", "second")]
-    else:
-        early = start("first", name, 20, 0.05)
-        while not feeders():
-            time.sleep(0.1)
-        jobs = [start("second", name, 4, 0.1)]
-        while not any("tcp://" in " ".join(p.cmdline()) for p in relays()):
-            time.sleep(0.1)
-        ray.cancel(early, force=True)
-        time.sleep(1.0)
-        for feeder in feeders():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                feeder.send_signal(signal.SIGKILL)
+    jobs = [start(node, name, 3, 0.05) for node in ("first", "second", "second")]
     while ray.wait(jobs, num_returns=len(jobs), timeout=0.1)[1]:
         most = max(most, len(feeders()))
     print(json.dumps({"jobs": ray.get(jobs), "most": most}))
     ray.shutdown()
     cluster.shutdown()
-
-
-def relays() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if "tcp://" in " ".join(process.info["cmdline"] or ())
-    ]
 
 
 if __name__ == "__main__":

@@ -68,12 +68,15 @@ def _found(what: str, results: Path) -> tuple[Comparison | None, Recipe]:
 def variant_of(name: str) -> Variant:
     """Return the variant of a name. Raises ValueError if there is none."""
     batch_size = re.search(r"B = (\d+)", name)
+    pool_batches = re.search(r"pool of (\d+) batches", name)
     variant = Variant(
         batch_norm="without BatchNorm" not in name,
         momentum="without momentum" not in name,
         augmentation="without augmentation" not in name,
         small="small data" in name,
         batch_size=int(batch_size[1]) if batch_size else None,
+        pool_batches=int(pool_batches[1]) if pool_batches else None,
+        by_steps="scheduled by steps" in name,
     )
     if variant.name != name:
         raise ValueError(f"there is no variant {name!r}; did you mean {variant.name!r}?")

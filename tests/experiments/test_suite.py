@@ -210,6 +210,7 @@ def test_a_block_of_the_page_is_made_of_its_rows(tmp_path: Path) -> None:
         Variant(),
         Variant(batch_norm=False, momentum=False),
         Variant(augmentation=False, small=True, batch_size=128),
+        Variant(pool_batches=4, by_steps=True),
     ],
 )
 def test_a_variant_is_known_by_its_name(variant: Variant) -> None:

@@ -77,12 +77,13 @@ class NamedHosts:
         self._addresses = tuple(addresses)
         self._tries = {address: Backoff() for address in addresses}
         self._has_begun = False
+        self._why = ""
         found = self.members()
         self._has_begun = True
         if not found.members:
             raise CacheError(
-                f"no keeper answers at {', '.join(addresses)}: start one on each of these hosts "
-                "(stoker cache serve --listen HOST:PORT)"
+                f"no keeper answers at {', '.join(addresses)} ({self._why}): start one on each of "
+                "these hosts (stoker cache serve --listen HOST:PORT)"
             )
 
     def members(self) -> Members:
@@ -95,7 +96,8 @@ class NamedHosts:
                 if not self._has_begun:
                     raise
                 tries.failed()
-            except LinkError:
+            except LinkError as error:
+                self._why = str(error)
                 tries.failed()
             else:
                 tries.succeeded()

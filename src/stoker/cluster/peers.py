@@ -133,8 +133,10 @@ class PeerGroup:
 
     @property
     def have_room(self) -> bool:
-        """Whether any of them takes anything."""
-        return any(peer.is_alive and not peer.is_full for peer in self._others)
+        """Whether any of them, or this host's store, takes anything."""
+        return self._home_has_room() or any(
+            peer.is_alive and not peer.is_full for peer in self._others
+        )
 
     def bring(self, record: Record) -> bool:
         """Take an item that is to be brought to who it belongs to; False where too much waits."""
@@ -390,6 +392,7 @@ class PeerGroup:
             if peer.is_alive:
                 peer.lost()
             self._changed.notify_all()  # it is tried again in time
+        self._tell()
 
     def _tell(self) -> None:
         view = self._view

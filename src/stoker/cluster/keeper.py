@@ -19,9 +19,10 @@ import xxhash
 
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.integrity import boot_id
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import Busy, Store
+from stoker.cache.store import Busy
 from stoker.cluster import wire
 from stoker.cluster.definition import Definition
 from stoker.errors import CacheError
@@ -62,36 +63,24 @@ class Keeper:
         tls: Tls | None = None,
     ) -> None:
         host, port = split_address(address)
-        self._store_dir = _join(folder, limit, address)
-        self.folder = self._store_dir.folder
-        self.limit_bytes = self._store_dir.about.limit_bytes
+        self._handle = _open(folder, limit, address)
+        self._store = self._handle.store
+        self.folder = self._handle.store_dir.folder
+        self.limit_bytes = self._store.limit_bytes
         self._definition: Definition | None = None
         self._map_version = 0
         self._lock = threading.Lock()
         try:
-            self._store = Store(
-                self._store_dir.inside,
-                self.limit_bytes,
-                in_memory=location.is_in_memory(self.folder),
-            )
-        except BaseException:
-            self._store_dir.leave()
-            raise
-        try:
             self._listener = Listener(host, port, token, wire.PURPOSE, self._serve, tls=tls)
         except BaseException:
-            self._close_store()
+            HANDLES.release(self._handle)
             raise
         self.address = self._listener.address
 
     def close(self) -> None:
         """End all connections, and leave the store."""
         self._listener.close()
-        self._close_store()
-
-    def _close_store(self) -> None:
-        self._store.close()
-        self._store_dir.leave()
+        HANDLES.release(self._handle)
 
     def _serve(self, link: Link) -> None:
         header, _ = link.receive(_no_body, wait_s=_GREET_S)
@@ -190,8 +179,8 @@ class Keeper:
         )
 
 
-def _join(folder: str | None, limit: location.Limit, address: str) -> store_dir.StoreDir:
-    """Take hold of a keeper's store, which is made if it is not there."""
+def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
+    """Open a keeper's store, which is made if it is not there."""
     if folder is None:
         name = "keeper-" + "".join(c if c.isalnum() else "-" for c in address)
         if address.endswith(":0"):
@@ -208,11 +197,17 @@ def _join(folder: str | None, limit: location.Limit, address: str) -> store_dir.
         temporary=folder is None,
         on_damage="rebuild",
     )
-    try:
+
+    def join_or_make() -> store_dir.StoreDir | None:
         found = join(limit_bytes=None)
         if found is None:
             limit_bytes = location.resolve_limit(limit, path, in_memory=folder is None)
             found = join(limit_bytes=limit_bytes) if limit_bytes else None
+        return found
+
+    try:
+        with HANDLES.lock:
+            found = HANDLES.get(path, join_or_make)
     except OSError as error:
         raise CacheError(f"the cache cannot be made: {error}") from error
     if found is None:

@@ -160,9 +160,14 @@ class PeerGroup:
         return done
 
     def close(self) -> None:
-        """End all connections, and the threads. Does nothing in a forked child."""
-        if not self._owner.is_current:
+        """Bring what waits, if that takes no longer than 5 s, and end connections and threads.
+
+        Does nothing in a forked child.
+        """
+        if not self.is_current:
             return
+        if threading.current_thread() not in self._threads:
+            self.flush(_JOIN_S)
         with self._lock:
             self._closed = True
             self._changed.notify_all()

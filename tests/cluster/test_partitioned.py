@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
+from stoker.cache import inventory
 from stoker.cluster.keeper import Keeper
 from strategies import frozen, stream
 
@@ -118,6 +119,18 @@ def test_a_wrapped_dataset_in_worker_processes(three: list[Keeper]) -> None:
     cache = dataset.cache_stats()
     assert (cache.misses, cache.hits) == (EXAMPLES, EXAMPLES)
     assert "nodes answer" in str(cache)
+
+
+def test_the_command_tells_where_hits_came_from(
+    three: list[Keeper], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = over(shuffled(), three).batch(7)
+    for _ in range(2):
+        stream(train)
+    inventory.print_info(three[0].folder)
+    told = capsys.readouterr().out
+    assert "nodes   3 of 3 answer, map 3\n" in told
+    assert f"{EXAMPLES} from storage\n" in told
 
 
 def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_path: Path) -> None:

@@ -79,6 +79,10 @@ class MemberMap:
         self.peers = peers
         self._ranks: dict[int, Sequence[int]] = {}
 
+    def first(self, key: bytes) -> str:
+        """Return the name of the member that an item belongs to if all are alive."""
+        return self.owners.members[self.owners.owner(place_of(key))].name
+
     def ranked(self, key: bytes) -> Sequence[int]:
         """Return the numbers of all members, for an item: who it belongs to comes first."""
         place = place_of(key)

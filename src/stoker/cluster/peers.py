@@ -84,6 +84,7 @@ class PeerGroup:
         self._queued_bytes = 0  # with what is under way
         self._is_flushing = False
         self._has_warned = False
+        self._members = Members(0, ())
         self._view = MemberMap(OwnerMap.of((), 0), [])
         self._threads: list[threading.Thread] = []
         self._adopt(membership.members())
@@ -118,6 +119,8 @@ class PeerGroup:
         """
         with self._lock:
             view, alive = self._view, 0
+            if view.peers and view.first(key) == before:
+                return None
             for number in view.ranked(key):
                 peer = view.peers[number]
                 if view.owners.members[number].name == before:
@@ -346,9 +349,10 @@ class PeerGroup:
 
     def _adopt(self, found: Members) -> None:
         """Take over the members, if they have changed."""
-        view, home = self._view, self._membership.home
-        if found.members == view.owners.members and found.version == view.owners.version:
+        home = self._membership.home
+        if found == self._members:
             return
+        self._members = found
         owners = OwnerMap.of(found.members, found.version)
         known = {peer.member: peer for peer in self._others}
         peers = [

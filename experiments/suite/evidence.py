@@ -1,14 +1,19 @@
 """docs/evidence.md: its tables are made of the stored rows.
 
 They stand between `<!-- rows: ... -->` and `<!-- end -->`. What the first says is workload, and
-which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`.
+which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`. Between `<!-- bench:
+... -->` and `<!-- end -->` stands the first table of a benchmark's docstring, which is made of its
+rows.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
+from experiments.suite.prices import PATH as PRICES
+from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
 from experiments.suite.summary import Comparison, compared
 from experiments.suite.tables import cells_of, markdown, sentence
@@ -18,6 +23,8 @@ from experiments.suite.workloads import class_of
 PAGE = RESULTS.parents[1] / "docs" / "evidence.md"
 NOT_RUN = "*Not run yet.*"
 
+_BENCH = RESULTS.parents[1] / "bench"
+_BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -26,14 +33,17 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
 
     Raises ValueError for a block of an unknown workload or variant.
     """
-    return _BLOCK.sub(lambda m: m[1] + _block(m["what"], results) + m[3], text)
+    text = _BLOCK.sub(lambda m: m[1] + _block(m["what"], results) + m[3], text)
+    return _BENCH_BLOCK.sub(lambda m: m[1] + _bench_table(m["name"]) + m[3], text)
 
 
 def write() -> list[Path]:
-    """Write the tables into the page, and the figures beside it; return what was written."""
+    """Write the tables into the page, the figures beside it, and what the analyzer tells; return
+    what was written."""
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_tables(text), encoding="utf-8")
-    written = [PAGE]
+    PRICES.write_text(prices_text(), encoding="utf-8")
+    written = [PAGE, PRICES]
     for match in _BLOCK.finditer(text):
         found, _ = _found(match["what"], RESULTS)
         if found is not None:
@@ -56,6 +66,16 @@ def _block(what: str, results: Path) -> str:
         f"{sentence(found, recipe.budget_fresh)} Rows: `experiments/results/{name}.json`.\n\n"
         f"![{what}: test loss, rho and speed-ups]({figure})\n"
     )
+
+
+def _bench_table(name: str) -> str:
+    source = (_BENCH / f"{name}.py").read_text(encoding="utf-8")
+    table = re.search(
+        rf"^    \[results/{name}\.json\]\n(.*?)\n(?:\n|    \[end\])", source, re.M | re.S
+    )
+    if table is None:
+        raise ValueError(f"bench/{name}.py has no table of rows")
+    return f"```text\n{textwrap.dedent(table[1])}\n```\n"
 
 
 def _found(what: str, results: Path) -> tuple[Comparison | None, Recipe]:

@@ -100,6 +100,7 @@ def test_a_keeper_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
         assert sorted(ids) == list(range(EXAMPLES))
 
 
+@pytest.mark.full
 def test_a_node_joins_that_was_named_from_the_beginning(nodes: Nodes) -> None:
     for _ in range(3):
         nodes.keep()
@@ -116,6 +117,7 @@ def test_a_node_joins_that_was_named_from_the_beginning(nodes: Nodes) -> None:
     assert [client.epoch()["misses"] for client in clients] == [0, 0]
 
 
+@pytest.mark.full
 def test_a_keeper_ends_by_ctrl_c_and_leaves_what_it_kept(nodes: Nodes) -> None:
     keeper = nodes.keep()
     client = nodes.client(0)

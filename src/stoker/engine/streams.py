@@ -19,7 +19,7 @@ from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, 
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
 from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.make import Workers, make_pool
+from stoker.engine.pool.make import KeptWorkers, Workers, make_pool
 from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.position import Position
 from stoker.engine.prefetch import Prefetcher
@@ -43,6 +43,7 @@ class EpochSetup:
         seed, epoch: they decide the order and every draw.
         autotuner: the pipeline's memory of its speed.
         workers: how work is shared out.
+        kept_workers: the workers that the pipeline keeps from epoch to epoch.
         sizes: the sizes of the pools that are known; filled in as others become known.
         position: where to begin.
         steps: how many outputs there are at most, or None.
@@ -57,6 +58,7 @@ class EpochSetup:
     epoch: int
     autotuner: Autotuner
     workers: Workers
+    kept_workers: KeptWorkers
     sizes: dict[int, PoolSize]
     position: Position
     steps: int | None = None
@@ -182,7 +184,7 @@ class EpochStreams:
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = Workers(0, "thread") if plan.loader is not None else self._setup.workers
-        pool = make_pool(given, host, self._setup.autotuner)
+        pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
                 work.reader = self._reader
@@ -228,7 +230,7 @@ class EpochStreams:
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
         cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
-        cost.whole = self._setup.workers.kind == "process" and bool(
+        cost.whole = self._setup.workers.kind != "thread" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
 

@@ -1,0 +1,95 @@
+"""Actors of Ray on this host against as many worker processes: what does the socket cost?
+
+JPEGs in memory are decoded with Pillow, cropped at random and resized to 224, in batches of 16 (2.4
+MB) and of 256 (38.5 MB), by two workers of each kind. The actors and the trainer share the host, so
+that all bytes cross its loopback, and the trainer's share of the work is paid for by the same
+cores.
+
+Command::
+
+    python bench/ray_workers.py
+
+Target: at least 0.75 of worker processes at 2.4 MB, whole epochs, the start of processes and the
+connections of actors included.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from functools import partial
+from statistics import median
+from typing import Any
+
+from gil import Files, crop, made_jpegs
+from harness import Ratio, Report, interleaved, parser, report
+
+import stoker
+
+BATCHES = {"2.4 MB": 16, "38.5 MB": 256}
+WORKERS = 2
+
+
+def timed(pipeline: Any) -> dict[str, float]:
+    """Return the examples a second of an epoch, and the processor time of the trainer for each."""
+    cpu_s, began = time.process_time(), time.perf_counter()
+    examples = sum(len(labels) for _, labels in pipeline)
+    elapsed_s = time.perf_counter() - began
+    return {
+        "examples_per_s": examples / elapsed_s,
+        "trainer_cpu_s": (time.process_time() - cpu_s) / examples,
+    }
+
+
+def evaluate(found: Report) -> None:
+    """Hold actors against processes."""
+    for size in dict.fromkeys(row["batch"] for row in found.rows):
+        samples = {row["case"]: row["samples"] for row in found.rows if row["batch"] == size}
+        rates = {c: [each["examples_per_s"] for each in s] for c, s in samples.items()}
+        cpu = {c: [each["trainer_cpu_s"] for each in s] for c, s in samples.items()}
+        found.show(
+            (f"batches of {size}", "examples/s", "it / processes", "trainer's CPU / processes'"),
+            [
+                (
+                    case,
+                    f"{median(rates[case]):,.0f}",
+                    Ratio.of(rates[case], rates["processes"]),
+                    Ratio.of(cpu[case], cpu["processes"]),
+                )
+                for case in samples
+            ],
+        )
+        if size == "2.4 MB":
+            ratio = Ratio.of(rates["actors"], rates["processes"]).median
+            found.expect(f"actors of processes, batches of {size}", ratio, 0.75)
+
+
+def main() -> None:
+    arguments = parser(__doc__, evaluate).parse_args()
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own
+        import ray
+
+        ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
+    rounds = 1 if arguments.quick else arguments.rounds
+    files = list(made_jpegs(64 if arguments.quick else 512))
+    files *= 1 if arguments.quick else 4
+    crops = stoker.from_dataset(Files(files), seed=0).shuffle().random_map(crop, on=0)
+    try:
+        with report(__file__, arguments) as found:
+            for size, batch in BATCHES.items():
+                kinds = {"processes": "process", "actors": "ray"}
+                cases = {
+                    name: partial(timed, crops.batch(batch).workers(WORKERS, kind=kind))
+                    for name, kind in kinds.items()
+                }
+                for case, samples in interleaved(cases, rounds).items():
+                    found.add(batch=size, case=case, samples=samples)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

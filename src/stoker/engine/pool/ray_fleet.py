@@ -137,7 +137,12 @@ class Fleet:
             try:
                 place = ray.get(each)
             except ray.exceptions.RayTaskError as error:
-                raise error.as_instanceof_cause() from None
+                cause = error.as_instanceof_cause()
+                cause.add_note(
+                    "In an actor, which was sent the pipeline: what that uses must be there on the "
+                    "cluster's nodes (ray.init(runtime_env=...) can bring it there)."
+                )
+                raise cause from None
             except ray.exceptions.RayActorError as error:
                 self.losses.append(f"an actor was lost before it came up: {error}")
                 continue

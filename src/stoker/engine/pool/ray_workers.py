@@ -35,7 +35,11 @@ def make_pool(
         kept.fleet = Fleet(plan, workers.ray_options)
     count = None if workers.count == "auto" else workers.count
     remote = RayWorkers(kept.fleet, host, count)
-    remote.gather()
+    try:
+        remote.gather()
+    except BaseException:
+        kept.fleet = None
+        raise
     threads, each = remote.threads()
     pool = WorkerPool(threads, max(1, len(host)), autotuner, [remote], threads_each=each)
     remote.begin(pool)

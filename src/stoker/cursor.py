@@ -115,7 +115,6 @@ class Cursor:
             epoch,
             self._autotuner,
             chain.workers_here(),
-            self._kept_workers,
             self.sizes,
             position,
             chain.steps,
@@ -123,6 +122,7 @@ class Cursor:
             self._recycler,
             chain.sure_count(),
             self._carried,
+            self._kept_workers,
         )
         self._carried = {}
         run = Run(setup)

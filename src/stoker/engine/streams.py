@@ -43,7 +43,6 @@ class EpochSetup:
         seed, epoch: they decide the order and every draw.
         autotuner: the pipeline's memory of its speed.
         workers: how work is shared out.
-        kept_workers: the workers that the pipeline keeps from epoch to epoch.
         sizes: the sizes of the pools that are known; filled in as others become known.
         position: where to begin.
         steps: how many outputs there are at most, or None.
@@ -51,6 +50,7 @@ class EpochSetup:
         recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
         length: how many outputs the epoch has, if that is known.
         carried: what the pool held when the epoch before was over, if it goes on from there.
+        kept_workers: the workers that the pipeline keeps from epoch to epoch.
     """
 
     plan: Plan
@@ -58,7 +58,6 @@ class EpochSetup:
     epoch: int
     autotuner: Autotuner
     workers: Workers
-    kept_workers: KeptWorkers
     sizes: dict[int, PoolSize]
     position: Position
     steps: int | None = None
@@ -66,6 +65,7 @@ class EpochSetup:
     recycler: Recycler | None = None
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
+    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
 
 
 class EpochStreams:

@@ -56,9 +56,9 @@ class Inbox:
         header = _ALIVE
         while header == _ALIVE:
             header, body = link.receive(self._place, wait_s=wait_s)
-        sizes = struct.unpack(f"<{len(header) // 8}Q", header)
+        sizes = struct.unpack(f"<{len(header) // 8}Q", header[: len(header) // 8 * 8])
         starts = starts_of(sizes)
-        if len(header) % 8 or starts[-1] != body.nbytes:
+        if not sizes or len(header) % 8 or starts[-1] != body.nbytes:
             raise LinkError(f"{link.peer} sent a frame whose parts do not fit")
         first, *rest = (
             body[start : start + size] for start, size in zip(starts, sizes, strict=False)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.engine.lower import Plan
+from stoker.engine.pool.borrowing import Borrowing
 from stoker.engine.pool.program import Program
 from stoker.engine.pool.ray_actor import ActorPlace, PreparingActor
 from stoker.fork_safety import OwningProcess
@@ -69,6 +70,7 @@ class Fleet:
         token: what connections to them need.
         actors: those that came up and are not known to be gone.
         losses: what to warn of: which actors were lost.
+        borrowing: decides how many there are to be, where that is not given.
     """
 
     def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
@@ -85,6 +87,7 @@ class Fleet:
                 'ray.init(address="auto") first, or ray.init() for a cluster of this host alone'
             )
         self.plan = plan
+        self.borrowing = Borrowing()
         self._owner = OwningProcess()
         self.token = new_token()
         self.actors: list[Actor] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from stoker.net.link import Link, LinkError
 
 SILENCE_S = 10.0  # an actor that is at work says so every second
 SEATS = 2
-_CONNECT_S = 5.0
+_RETRY_S = 0.05
 _FATAL_LOSSES = 3
 
 
@@ -191,17 +192,26 @@ class _Seat:
         """
         self.was_asked = False
         if self._link is None or anew:
-            address = self.actor.place.address
-            self._link = link = Link.connect(
-                address, self._token, PURPOSE, timeout_s=_CONNECT_S, tls=tls_of(os.environ)
-            )
-            link.set_timeout(SILENCE_S)
+            self._link = self._connected()
             if self._closed:
                 raise LinkError("the iterator was closed")
-            works.send(link)
+            works.send(self._link)
             self.was_asked = True
         request.send(self._link)
         return self._inbox.receive(self._link, wait_s=SILENCE_S)
+
+    def _connected(self) -> Link:
+        """Connect, for as long as somebody may be there who is too busy to answer."""
+        address, tls = self.actor.place.address, tls_of(os.environ)
+        until = time.monotonic() + SILENCE_S
+        while True:
+            try:
+                return Link.connect(address, self._token, PURPOSE, timeout_s=SILENCE_S, tls=tls)
+            except LinkError as error:
+                is_gone = isinstance(error.__cause__, ConnectionRefusedError)
+                if is_gone or self._closed or time.monotonic() > until:
+                    raise
+                time.sleep(_RETRY_S)
 
     def close(self) -> None:
         """End the connection, from any thread."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from stoker.engine.lower import Plan
 from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.borrowing import SPAN_S, Borrowing, Span
+from stoker.engine.pool.borrowing import SPAN_S, Span
 from stoker.engine.pool.make import KeptWorkers, Workers
 from stoker.engine.pool.ray_fleet import Fleet
 from stoker.engine.pool.ray_team import SEATS, ActorTeam
@@ -59,7 +59,6 @@ class RayWorkers:
         self._fleet = fleet
         self._team = ActorTeam(fleet, [work.address for work in works])
         self._count = count
-        self._borrowing = Borrowing()
         self._lock = threading.RLock()
         self._ending = threading.Condition(self._lock)
         self._closed = False
@@ -165,7 +164,7 @@ class RayWorkers:
         """Have more actors, or fewer."""
         if not span.actors:
             return
-        wanted = self._borrowing.decide(span, self._fleet.room())
+        wanted = self._fleet.borrowing.decide(span, self._fleet.room())
         self._fleet.order(max(0, wanted - span.actors))
         for actor in self._team.actors[wanted:]:
             self._team.send_away(actor)

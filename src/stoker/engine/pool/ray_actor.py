@@ -23,10 +23,10 @@ from typing import NamedTuple
 from stoker.engine.pool.link_channel import FlatValue, Inbox, say_alive
 from stoker.engine.pool.program import Program
 from stoker.engine.pool.request_runner import RequestRunner
-from stoker.engine.pool.worker import end_with
 from stoker.net.link import Link, LinkError
 from stoker.net.listener import Listener
 from stoker.net.tls import Tls
+from stoker.parentage import end_with
 
 PURPOSE = "worker"
 BEAT_S = 1.0  # how often an actor says that it is at work
@@ -54,7 +54,7 @@ class PreparingActor:
         """Take the pipeline's work, and listen for those who have the token."""
         import ray
 
-        end_with(os.getppid())  # the raylet
+        end_with(os.getppid(), by_main_thread=False)  # the raylet
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
         self._program: Program = pickle.loads(program)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import select
 import signal
 import sys
-import threading
 from multiprocessing.connection import Connection
 
 from stoker.engine.pool.request_runner import RequestRunner
 from stoker.engine.work import Work
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
-
-_PR_SET_PDEATHSIG = 1
+from stoker.parentage import end_with
 
 
 def serve(
@@ -38,7 +33,7 @@ def serve(
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    _die_with(parent, by_main_thread)
+    end_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -66,34 +61,3 @@ def serve(
             sendable = runner.sendable(work, request, answer, error)
             channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
         misdrawn.clear()
-
-
-def _die_with(parent: int, by_main_thread: bool) -> None:
-    """Have this process end with its parent, however that dies and whatever it is doing.
-
-    The kernel's own signal comes at once, but tells of the thread that forked, and under
-    forkserver of the server; a pidfd tells of the process.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    if by_main_thread and os.getppid() == parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    end_with(parent)
-
-
-def end_with(parent: int) -> None:
-    """Have this process end when another one has. Linux alone has a way to wait for that."""
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        descriptor = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    except OSError:  # a kernel or a sandbox without it
-        return
-
-    def watch() -> None:
-        select.select([descriptor], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="stoker-parent-watch", daemon=True).start()

@@ -95,9 +95,7 @@ def make_pool(
     if workers.count == 0:
         return WorkerPool(0, depths, autotuner)
     if workers.kind == "ray":
-        from stoker.engine.pool import ray_workers
-
-        return ray_workers.make_pool(workers, plan, host, autotuner, kept)
+        return _pool_of_actors(workers, plan, host, autotuner, kept)
     assert workers.count != "auto"
     if workers.kind == "process":
         from stoker.engine.pool import processes  # multiprocessing takes its time to import
@@ -106,3 +104,24 @@ def make_pool(
         each = len(remotes) // workers.count
         return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each)
     return WorkerPool(workers.count, depths, autotuner)
+
+
+def _pool_of_actors(
+    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+) -> WorkerPool:
+    from stoker.engine.pool.ray_fleet import Fleet
+    from stoker.engine.pool.ray_workers import RayWorkers
+
+    fleet = kept.fleet
+    if fleet is None or fleet.plan is not plan or not fleet.is_ours:
+        fleet = kept.fleet = Fleet(plan, workers.ray_options)
+    remote = RayWorkers(fleet, host, None if workers.count == "auto" else workers.count)
+    try:
+        remote.gather()
+    except BaseException:
+        kept.fleet = None
+        raise
+    threads, each = remote.threads()
+    pool = WorkerPool(threads, max(1, len(host)), autotuner, [remote], threads_each=each)
+    remote.begin(pool)
+    return pool

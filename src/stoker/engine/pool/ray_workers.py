@@ -11,10 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from stoker.engine.lower import Plan
-from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.borrowing import SPAN_S, Span
-from stoker.engine.pool.make import KeptWorkers, Workers
 from stoker.engine.pool.ray_fleet import Fleet
 from stoker.engine.pool.ray_team import SEATS, ActorTeam
 from stoker.engine.pool.threads import Answer, Request, WorkerPool
@@ -25,25 +22,6 @@ _FIRST_S = 10.0  # for the first actor
 _LOOK_S = 0.2
 _ORDER_AGAIN_S = 10.0
 _JOIN_S = 5.0
-
-
-def make_pool(
-    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
-) -> WorkerPool:
-    """Return a worker pool whose workers are the actors of a pipeline, kept or new ones."""
-    if kept.fleet is None or kept.fleet.plan is not plan or not kept.fleet.is_ours:
-        kept.fleet = Fleet(plan, workers.ray_options)
-    count = None if workers.count == "auto" else workers.count
-    remote = RayWorkers(kept.fleet, host, count)
-    try:
-        remote.gather()
-    except BaseException:
-        kept.fleet = None
-        raise
-    threads, each = remote.threads()
-    pool = WorkerPool(threads, max(1, len(host)), autotuner, [remote], threads_each=each)
-    remote.begin(pool)
-    return pool
 
 
 class RayWorkers:

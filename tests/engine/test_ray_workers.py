@@ -47,6 +47,7 @@ def cluster() -> Iterator[Any]:
         # Else it would put a token into the user's home.
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_worker_niceness", "0")  # by default actors come after everything else
         Config.initialize("")  # which it reads when it is imported
         made = Cluster(
             initialize_head=True,
@@ -63,13 +64,11 @@ def cluster() -> Iterator[Any]:
 
 
 def actors() -> list[psutil.Process]:
-    """The processes of actors that prepare."""
+    """The processes of actors that prepare, on the nodes of this test's cluster."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::PreparingActor"] or any(
-                "PreparingActor" in part for part in process.cmdline()[:1]
-            ):
+            if any("PreparingActor" in part for part in process.cmdline()[:1]):
                 found.append(process)
     return found
 
@@ -343,7 +342,7 @@ def test_no_room_at_first_is_no_reason_to_wait(
     options = {"resources": {"nowhere": 1}}
     pipeline = CHAINS["no batches"]().workers(1, kind="ray", ray_options=options)
 
-    with pytest.warns(UserWarning, match="Ray has placed no actor within 1 s"):
+    with pytest.warns(UserWarning, match="no actor of Ray has come up within 1 s"):
         assert seen(pipeline) == alone(CHAINS["no batches"])[0]
 
 
@@ -426,7 +425,7 @@ def pids():
     return [actor.place.pid for actor in pipeline._cursor._kept_workers.fleet.actors]
 
 
-pipeline = stoker.from_dataset(Examples(5_000), seed=0).map(slow).workers(2, kind="ray")
+pipeline = stoker.from_dataset(Examples(2_000), seed=0).map(slow).workers(2, kind="ray")
 {rest}
 """
 
@@ -493,7 +492,7 @@ if pid == 0:
         os._exit(code)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 rest = list(batches)
-assert len(rest) == 4_999, len(rest)
+assert len(rest) == 1_999, len(rest)
 say(json.dumps(len(pids())))
 """
     with script(tmp_path, SCRIPT.format(address=cluster.address, rest=rest)) as running:

@@ -18,7 +18,7 @@ from stoker.engine.pool.threads import Answer, Request, WorkerPool
 from stoker.engine.work import Work
 from stoker.machine import usable_cores
 
-_FIRST_S = 10.0  # for the first actor
+_FIRST_S = 30.0  # for the first actor, whose process may take long to start
 _LOOK_S = 0.2
 _ORDER_AGAIN_S = 10.0
 _JOIN_S = 5.0
@@ -61,7 +61,7 @@ class RayWorkers:
             pass
         if not fleet.actors:
             fleet.losses.append(
-                f"Ray has placed no actor within {_FIRST_S:g} s: is there room in the cluster "
+                f"no actor of Ray has come up within {_FIRST_S:g} s: is there room in the cluster "
                 "(`ray status`)? This process prepares until one is there"
             )
         for actor in fleet.actors:

@@ -84,7 +84,7 @@ class Fleet:
         if not ray.is_initialized():
             raise RuntimeError(
                 '.workers(kind="ray") uses the cluster that this process has joined: call '
-                'ray.init(address="auto") first, or ray.init() for a cluster of this host alone'
+                'ray.init(address="auto") first, or ray.init(address="local") for one of this host'
             )
         self.plan = plan
         self.borrowing = Borrowing()

@@ -137,7 +137,7 @@ class Chain:
     @property
     def has_workers(self) -> bool:
         """Whether anything is prepared while the consumer trains."""
-        return self.workers is None or self.workers.count > 0
+        return self.workers is None or self.workers.count != 0
 
     @property
     def accounts(self) -> int:

@@ -22,6 +22,7 @@ from stoker.checks import is_whole_number
 from stoker.engine.epoch import FORGOTTEN, Run
 from stoker.engine.items import Item
 from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.make import KeptWorkers
 from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
@@ -63,6 +64,7 @@ class Cursor:
         self.chain = chain
         self._recycler = recycler
         self._autotuner = Autotuner()
+        self._kept_workers = KeptWorkers()
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
         self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
@@ -120,6 +122,7 @@ class Cursor:
             self._recycler,
             chain.sure_count(),
             self._carried,
+            self._kept_workers,
         )
         self._carried = {}
         run = Run(setup)

@@ -293,20 +293,20 @@ class Pipeline(Generic[T]):
             CacheStage.of(self.chain, limit, version, keep_pages, cluster, **settings)
         )
 
-    def workers(self, n: int, *, kind: str = "thread") -> Pipeline[T]:
-        """Set how many workers there may be; by default as many as there are usable cores.
+    def workers(
+        self, n: int | str, *, kind: str = "thread", ray_options: Mapping[str, Any] | None = None
+    ) -> Pipeline[T]:
+        """Set how many workers there may be; by default as many threads as there are usable cores.
 
         Args:
-            n: an upper bound for threads: fewer take part where timing shows that to be
-                faster; with 0 the consumer's own thread does all work. Of processes, exactly
-                ``n`` (at least 1) are started every epoch.
-            kind: ``"thread"``, or ``"process"`` for Python code that holds the GIL: every
-                process has its own copy of the dataset, by fork or pickling, and seeds
-                ``random``, NumPy and torch anew for every example.
+            n: of threads an upper bound, 0 for none; else the number. Of actors also ``"auto"``.
+            kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
+                and seeds global random generators for every example. ``"ray"``: so do actors of
+                the Ray cluster joined, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        return Pipeline(replace(self.chain, workers=Workers.of(n, kind)))
+        return Pipeline(replace(self.chain, workers=Workers.of(n, kind, ray_options)))
 
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.

@@ -20,7 +20,7 @@ from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, 
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
 from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.make import Workers, make_pool
+from stoker.engine.pool.make import KeptWorkers, Workers, make_pool
 from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.position import Position
 from stoker.engine.prefetch import Prefetcher
@@ -54,6 +54,7 @@ class EpochSetup:
         recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
         length: how many outputs the epoch has, if that is known.
         carried: what the pool held when the epoch before was over, if it goes on from there.
+        kept_workers: the workers that the pipeline keeps from epoch to epoch.
     """
 
     plan: Plan
@@ -68,6 +69,7 @@ class EpochSetup:
     recycler: Recycler | None = None
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
+    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
 
 
 class EpochStreams:
@@ -189,7 +191,7 @@ class EpochStreams:
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = Workers(0, "thread") if plan.loader is not None else self._setup.workers
-        pool = make_pool(given, host, self._setup.autotuner)
+        pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
                 work.reader, work.gather = self._reader, self._gather
@@ -235,7 +237,7 @@ class EpochStreams:
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
         cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
-        cost.whole = self._setup.workers.kind == "process" and bool(
+        cost.whole = self._setup.workers.kind != "thread" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
 

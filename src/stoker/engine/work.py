@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,20 @@ ENDED = -1
 """The part of a failure that ended a stream: nothing may skip it, nor leave it out of a batch."""
 
 
+class WorkAddress(NamedTuple):
+    """What tells a work from others of its pipeline.
+
+    Attributes:
+        at: its segment's place among the parts of the plan.
+        seed, epoch, rank: what its order and its random draws are keyed by.
+    """
+
+    at: int
+    seed: int
+    epoch: int
+    rank: int
+
+
 class Work:
     """What a segment does to its inputs, in one epoch; runs in any thread or process.
 
@@ -89,6 +103,7 @@ class Work:
         misdrawn: list[Misdrawn],
     ) -> None:
         self.segment = segment
+        self.address = WorkAddress(segment.at, seed, epoch, rank)
         self._part = segment.at
         self.misdrawn = misdrawn
         self.reader: Reader | None = None

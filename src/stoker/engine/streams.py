@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from stoker import rng
 from stoker.buffers import Recycler
+from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.echo_pools import Pools
 from stoker.engine.filtering import FilteredStream, SkipLog
 from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
@@ -50,6 +51,7 @@ class EpochSetup:
         recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
         length: how many outputs the epoch has, if that is known.
         carried: what the pool held when the epoch before was over, if it goes on from there.
+        owners: by whose parts the epoch is dealt, if it is.
     """
 
     plan: Plan
@@ -64,6 +66,7 @@ class EpochSetup:
     recycler: Recycler | None = None
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
+    owners: PinnedOwners | None = None
 
 
 class EpochStreams:
@@ -127,7 +130,9 @@ class EpochStreams:
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.selection.order(len(plan.indexed), self._seed, self._epoch)
+            self._order = plan.selection.order(
+                len(plan.indexed), self._seed, self._epoch, self._setup.owners, plan.group
+            )
             self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
         self._works = {

@@ -18,6 +18,7 @@ from stoker.stages.stage import Stage, Traits, first_with
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
     from stoker.chain import Chain
+    from stoker.cluster.pinned import OwnersKnown
     from stoker.engine.lower import Lowering
 
 _SAMPLED = 64
@@ -60,10 +61,12 @@ class CacheStage(Stage):
     Attributes:
         cache: the cache.
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
+        cluster: who knows which node keeps what, if several keep a part each.
     """
 
     cache: ExampleCache
     keep_pages: bool
+    cluster: OwnersKnown | None = None
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
@@ -202,7 +205,7 @@ class CacheStage(Stage):
                     CacheWarning,
                 )
         share, hosts = chain.selection.share, machine.hosts_of_job()
-        if share is not None and share.anew and hosts > 1:
+        if share is not None and share.anew and not share.is_dealt and hosts > 1:
             warn(
                 f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
                 f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the "

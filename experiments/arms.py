@@ -13,6 +13,7 @@ from experiments.storage import Source
 from experiments.workloads import augment, augment_one
 from stoker.stages.echo import DEFAULT_MAX_FACTOR
 
+REPEATS = "repeats:"
 PLACES = ("none", "before", "after", "batch", "loader", "memory")
 
 
@@ -28,7 +29,8 @@ class Arm:
     slowness: float = 4.0
     """R that storage is set for: the time of a fresh batch over that of a training step."""
     transform: str = ""
-    """Around a loader: what is done to each use of a batch, if anything."""
+    """Around a loader: what is done to each use of a batch, if anything; with `REPEATS` before it,
+    to all uses but the first."""
 
     @property
     def key(self) -> str:
@@ -48,9 +50,25 @@ class Arm:
             "batch": "batch echoing",
             "before": "before augmentation",
             "after": "after augmentation",
-            "loader": f"echo(loader, {self.transform})" if self.transform else "echo(loader)",
+            "loader": f"echo(loader, {self._transform_label})"
+            if self.transform
+            else "echo(loader)",
         }[self.place]
         return f"{where}, auto" if self.follows else f"{where}, e = {self.factor}"
+
+    @property
+    def transform_name(self) -> str:
+        """What is done, without to which uses."""
+        return self.transform.removeprefix(REPEATS)
+
+    @property
+    def repeats_only(self) -> bool:
+        """Whether first uses are left as they are."""
+        return self.transform.startswith(REPEATS)
+
+    @property
+    def _transform_label(self) -> str:
+        return self.transform_name + " of repeats" * self.repeats_only
 
     @property
     def echoes(self) -> bool:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 import stoker
+from experiments.arms import REPEATS
 from experiments.suite import evidence
 from experiments.suite.data import VARIABLE, MissingData, data_folder
 from experiments.suite.experiment import carry_out
@@ -51,7 +52,11 @@ def run(
         str, typer.Option(help="R, as many times as a batch takes a step to be read.")
     ] = _RATIOS,
     transforms: Annotated[
-        str, typer.Option(help="Of an echoed loader's batches; by default the workload's first.")
+        str,
+        typer.Option(
+            help="Of an echoed loader's batches; by default the workload's first. "
+            f"'{REPEATS}NAME': of all uses but the first."
+        ),
     ] = "",
     without: Annotated[
         str, typer.Option(help=f"What to leave out: {', '.join(_WITHOUT)}, or several.")
@@ -62,6 +67,15 @@ def run(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Instead of the workload's own.")
     ] = None,
+    pool: Annotated[
+        int | None, typer.Option(min=2, help="Batches in the echo's pool, instead of 16.")
+    ] = None,
+    by_steps: Annotated[
+        bool,
+        typer.Option(
+            "--by-steps", help="Schedule learning rates by steps, as if no batch were repeated."
+        ),
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(help=f"Folder of data sets; by default ${VARIABLE} or ../shared/data."),
@@ -97,7 +111,7 @@ def run(
         if name not in NAMES:
             raise ValueError(f"there is no workload {name}; there are {', '.join(NAMES)}")
         workload = class_of(name)
-        variant = _variant(without, small, batch_size)
+        variant = _variant(without, small, batch_size, pool, by_steps)
         if not variant.batch_norm and not workload.has_batch_norm:
             raise ValueError(f"{name} has no BatchNorm to leave out")
         folder = None if quick else data_folder(data)
@@ -136,7 +150,9 @@ def run(
         raise typer.Exit(1) from None
 
 
-def _variant(without: str, small: bool, batch_size: int | None) -> Variant:
+def _variant(
+    without: str, small: bool, batch_size: int | None, pool: int | None, by_steps: bool
+) -> Variant:
     left_out = [word for word in without.split(",") if word]
     for word in left_out:
         if word not in _WITHOUT:
@@ -145,6 +161,8 @@ def _variant(without: str, small: bool, batch_size: int | None) -> Variant:
         **{_WITHOUT[word]: False for word in left_out},
         small=small,
         batch_size=batch_size,
+        pool_batches=pool,
+        by_steps=by_steps,
     )
 
 

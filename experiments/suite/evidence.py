@@ -1,14 +1,19 @@
 """docs/evidence.md: its tables are made of the stored rows.
 
 They stand between `<!-- rows: ... -->` and `<!-- end -->`. What the first says is workload, and
-which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`.
+which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`. Between `<!-- bench:
+... -->` and `<!-- end -->` stands the first table of a benchmark's docstring, which is made of its
+rows.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
+from experiments.suite.prices import PATH as PRICES
+from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
 from experiments.suite.summary import Comparison, compared
 from experiments.suite.tables import cells_of, markdown, sentence
@@ -18,6 +23,8 @@ from experiments.suite.workloads import class_of
 PAGE = RESULTS.parents[1] / "docs" / "evidence.md"
 NOT_RUN = "*Not run yet.*"
 
+_BENCH = RESULTS.parents[1] / "bench"
+_BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -26,14 +33,17 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
 
     Raises ValueError for a block of an unknown workload or variant.
     """
-    return _BLOCK.sub(lambda m: m[1] + _block(m["what"], results) + m[3], text)
+    text = _BLOCK.sub(lambda m: m[1] + _block(m["what"], results) + m[3], text)
+    return _BENCH_BLOCK.sub(lambda m: m[1] + _bench_table(m["name"]) + m[3], text)
 
 
 def write() -> list[Path]:
-    """Write the tables into the page, and the figures beside it; return what was written."""
+    """Write the tables into the page, the figures beside it, and what the analyzer tells; return
+    what was written."""
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_tables(text), encoding="utf-8")
-    written = [PAGE]
+    PRICES.write_text(prices_text(), encoding="utf-8")
+    written = [PAGE, PRICES]
     for match in _BLOCK.finditer(text):
         found, _ = _found(match["what"], RESULTS)
         if found is not None:
@@ -58,6 +68,16 @@ def _block(what: str, results: Path) -> str:
     )
 
 
+def _bench_table(name: str) -> str:
+    source = (_BENCH / f"{name}.py").read_text(encoding="utf-8")
+    table = re.search(
+        rf"^    \[results/{name}\.json\]\n(.*?)\n(?:\n|    \[end\])", source, re.M | re.S
+    )
+    if table is None:
+        raise ValueError(f"bench/{name}.py has no table of rows")
+    return f"```text\n{textwrap.dedent(table[1])}\n```\n"
+
+
 def _found(what: str, results: Path) -> tuple[Comparison | None, Recipe]:
     name, _, variant_name = what.partition(", ")
     variant = variant_of(variant_name)
@@ -68,12 +88,15 @@ def _found(what: str, results: Path) -> tuple[Comparison | None, Recipe]:
 def variant_of(name: str) -> Variant:
     """Return the variant of a name. Raises ValueError if there is none."""
     batch_size = re.search(r"B = (\d+)", name)
+    pool_batches = re.search(r"pool of (\d+) batches", name)
     variant = Variant(
         batch_norm="without BatchNorm" not in name,
         momentum="without momentum" not in name,
         augmentation="without augmentation" not in name,
         small="small data" in name,
         batch_size=int(batch_size[1]) if batch_size else None,
+        pool_batches=int(pool_batches[1]) if pool_batches else None,
+        by_steps="scheduled by steps" in name,
     )
     if variant.name != name:
         raise ValueError(f"there is no variant {name!r}; did you mean {variant.name!r}?")

@@ -42,7 +42,8 @@ def feed(
             _loader(workload, seed, read_s),
             arm.factor,
             pool=None if replay else pool_batches,
-            transform=workload.transform(arm.transform) if arm.transform else None,
+            transform=workload.transform(arm.transform_name) if arm.transform else None,
+            repeats_only=arm.repeats_only,
             replay=replay,
             seed=seed,
         )
@@ -60,6 +61,8 @@ def feed(
 
 def _pool_batches(workload: Workload, arm: Arm) -> int:
     """Return what a pool holds: the default, or a tenth of little data; never less than works."""
+    if workload.variant.pool_batches is not None:
+        return max(2, arm.most_uses, workload.variant.pool_batches)
     batches = len(workload.train) // workload.recipe.batch_size
     return max(2, arm.most_uses, min(_POOL_BATCHES, int(batches * _POOL_SHARE)))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
-from experiments.arms import Arm
+from experiments.arms import REPEATS, Arm
 from experiments.suite.rows import Rows, Run
 from experiments.suite.workload import Recipe, Workload
 
@@ -46,12 +46,13 @@ class Plan:
 
         Args:
             patterns, factors, ratios: of the arms' names, their fixed factors, and R.
-            transforms: what is done to batches of an echoed loader; None: the workload's first.
+            transforms: what is done to batches of an echoed loader, with `REPEATS` before it to
+                repeats alone; None: the workload's first.
 
         Raises ValueError for a pattern that fits no arm, or an unknown transform.
         """
         for name in transforms or ():
-            if name not in workload.transforms:
+            if name.removeprefix(REPEATS) not in workload.transforms:
                 known = ", ".join(workload.transforms) or "none"
                 raise ValueError(f"{workload.name} has no transform {name}; there are {known}")
         every = all_arms(

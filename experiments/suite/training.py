@@ -22,7 +22,8 @@ _PROBED_STEPS = 20
 def schedule(progress: float) -> float:
     """Return the learning rate as a share of its peak, after this share of the fresh examples.
 
-    Warm-up, then half a cosine down to 0: by fresh examples, so that no echo changes it.
+    Warm-up, then half a cosine down to 0: by fresh examples, so that no echo changes it. Behind 1,
+    where a schedule by steps comes to, the cosine goes up and down again, as torch's does.
     """
     return min(1.0, progress / _WARM_UP) * (1 + math.cos(math.pi * progress)) / 2
 
@@ -44,6 +45,7 @@ def trained_run(
     optimizer = workload.optimizer(learner.network, learning_rate)
     pipeline = feed(workload, arm, seed, replay=replay)
     counts = Counts(workload.recipe)
+    steps = workload.recipe.budget_fresh / workload.recipe.batch_size
     tested_from = 0 if part == "test" else workload.recipe.evaluations - _FINAL_TESTS
     passed = 0
     points: list[list[float]] = []
@@ -52,7 +54,10 @@ def trained_run(
             batch = next(batches)
             is_point = counts.add(pipeline)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * schedule(counts.progress)
+                progress = (
+                    counts.latest[0] / steps if workload.variant.by_steps else counts.progress
+                )
+                group["lr"] = learning_rate * schedule(progress)
             optimizer.zero_grad(set_to_none=True)
             workload.loss(learner.network, batch).backward()
             optimizer.step()

@@ -63,6 +63,10 @@ class Variant:
     """Few examples, seen in many epochs."""
     batch_size: int | None = None
     """Another batch size."""
+    pool_batches: int | None = None
+    """Another size of the echo's pool; with it, another distance between copies."""
+    by_steps: bool = False
+    """The learning rate follows the steps, as if they were fresh: the wrong schedule."""
 
     @property
     def name(self) -> str:
@@ -78,6 +82,8 @@ class Variant:
         ]
         parts += ["small data"] * self.small
         parts += [f"B = {self.batch_size}"] * (self.batch_size is not None)
+        parts += [f"pool of {self.pool_batches} batches"] * (self.pool_batches is not None)
+        parts += ["scheduled by steps"] * self.by_steps
         return ", ".join(parts)
 
 

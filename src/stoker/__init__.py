@@ -27,6 +27,7 @@ from stoker.errors import (
     StageError,
     StateError,
     StokerError,
+    TokenError,
     WorkerDied,
 )
 from stoker.feed.entry import from_feed, share
@@ -75,6 +76,7 @@ __all__ = [
     "Stats",
     "StokerError",
     "testing",
+    "TokenError",
     "Uses",
     "value_of_copies",
     "WorkerDied",

@@ -7,6 +7,7 @@
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
     ├── FeedError     a feed is not there, cannot be made or has failed: it says which
     ├── CacheError    a cache is damaged, in use or cannot be made: it says which
+    ├── TokenError    the secret of a cluster cannot be read: look at its file
     └── StateError    a saved state cannot be loaded or taken: use another state
 
 Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, where they are given.
@@ -154,6 +155,10 @@ class StateError(StokerError):
 
 class CacheError(StokerError):
     """A cache is damaged and that is to be refused, is in use, or cannot be made."""
+
+
+class TokenError(StokerError):
+    """The secret of a cluster cannot be read: no file, no token in it, or others can read it."""
 
 
 class CacheWarning(UserWarning):

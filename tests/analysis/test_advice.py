@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import typing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from analysis.recordings import Parts, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
 from stoker.analysis.advice import advise
 from stoker.analysis.diagnosis import make_report
+from stoker.analysis.echo_prices import Kind, find_price
 from stoker.analysis.model import Change, predict
 from stoker.analysis.porting import Port
 from stoker.analysis.report import Action, Report, Split, to_measured, write_report
@@ -115,8 +117,31 @@ def test_training_on_the_host_needs_no_faster_accelerator() -> None:
 def test_echoing_is_advised_up_to_four() -> None:
     starved = job(G=9_000, P={1: 100, 4: 400}, workers=4, S=9_000, cores=4)
     (echo,) = (action for action in advise(starved) if "echoing" in action.title)
-    assert "stoker.echo(loader, 4)" in echo.code
+    assert "4 times" in echo.title
+    assert "stoker.echo(loader, transform=" in echo.code
     assert echo.gain.value == pytest.approx(4.0)
+
+
+def test_echoing_is_priced_by_what_other_tasks_gained() -> None:
+    starved = job(G=9_000, P={1: 100, 4: 400}, workers=4, S=9_000, cores=4)
+    (echo,) = (action for action in advise(starved) if "echoing" in action.title)
+    price = find_price("loader", 22.5)
+    assert price is not None
+    assert price.ratio == 4
+    assert "where R was 4, targets came" in echo.why
+    assert f"{price.low:.2f} to {price.high:.2f} times as soon without" in echo.why
+    assert "R is 22.5 here" in echo.why
+
+
+@pytest.mark.parametrize("kind", typing.get_args(Kind))
+def test_prices_are_those_of_the_nearest_ratio(kind: Kind) -> None:
+    near, far = find_price(kind, 1.0), find_price(kind, 100.0)
+    assert near is not None
+    assert far is not None
+    assert near.ratio < far.ratio
+    for price in (near, far):
+        assert 0 <= price.low <= price.high
+        assert find_price(kind, price.ratio) == price
 
 
 def waiting(cpu_s: float, P: dict[int, float] | None = None) -> Report:

@@ -19,7 +19,7 @@ pytest.importorskip("PIL")
 from typer.testing import CliRunner
 
 from experiments.arms import Arm
-from experiments.suite import evidence
+from experiments.suite import evidence, prices
 from experiments.suite.__main__ import app
 from experiments.suite.average_precision import average_precision, overlaps, suppressed
 from experiments.suite.data import Files, MissingData, data_folder, find
@@ -192,6 +192,7 @@ def test_tables_and_figures_are_of_the_rows_alone(tmp_path: Path) -> None:
 def test_the_page_has_the_tables_of_its_rows() -> None:
     text = evidence.PAGE.read_text(encoding="utf-8")
     assert evidence.with_tables(text) == text, "experiments/run evidence writes them"
+    assert prices.PATH.read_text(encoding="utf-8") == prices.prices_text()
     shown = re.findall(r"\]\((evidence/[^)]+)\)", text)
     assert all((evidence.PAGE.parent / name).exists() for name in shown)
 
@@ -210,6 +211,7 @@ def test_a_block_of_the_page_is_made_of_its_rows(tmp_path: Path) -> None:
         Variant(),
         Variant(batch_norm=False, momentum=False),
         Variant(augmentation=False, small=True, batch_size=128),
+        Variant(pool_batches=4, by_steps=True),
     ],
 )
 def test_a_variant_is_known_by_its_name(variant: Variant) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from stoker.analysis.echo_prices import Kind, find_price
 from stoker.analysis.formulas import most_workers, smallest_cache
 from stoker.analysis.model import (
     NETWORK_MBPS,
@@ -263,14 +264,35 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         factor, best = echo, rate
     if factor == 1:
         return
-    code = f"for batch in stoker.echo(loader, {factor}): ..."
+    code = "for batch in stoker.echo(loader, transform=...): ..."
     if place != "batch":
-        code = f".echo({factor})  # before the first random_map"
+        code = ".echo()  # before the first random_map"
     yield Action(
         f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
         code,
         _predict_gain(report, Change(echo=factor, echo_at=place)),
-        "in steps; a repeat may be worth less than a fresh example, so compare time to target",
+        "in steps, of which a repeat is worth less than a fresh one"
+        + _tell_prices(place, job.ingestion / before.rate),
+    )
+
+
+def _tell_prices(place: str, ratio: float) -> str:
+    """Return what echoing brought on other tasks at such an R."""
+    kinds: list[tuple[Kind, str]] = [("before", "")]
+    if place == "batch":
+        kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
+    prices = [(find_price(kind, ratio), words) for kind, words in kinds]
+    told = [
+        f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks)"
+        for price, words in prices
+        if price is not None
+    ]
+    known = next((price.ratio for price, _ in prices if price is not None), 0.0)
+    if not told:
+        return ""
+    return (
+        f"; where R was {known:g}, targets came {', '.join(told)}: docs/evidence.md. "
+        f"R is {ratio:.1f} here"
     )
 
 

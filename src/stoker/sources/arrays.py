@@ -92,5 +92,8 @@ class ArraySource(IndexedSource):
             rows = out[start:stop]
             if flat.ndim != out.ndim:
                 rows = rows.reshape(len(indices), flat.shape[1])
-            # "clip" lets NumPy write straight into out; the indices are in range.
-            flat.take(indices, axis=0, out=rows, mode="clip")
+            if flat.flags.c_contiguous:
+                # "clip" lets NumPy write straight into out; the indices are in range.
+                flat.take(indices, axis=0, out=rows, mode="clip")
+            else:
+                rows[...] = flat[indices]  # take() would make all of the array contiguous first

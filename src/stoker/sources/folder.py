@@ -45,9 +45,10 @@ class FolderSource(IndexedSource):
             )
         self._files: list[tuple[str, int]] = []
         left_out: list[str] = []
+        above = len(os.path.join(self.folder, ""))
         for label, name in enumerate(self.classes):
             found = sorted(images_below(os.path.join(self.folder, name), left_out))
-            self._files += [(os.path.relpath(file, self.folder), label) for file in found]
+            self._files += [(file[above:], label) for file in found]
         warn_left_out(self.name, left_out)
         if not self._files:
             raise ValueError(

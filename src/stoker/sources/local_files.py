@@ -73,15 +73,19 @@ def images_below(folder: str, left_out: list[str]) -> Iterator[str]:
             continue
         within = []
         for entry in entries:
-            if entry.name.startswith("."):
+            name = entry.name
+            if name.startswith("."):
                 continue
-            if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
+            is_image = name.lower().endswith(IMAGE_SUFFIXES)
+            if is_image and entry.is_file(follow_symlinks=False):
+                yield entry.path
+            elif os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
                 within.append(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
-                if entry.is_file(follow_symlinks=False) or not is_special(entry.path):
-                    yield entry.path
-                else:
+            elif is_image:
+                if is_special(entry.path):
                     left_out.append(entry.path)
+                else:
+                    yield entry.path
         folders += reversed(within)
 
 

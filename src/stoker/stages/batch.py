@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -162,24 +164,45 @@ def collated(examples: list[Any], recycler: Recycler) -> Columns:
     return Columns(pytree.map_leaves(lambda _: None, template), stacked)
 
 
-def _columns(template: Any, examples: list[Any]) -> list[Any]:
+def _columns(template: Any, examples: Sequence[Any]) -> list[Any]:
     """Transpose examples into one sequence for each leaf of the template.
 
     Raises TypeError when an example differs from it in more than its leaves.
     """
     parts = pytree.children(template)
     if parts is None:
-        return [examples]
-    kind, width = type(template), len(parts)
-    # Flat tuples go the fast way; a node where a leaf should be is refused by the leaf.
-    flat = isinstance(template, tuple) and all(pytree.children(c) is None for _, c in parts)
-    if flat and all(type(example) is kind and len(example) == width for example in examples):
-        return list(zip(*examples, strict=True))
+        return [examples]  # a node where a leaf should be is refused by the leaf
+    names = [name for name, _ in parts]
+    columns = _transposed(template, names, examples)
+    if columns is not None:
+        pairs = zip(parts, columns, strict=True)
+        return [leaf for (_, child), column in pairs for leaf in _columns(child, column)]
     try:
         rows = [pytree.leaves_like(template, example) for example in examples]
     except TypeError as error:
         raise _unlike(str(error)) from None
     return list(zip(*rows, strict=True))
+
+
+def _transposed(
+    template: Any, names: Sequence[str], examples: Sequence[Any]
+) -> Sequence[Sequence[Any]] | None:
+    """Return a sequence for each child of a node, or None where that takes a closer look."""
+    kind, width = type(template), len(names)
+    if width == 0 or {*map(type, examples)} != {kind}:
+        return None
+    if isinstance(template, (tuple, list)):
+        return list(zip(*examples, strict=True)) if {*map(len, examples)} == {width} else None
+    if kind is dict:
+        if {*map(len, examples)} != {width}:
+            return None
+        try:
+            return [[*map(operator.itemgetter(key), examples)] for key in template]
+        except KeyError:
+            return None
+    if dataclasses.is_dataclass(template):
+        return [[*map(operator.attrgetter(name), examples)] for name in names]
+    return None
 
 
 def _unlike(what: str) -> TypeError:
@@ -193,6 +216,7 @@ def _names(template: Any) -> list[str]:
     return [name or "the example" for name in pytree.leaf_names(template)]
 
 
+_form = operator.attrgetter("shape", "dtype")
 _TEXT = (str, bytes, type(None))  # NumPy's own strings included
 
 
@@ -252,9 +276,9 @@ class _DenseLeaf(_Leaf):
                 raise self.ragged([column[0], self.out[0]])
             rows[...] = column
             return
-        for value in column:
-            if not is_one(value) or value.shape != shape or value.dtype != dtype:
-                raise self.ragged([*column, self.out[0]])
+        alike = all(map(is_one, column)) and [*map(_form, column)] == [(shape, dtype)] * len(column)
+        if not alike:
+            raise self.ragged([*column, self.out[0]])
         self.stack(column, rows)
 
     def text(self, value: Any) -> str:
@@ -297,7 +321,7 @@ class _ScalarLeaf(_Leaf):
         if isinstance(column, np.ndarray):
             if column.dtype != dtype:
                 raise self.ragged([column[0], self.out[0]])
-        elif any(type(value) is not self._kind for value in column) or (
+        elif {*map(type, column)} != {self._kind} or (
             issubclass(self._kind, np.generic) and any(v.dtype != dtype for v in column)
         ):
             raise self.ragged([*column, self._first])

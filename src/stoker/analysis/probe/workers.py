@@ -78,7 +78,7 @@ def _list_mapped() -> dict[str, bool]:
     return found
 
 
-class Listener:
+class OpenedFiles:
     """Notes what this process opens while it prepares examples; in drains alone.
 
     An audit hook cannot be removed: a process has one, and it does nothing between drains.
@@ -148,7 +148,7 @@ class Listener:
             self._lines = []
 
 
-LISTENER = Listener()
+LISTENER = OpenedFiles()
 
 
 def watch_fetcher(fetcher: Any, worker: int) -> None:

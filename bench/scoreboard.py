@@ -1,0 +1,54 @@
+"""Where stoker stands: the newest rows of every path, and the targets that benchmarks missed.
+
+Measures nothing. ``python bench/paths.py`` makes the rows of the paths, each script those of its
+targets.
+
+Command::
+
+    python bench/scoreboard.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from harness import RESULTS, stored_tables, table
+from paths import __file__ as paths_script
+from paths import evaluate
+
+
+def missed() -> list[tuple[str, str, str]]:
+    """Return the targets that the newest run of each benchmark missed."""
+    found = []
+    for path in sorted(RESULTS.glob("*.json")):
+        if path.stem.endswith("_predicted"):
+            continue  # no rows: what an analysis said before
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        for target in stored["targets"]:
+            if not target["met"]:
+                sign = ">=" if target["at_least"] else "<="
+                found.append(
+                    (
+                        f"{path.stem}: {target['what']}",
+                        f"{target['value']:.3g}",
+                        f"{sign} {target['limit']:g}",
+                    )
+                )
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--quick", action="store_true", help="the same: nothing is measured")
+    options.parse_args()
+    if (RESULTS / "paths.json").exists():
+        print(stored_tables(Path(paths_script), evaluate), "\n")
+    print(table(("missed", "value", "target"), missed()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The secret that the processes of one cluster share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from stoker.errors import TokenError
+
+TOKEN_BYTES = 32
+
+
+def new_token() -> bytes:
+    """Return a new secret: 32 random bytes."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def token_path() -> Path:
+    """Return the file of the user's token: ``$STOKER_TOKEN_FILE``, else one in ``~/.config``."""
+    chosen = os.environ.get("STOKER_TOKEN_FILE")
+    return Path(chosen) if chosen else Path.home() / ".config" / "stoker" / "token"
+
+
+def read_token(path: Path) -> bytes:
+    """Read a token: 64 hexadecimal digits in a file that nobody else can read.
+
+    Raises TokenError.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            text = file.read(4 * TOKEN_BYTES)
+    except OSError as error:
+        raise TokenError(
+            f"no token can be read from {path} ({error.strerror}): copy the file from a host of "
+            "the cluster, or set STOKER_TOKEN_FILE to where it is"
+        ) from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise TokenError(f"{path} can be read by others: chmod 600 {path}, and make a new token")
+    if status.st_uid != os.geteuid():
+        raise TokenError(f"{path} belongs to user {status.st_uid}, not to this one")
+    try:
+        token = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_BYTES:
+        raise TokenError(f"{path} holds no token: it has {2 * TOKEN_BYTES} hexadecimal digits")
+    return token
+
+
+def make_token_file(path: Path) -> bytes:
+    """Return the token in a file, which is made with a new one, whole or not at all, if missing.
+
+    Raises TokenError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    written = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(new_token().hex() + "\n")
+        # One that is there already is from before, or from a process that was faster.
+        with contextlib.suppress(FileExistsError):
+            os.link(written, path)
+    finally:
+        written.unlink()
+    return read_token(path)

@@ -1,0 +1,264 @@
+"""Connections between hosts: who gets one, what crosses it, and what damage does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import TokenError
+from stoker.net.address import joined_address, local_host_towards, split_address
+from stoker.net.link import Link, LinkError
+from stoker.net.listener import Listener
+from stoker.net.tls import Tls
+from stoker.net.token import make_token_file, new_token, read_token
+
+TOKEN = b"t" * 32
+
+
+def echo(link: Link) -> None:
+    """Send every frame back."""
+    while True:
+        header, body = link.receive()
+        link.send(header, body)
+
+
+@pytest.fixture(scope="module")
+def echoing() -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", 0, TOKEN, "echo", echo)
+    yield listener
+    listener.close()
+
+
+def connected(listener: Listener, token: bytes = TOKEN, purpose: str = "echo") -> Link:
+    return Link.connect(listener.address, token, purpose, timeout_s=5)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=300), st.lists(st.binary(max_size=5_000)))))
+def test_frames_arrive_as_they_were_sent(
+    echoing: Listener, frames: list[tuple[bytes, list[bytes]]]
+) -> None:
+    with contextlib.closing(connected(echoing)) as link:
+        for header, parts in frames:
+            link.send(header, *parts)
+            found, body = link.receive(wait_s=5)
+            assert (found, bytes(body)) == (header, b"".join(parts))
+
+
+def test_a_body_goes_where_its_header_says(echoing: Listener) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8)
+    place = np.empty_like(data)
+    with contextlib.closing(connected(echoing)) as link:
+        sender = threading.Thread(target=link.send, args=(b"big", *np.split(data, 3_000)))
+        sender.start()
+        header, body = link.receive(lambda header, size: place.data[:size], wait_s=5)
+        sender.join()
+    assert header == b"big"
+    np.testing.assert_array_equal(place, data)
+    assert np.shares_memory(np.asarray(body), place)
+
+
+def test_who_has_another_token_is_told(echoing: Listener) -> None:
+    with pytest.raises(LinkError, match="another token"):
+        connected(echoing, token=b"u" * 32)
+
+
+def test_another_service_is_refused(echoing: Listener) -> None:
+    with pytest.raises(LinkError, match="is no cache of this version"):
+        connected(echoing, purpose="cache")
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = joined_address("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(LinkError, match="does not answer"):
+        Link.connect(address, TOKEN, "echo", timeout_s=1)
+
+
+def test_somebody_who_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = joined_address("127.0.0.1", silent.getsockname()[1])
+        with pytest.raises(LinkError, match="does not complete the connection"):
+            Link.connect(address, TOKEN, "echo", timeout_s=0.1)
+
+
+def test_a_service_without_the_token_learns_nothing() -> None:
+    def impostor(listening: socket.socket) -> None:
+        with listening.accept()[0] as whom:
+            whom.recv(1_000)
+            whom.sendall(b"stoker\x00\x01" + bytes(64))
+            heard.append(whom.recv(1_000))
+
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=impostor, args=(listening,))
+        thread.start()
+        address = joined_address("127.0.0.1", listening.getsockname()[1])
+        with pytest.raises(LinkError, match="another token"):
+            Link.connect(address, TOKEN, "echo", timeout_s=5)
+        thread.join()
+    assert heard == [b""]
+
+
+def test_silence_before_a_frame_leaves_the_connection(echoing: Listener) -> None:
+    with contextlib.closing(connected(echoing)) as link:
+        with pytest.raises(TimeoutError, match=r"sent nothing for 0\.01 s"):
+            link.receive(wait_s=0.01)
+        link.send(b"still there")
+        assert link.receive(wait_s=5)[0] == b"still there"
+
+
+def test_closing_wakes_who_waits(echoing: Listener) -> None:
+    link = connected(echoing)
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            link.receive()
+        except (EOFError, LinkError) as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    link.close()
+    waiting.join(10)
+    assert ended
+
+
+def test_a_listener_ends_its_connections() -> None:
+    listener = Listener("127.0.0.1", 0, TOKEN, "echo", echo)
+    link = connected(listener)
+    link.send(b"one")
+    assert link.receive(wait_s=5)[0] == b"one"
+    listener.close()
+    with pytest.raises((EOFError, LinkError)):
+        link.receive(wait_s=5)
+    link.close()
+    with pytest.raises(LinkError):
+        connected(listener)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Tls:
+    """A certificate that signed itself."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("needs openssl, to make a certificate")
+    subprocess.run(
+        [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-keyout", "key", "-out", "certificate", "-days", "2", "-subj", "/CN=stoker"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    return Tls(tmp_path / "certificate", tmp_path / "key", tmp_path / "certificate")
+
+
+def test_encrypted(tls: Tls) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 1_000_000, dtype=np.uint8)
+    with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, "echo", echo, tls=tls)) as listener:
+        link = Link.connect(listener.address, TOKEN, "echo", timeout_s=5, tls=tls)
+        for _ in range(3):
+            sender = threading.Thread(target=link.send, args=(b"secret", data[:7], data))
+            sender.start()
+            _, body = link.receive(wait_s=5)
+            sender.join()
+            np.testing.assert_array_equal(np.asarray(body), np.concatenate([data[:7], data]))
+        with pytest.raises(LinkError):
+            connected(listener)  # without TLS
+        with pytest.raises(LinkError, match="another token"):
+            Link.connect(listener.address, b"u" * 32, "echo", timeout_s=5, tls=tls)
+
+
+def test_connections_are_the_process_own(echoing: Listener) -> None:
+    with contextlib.closing(connected(echoing)) as link:
+        child = os.fork()
+        if child == 0:
+            try:
+                link.receive(wait_s=0)
+            except LinkError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        link.send(b"mine")
+        assert link.receive(wait_s=5)[0] == b"mine"
+
+
+def raw(listener: Listener) -> socket.socket:
+    host, port = split_address(listener.address)
+    return socket.create_connection((host, port), 5)
+
+
+@given(st.binary(max_size=200))
+def test_strangers_harm_nobody(echoing: Listener, sent: bytes) -> None:
+    # It hangs up as soon as it knows.
+    with raw(echoing) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        assert not stranger.recv(1_000)[8 + 64 :]  # a challenge at most
+    with contextlib.closing(connected(echoing)) as link:
+        link.send(b"fine")
+        assert link.receive(wait_s=5)[0] == b"fine"
+
+
+@given(st.data())
+def test_damaged_frames_end_the_connection(echoing: Listener, data: st.DataObject) -> None:
+    """Whatever is changed in the head or the header is noticed, and costs no more than this."""
+    header = data.draw(st.binary(min_size=1, max_size=50))
+    front = struct.pack("<4sIQ", b"STKF", len(header), 3)
+    frame = front + struct.pack("<I", zlib.crc32(header, zlib.crc32(front))) + header
+    place = data.draw(st.integers(0, len(frame) - 1))
+    bit = 1 << data.draw(st.integers(0, 7))
+    damaged = bytes([*frame[:place], frame[place] ^ bit, *frame[place + 1 :]]) + b"abc"
+    link = connected(echoing)
+    with contextlib.suppress(OSError):  # it may be gone before that
+        link._socket.sendall(damaged)
+        link._socket.shutdown(socket.SHUT_WR)
+    with pytest.raises((EOFError, LinkError)):
+        link.receive(wait_s=5)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:port", "::1:80", "h:70000"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="an address is host:port"):
+        split_address(address)
+
+
+@pytest.mark.parametrize("address", ["host:80", "127.0.0.1:0", "[::1]:8080"])
+def test_addresses(address: str) -> None:
+    assert joined_address(*split_address(address)) == address
+
+
+def test_the_interface_that_leads_to_a_host() -> None:
+    assert local_host_towards("127.0.0.1") == "127.0.0.1"
+
+
+def test_tokens_stay_in_files_of_their_user(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    token = make_token_file(path)
+    assert make_token_file(path) == read_token(path) == token
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    path.chmod(0o640)
+    with pytest.raises(TokenError, match="can be read by others: chmod 600"):
+        read_token(path)
+
+
+def test_what_is_no_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenError, match="no token can be read from"):
+        read_token(tmp_path / "none")
+    path = tmp_path / "short"
+    path.touch(0o600)
+    path.write_text(new_token().hex()[:-2])
+    with pytest.raises(TokenError, match="holds no token"):
+        read_token(path)

@@ -303,6 +303,37 @@ def cache_remove(which: _Name) -> None:
         typer.echo(f"removed {folder}")
 
 
+@caches.command("serve")
+def cache_serve(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="This host's address in the cluster.")
+    ] = "127.0.0.1:7117",
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much to keep, such as 64GiB, or auto.")
+    ] = "auto",
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep it on a local disk, and for the next time.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The cluster's token (default: $STOKER_TOKEN_FILE, or ~/.config/stoker/token)."
+        ),
+    ] = None,
+) -> None:
+    """Keep this host's part of a cache that is spread over several, until Ctrl-C.
+
+    Jobs name the keepers of all hosts: .cache(cluster=["node1:7117", "node2:7117"]), the same list
+    everywhere. Hosts need the same token file; where there is none, one is made.
+
+    Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
+    """
+    from stoker.cluster.keeper_command import serve_keeper
+
+    with _failing("cache serve", ValueError):
+        serve_keeper(listen, size, folder, token_file)
+
+
 def _flowing(command: Callable[..., object] | None) -> str:
     """Return a command's docstring with a line a paragraph: the terminal's width breaks them."""
     paragraphs = inspect.cleandoc((command and command.__doc__) or "").split("\n\n")

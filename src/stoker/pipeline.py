@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -262,36 +262,36 @@ class Pipeline(Generic[T]):
         admit: str = "first",
         keep_pages: bool = False,
         on_damage: str = "rebuild",
+        cluster: str | Sequence[str] | None = None,
     ) -> Pipeline[T]:
         """Keep what comes here, and never evict it: from then on it is not read or made again.
 
-        After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter in
-        the order in which they come, until the limit is reached. Then nothing enters and nothing
-        leaves, which gives the fewest possible misses in every epoch (MinIO caching, Mohan et al.,
-        VLDB 2021, section 6.1). All processes of this host that cache the same data share one
-        store: workers, ranks, other jobs. A cache does not change the batches or the state.
+        After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter as
+        they come, until the limit is reached; then nothing enters and nothing leaves, which gives
+        the fewest misses in every epoch (MinIO caching, VLDB 2021, section 6.1). All processes of
+        this host that cache the same data share a store. Batches and state do not change.
 
         Args:
-            limit: of the store, fixed when it is made: bytes (``"64GiB"``), a share of usable
-                memory (``0.5``; with ``path`` of the disk's free space), or ``"auto"``: half of
-                memory (four fifths of the disk).
+            limit: of the store when it is made: bytes (``"64GiB"``), a share of usable memory
+                (``0.5``; with ``path`` of the free disk), or ``"auto"``: half (four fifths).
             path: a folder on a local disk, in front of slower storage; by default in memory.
-            keep: whether it stays when nobody uses it any more, for the next run; by default with
-                ``path``.
-            version: says which data and functions these are, where stoker cannot tell: behind a
-                ``map`` of your own, for datasets, arrays in memory, and servers that tell no
-                versions. Jobs with the same version share; without one a job shares with itself.
-            admit: ``"first"``, or ``"worth"``: what saves most time per byte, where examples
-                differ in that.
+            keep: whether it stays when nobody uses it any more; by default with ``path``.
+            version: says which data and functions these are, where stoker cannot tell: behind maps
+                of your own, for datasets, arrays, servers that tell no versions. Jobs of the same
+                version share; without one a job shares with itself.
+            admit: ``"first"``, or ``"worth"``: what saves most time per byte.
             keep_pages: leave the local files of what is in the cache in the page cache, too.
-            on_damage: ``"rebuild"`` a store that was damaged, or ``"refuse"`` it (CacheError).
+            on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
+            cluster: spread it over nodes: ``"torchrun"``, or their keepers' addresses.
 
         Raises ValueError where there is nothing to keep: on streams and loaders, behind random
         maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,
         when the first example would enter, StageError if it is another one each time it is made.
         """
         settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
-        return self._then(CacheStage.of(self.chain, limit, version, keep_pages, **settings))
+        return self._then(
+            CacheStage.of(self.chain, limit, version, keep_pages, cluster, **settings)
+        )
 
     def workers(self, n: int, *, kind: str = "thread") -> Pipeline[T]:
         """Set how many workers there may be; by default as many as there are usable cores.

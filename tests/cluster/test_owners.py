@@ -16,7 +16,7 @@ def members(*weights: int) -> list[Member]:
     return [Member(f"node-{i}", f"10.0.0.{i}:7000", weight) for i, weight in enumerate(weights)]
 
 
-def owned(owners: OwnerMap, count: int = SLOTS) -> np.ndarray:
+def owned(owners: OwnerMap, count: int = 32 * SLOTS) -> np.ndarray:
     return np.bincount(owners.owners(np.arange(count)), minlength=len(owners))
 
 
@@ -27,9 +27,9 @@ weights = st.lists(st.integers(1, 1 << 44), min_size=1, max_size=12)
 def test_nobody_has_much_more_than_its_weight_calls_for(given_weights: list[int]) -> None:
     owners = OwnerMap.of(members(*given_weights), 1)
     fair = np.array([m.weight_bytes for m in owners.members], float)
-    fair *= SLOTS / fair.sum()
-    assert (owned(owners) <= 1.05 * fair + 8).all()
-    assert owned(owners).sum() == SLOTS
+    fair *= 32 * SLOTS / fair.sum()
+    assert (owned(owners) <= 1.06 * fair + 64).all()
+    assert owned(owners).sum() == 32 * SLOTS
 
 
 def test_parts_follow_the_weights() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stoker import rng
 from stoker.buffers import Recycler
@@ -33,6 +34,9 @@ from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import Mover
+
+if TYPE_CHECKING:
+    from stoker.cluster.partitioned import Gather
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class EpochStreams:
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
+        self._gather: Gather | None = None
         self._device: DeviceStream | None = None
         self._worker_pools: list[WorkerPool] = []
         self._order: Order | None = None
@@ -135,6 +140,8 @@ class EpochStreams:
             )
             self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
+            if plan.cache is not None and self._setup.workers.kind == "thread":
+                self._gather = plan.cache.cache.gather()
         self._works = {
             segment.at: self._work(segment, self._epoch, self._order, rank)
             for segment in plan.segments
@@ -190,7 +197,7 @@ class EpochStreams:
         pool = make_pool(given, host, self._setup.autotuner)
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
-                work.reader = self._reader
+                work.reader, work.gather = self._reader, self._gather
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
         tail = WorkerPool(0, max(1, on_device), Autotuner())
@@ -280,6 +287,8 @@ class EpochStreams:
                 rest.callback(self._plan.cache.cache.flush)
             for pool in self._worker_pools:
                 rest.callback(pool.close)
+            if self._gather is not None:
+                rest.callback(self._gather.close)
             if self._reader is not None:
                 rest.callback(self._reader.close)  # lets go of workers that wait for it
             for pool in self._worker_pools:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import pickle
 import random
-import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -25,9 +21,9 @@ from stoker.errors import StageError
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
 from stoker.ipc.flatten import Flattener
+from stoker.parentage import end_with
 from stoker.stages.batch import Builder, collated
 
-_PR_SET_PDEATHSIG = 1
 _BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
 
 
@@ -51,7 +47,7 @@ def serve(
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    _die_with(parent, by_main_thread)
+    end_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -82,30 +78,6 @@ def serve(
                 sendable = Failure(StageError("worker process", _plain(error)))
             channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
         misdrawn.clear()
-
-
-def _die_with(parent: int, by_main_thread: bool) -> None:
-    """Have this process end with its parent, however that dies and whatever it is doing.
-
-    The kernel's own signal comes at once, but tells of the thread that forked, and under
-    forkserver of the server; a pidfd tells of the process.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    if by_main_thread and os.getppid() == parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    try:
-        descriptor = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    except OSError:  # a kernel or a sandbox without it
-        return
-
-    def watch() -> None:
-        select.select([descriptor], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="stoker-parent-watch", daemon=True).start()
 
 
 class _Worker:

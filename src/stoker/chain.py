@@ -10,6 +10,7 @@ from typing import Any
 from stoker import machine, rng
 from stoker.caution import warn
 from stoker.checks import is_whole_number
+from stoker.cluster.pinned import OwnersKnown
 from stoker.engine.lower import Plan, lower
 from stoker.engine.pool.make import Workers
 from stoker.machine import process_group
@@ -79,6 +80,12 @@ class Chain:
     def selection(self) -> Selection:
         """Which examples an epoch has, and in what order."""
         return self.plan.selection
+
+    @property
+    def cluster(self) -> OwnersKnown | None:
+        """Who knows which node keeps what of its cache, if several keep a part each."""
+        cache = self.plan.cache
+        return None if cache is None else cache.cluster
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -167,6 +167,12 @@ def what_if(
         str,
         typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
     ] = "batch",
+    hosts: Annotated[
+        int, typer.Option(metavar="N", help="Hosts whose caches hold a part of the data each.")
+    ] = 1,
+    network_mbps: Annotated[
+        float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
+    ] = 1250.0,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
     ] = None,
@@ -195,6 +201,8 @@ def what_if(
             jobs=jobs,
             echo=echo,
             echo_at=echo_at,
+            hosts=hosts,
+            network_mbps=network_mbps,
         )
         answered = answer(to_measured(found), change)
         if json is not None:

@@ -29,6 +29,7 @@ from stoker.stages.to import To
 from stoker.stats import Clock, Stats, Uses
 
 U = TypeVar("U")
+Int = int | None
 On = str | int | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
@@ -74,7 +75,7 @@ class Pipeline(Generic[T]):
         return self._then(Shuffle(buffer))
 
     def shard(
-        self, *, rank: int | None = None, world: int | None = None, uneven: bool = False
+        self, *, rank: Int = None, world: Int = None, uneven: bool = False, near: str | None = None
     ) -> Pipeline[T]:
         """Leave this process its part of every epoch: disjoint parts of equal length.
 
@@ -87,12 +88,13 @@ class Pipeline(Generic[T]):
             rank, world: this process among so many; by default those of ``torch.distributed``,
                 if that is initialised. If not, this is the only process.
             uneven: keep all examples, so that ranks may differ by one: for evaluation.
+            near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
+                keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
 
-        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE`` in
-        the environment tells of other processes, but there is no process group; ``iter()`` where
-        it was initialised after this.
+        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE``
+        tells of others without a process group; ``iter()`` where that was initialised after this.
         """
-        return self._then(Shard.of(rank, world, uneven))
+        return self._then(Shard.of(rank, world, uneven, near))
 
     def take(self, n: int) -> Pipeline[T]:
         """Leave the first ``n`` examples of every epoch; the others are not read.
@@ -144,8 +146,7 @@ class Pipeline(Generic[T]):
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
-        Raises TypeError when ``fn`` cannot be called so, LookupError when the source is known
-        not to have the field.
+        Raises TypeError when ``fn`` cannot be called so, LookupError when there is no such field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=False))
 
@@ -177,8 +178,7 @@ class Pipeline(Generic[T]):
             on, on_error: as in ``map``.
             repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
-        Raises TypeError when ``fn`` takes no ``rng``, LookupError when the source is known not
-        to have the field.
+        Raises TypeError when ``fn`` takes no ``rng``, LookupError when there is no such field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 

@@ -24,6 +24,7 @@ from stoker.cluster.asked import Asked, Found
 from stoker.cluster.definition import Definition
 from stoker.cluster.line import Record
 from stoker.cluster.membership import Membership
+from stoker.cluster.owners import OwnerMap
 from stoker.cluster.peer import key_of
 from stoker.cluster.peers import HOME, PeerGroup
 from stoker.errors import CacheError
@@ -273,6 +274,17 @@ class PartitionedCache(ExampleCache):
             members_alive=int(head[MEMBERS_ALIVE]),
             map_version=int(head[MAP_VERSION]),
         )
+
+    @property
+    def node(self) -> str:
+        """The name of the member on this host; empty where there is none."""
+        membership = self._membership
+        return "" if membership is None else membership.home or ""
+
+    def owner_map(self) -> OwnerMap:
+        """Return the map as this process knows it now."""
+        peers = self._reached()
+        return OwnerMap.of((), 0) if peers is None else peers.owner_map
 
     def _reached(self) -> PeerGroup | None:
         """Return the other members as this process reaches them; None where there is no store."""

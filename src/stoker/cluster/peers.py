@@ -101,6 +101,11 @@ class PeerGroup:
         return self._owner.is_current and not self._closed
 
     @property
+    def owner_map(self) -> OwnerMap:
+        """Who owns what, by what is known of the members now."""
+        return self._view.owners
+
+    @property
     def _others(self) -> list[Peer]:
         return [peer for peer in self._view.peers if peer is not None]
 

@@ -294,6 +294,7 @@ class Run:
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 at.fresh,
+                owners=self._setup.owners,
             )
 
     def next_start(self) -> Position | None:

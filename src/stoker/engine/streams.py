@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stoker import rng
 from stoker.buffers import Recycler
+from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.echo_pools import Pools
 from stoker.engine.filtering import FilteredStream, SkipLog
 from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
@@ -55,6 +56,7 @@ class EpochSetup:
         length: how many outputs the epoch has, if that is known.
         carried: what the pool held when the epoch before was over, if it goes on from there.
         kept_workers: the workers that the pipeline keeps from epoch to epoch.
+        owners: by whose parts the epoch is dealt, if it is.
     """
 
     plan: Plan
@@ -70,6 +72,7 @@ class EpochSetup:
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
+    owners: PinnedOwners | None = None
 
 
 class EpochStreams:
@@ -134,7 +137,9 @@ class EpochStreams:
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.selection.order(len(plan.indexed), self._seed, self._epoch)
+            self._order = plan.selection.order(
+                len(plan.indexed), self._seed, self._epoch, self._setup.owners, plan.group
+            )
             self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
             if plan.cache is not None and self._setup.workers.kind == "thread":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
     from stoker.chain import Chain
     from stoker.cluster.partitioned import Gather
+    from stoker.cluster.pinned import OwnersKnown
     from stoker.engine.lower import Lowering
 
 _SAMPLED = 64
@@ -61,10 +62,12 @@ class CacheStage(Stage):
     Attributes:
         cache: the cache.
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
+        cluster: who knows which node keeps what, if several keep a part each.
     """
 
     cache: ExampleCache
     keep_pages: bool
+    cluster: OwnersKnown | None = None
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
@@ -89,16 +92,14 @@ class CacheStage(Stage):
         assert isinstance(source, IndexedSource)
         describes = ".".join([source.name, *(operation.name for operation in operations)])
         if cluster is not None:
-            return CacheStage(
-                partitioned(
-                    limit,
-                    cluster=cluster,
-                    definition=definition_of(source, operations, version),
-                    describes=describes,
-                    **settings,
-                ),
-                bool(keep_pages),
+            over_nodes = partitioned(
+                limit,
+                cluster=cluster,
+                definition=definition_of(source, operations, version),
+                describes=describes,
+                **settings,
             )
+            return CacheStage(over_nodes, bool(keep_pages), over_nodes)
         cache = ExampleCache(
             limit,
             identity=chain_identity(source, operations, version),
@@ -229,7 +230,7 @@ class CacheStage(Stage):
                     CacheWarning,
                 )
         share, hosts = chain.selection.share, machine.hosts_of_job()
-        if share is not None and share.anew and hosts > 1:
+        if share is not None and share.anew and not share.is_dealt and hosts > 1:
             warn(
                 f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
                 f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the "

@@ -38,6 +38,7 @@ from playing import (
 )
 
 import stoker
+from stoker.feed import crossing
 from stoker.net.token import make_token_file
 from strategies import FULL, shortened
 

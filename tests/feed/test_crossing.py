@@ -128,13 +128,13 @@ def test_what_cannot_be_said_is_refused_with_its_place(value: Any) -> None:
 def test_a_class_that_nobody_has_imported() -> None:
     """A named tuple is made up; a dataclass cannot be."""
     made, none = (
-        portable.write(value)[0].replace(b"test_crossing", b"elsewhere")
+        portable.write(value)[0].replace(b"test_crossing", b"somewhere_new")
         for value in (Pair(1, 2), Sample(1, 2))
     )
     value = portable.read(made, b"")
     assert value == (1, 2)
     assert (type(value).__name__, value.second) == ("Pair", 2)
-    with pytest.raises(portable.Unknown, match=r"elsewhere\.Sample"):
+    with pytest.raises(portable.Unknown, match=r"somewhere_new\.Sample"):
         portable.read(none, b"")
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import shutil
+import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,9 @@ from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
 from stoker.cache import inventory
+from stoker.cluster import line
 from stoker.cluster.keeper import Keeper
+from stoker.cluster.partitioned import PartitionedCache
 from strategies import frozen, stream
 
 FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
@@ -131,6 +138,66 @@ def test_the_command_tells_where_hits_came_from(
     told = capsys.readouterr().out
     assert "nodes   3 of 3 answer, map 3\n" in told
     assert f"{EXAMPLES} from storage\n" in told
+
+
+def test_on_another_host_the_store_of_the_first_is_one_of_the_others(
+    three: list[Keeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [keeper.address for keeper in three]
+    dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=three[0].folder)
+    for index in range(EXAMPLES):
+        dataset[index]
+    assert dataset._cache.flush()
+    sent = pickle.dumps(dataset)
+    monkeypatch.setattr("stoker.cluster.membership.boot_id", lambda: "another host's")
+    elsewhere = pickle.loads(sent)
+    assert [elsewhere[index]["id"] for index in range(EXAMPLES)] == list(range(EXAMPLES))
+    cache = elsewhere.cache_stats()
+    assert cache.peer_hits == EXAMPLES
+    assert cache.folder not in [keeper.folder for keeper in three]
+
+
+def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_path: Path) -> None:
+    with keepers(tmp_path, 1) as (first,), socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        late = f"127.0.0.1:{held.getsockname()[1]}"
+        folder = str(tmp_path / "late")
+        hosts = [first.address, late]
+        dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=folder)
+        held.close()
+        cache = dataset._cache
+        assert isinstance(cache, PartitionedCache)
+        with contextlib.closing(Keeper(late, TOKEN, limit=8 << 20, folder=folder)):
+            until_s = time.monotonic() + 60
+            while len(cache.owner_map()) < 2:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+            for _ in range(2):
+                for index in range(EXAMPLES):
+                    dataset[index]
+                assert cache.flush()
+            told = line.Line(late, TOKEN, cache._definition, 0)
+            assert 0 < told.look().items < EXAMPLES
+            told.close()
+            assert dataset.cache_stats().misses == EXAMPLES
+
+
+def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up(
+    three: list[Keeper],
+) -> None:
+    train = over(shuffled(), three).batch(7)
+    expected = stream(train)
+    cache = next(iter(s.cache for s in train.chain.stages if hasattr(s, "cache")))
+    with cache._peers_lock:  # as in a thread that connects just now
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            os._exit(0 if len(stream(train)) == len(expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_print_says_that_it_is_over_nodes(three: list[Keeper]) -> None:
+    assert "over several nodes" in str(over(shuffled(), three))
 
 
 def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_path: Path) -> None:

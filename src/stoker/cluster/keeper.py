@@ -23,9 +23,10 @@ from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.integrity import boot_id
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import Busy
+from stoker.caution import warn
 from stoker.cluster import wire
 from stoker.cluster.definition import Definition
-from stoker.errors import CacheError
+from stoker.errors import CacheError, CacheWarning
 from stoker.net.address import split_address
 from stoker.net.link import Buffer, Link, LinkError
 from stoker.net.listener import Listener
@@ -157,7 +158,12 @@ class Keeper:
                 self._store.add(items)
             except Busy:
                 time.sleep(_BUSY_S)
-            except OSError:  # it is noted: nothing enters any more
+            except OSError as error:  # it is noted: nothing enters any more
+                warn(
+                    f"the cache in {self.folder} admits nothing more: {error}. What is in it "
+                    "stays in use",
+                    CacheWarning,
+                )
                 return
             else:
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stoker.cache.integrity import boot_id
 from stoker.cluster.backoff import Backoff
@@ -30,11 +30,12 @@ class Members(NamedTuple):
 
 
 class Membership(Protocol):
-    """Says who belongs to a cluster. Pickles: worker processes have one, too.
+    """Says who belongs to a cluster. Pickles: workers have one, too, on other hosts as well.
 
     Attributes:
         token: the cluster's secret.
-        home: the name of the member whose store is on this host; None: there is none.
+        home: the name of the member whose store is on this host; None: there is none. It stays the
+            same for a process.
         folder: where that store is.
     """
 
@@ -48,6 +49,11 @@ class Membership(Protocol):
         Raises CacheError where this process has no place in the cluster.
         """
         ...
+
+
+def is_elsewhere(boot: str, folder: str | None) -> bool:
+    """Tell whether this host is another one than where a membership began, with that store."""
+    return boot != boot_id() or (folder is not None and not os.path.isdir(folder))
 
 
 class NamedHosts:
@@ -73,17 +79,20 @@ class NamedHosts:
         self.folder: str | None = None
         self._definition = definition
         self._path = path
+        self._boot = boot_id()
         self._known: dict[str, Member] = {}
+        self._stores: dict[str, tuple[str, str]] = {}
         self._addresses = tuple(addresses)
         self._tries = {address: Backoff() for address in addresses}
         self._has_begun = False
         self._why = ""
         found = self.members()
         self._has_begun = True
+        self._settle()
         if not found.members:
             raise CacheError(
-                f"no keeper answers at {', '.join(addresses)} ({self._why}): start one on each of "
-                "these hosts (stoker cache serve --listen HOST:PORT)"
+                f"no keeper answers at {', '.join(addresses)} ({self._why}): each of these "
+                "hosts needs one (stoker cache serve --listen HOST:PORT), with the same token"
             )
 
     def members(self) -> Members:
@@ -104,9 +113,22 @@ class NamedHosts:
                 welcome = line.welcome
                 line.close()
                 self._known[address] = Member(address, address, max(1, welcome.limit_bytes))
-                if self.home is None and self._is_here(welcome.boot, welcome.folder):
-                    self.home, self.folder = address, welcome.folder
+                self._stores[address] = welcome.boot, welcome.folder
         return Members(len(self._known), tuple(self._known.values()))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if is_elsewhere(self._boot, self.folder):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Find the member on this host. One that comes later is reached as the others are."""
+        self._boot = boot_id()
+        self.home = self.folder = None
+        for address, (boot, folder) in self._stores.items():
+            if self._is_here(boot, folder):
+                self.home, self.folder = address, folder
+                return
 
     def _is_here(self, boot: str, folder: str) -> bool:
         """Tell whether a store is on this host, and the one that was meant."""

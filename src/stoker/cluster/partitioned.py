@@ -134,11 +134,29 @@ class PartitionedCache(ExampleCache):
     def _begin(self) -> None:
         super()._begin()
         self._peers: PeerGroup | None = None
+
+    def _begin_admission(self) -> None:
+        super()._begin_admission()  # again in a forked child, where locks may be held
         self._peers_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         mine = ("_peers", "_peers_lock", "_join")
         return {name: value for name, value in super().__getstate__().items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._membership is not None:
+            self._locate(self._membership)  # this may be another host
+
+    def _locate(self, membership: Membership) -> None:
+        """Use the store on this host, or one for the counts alone."""
+        if membership.folder is not None:
+            self.folder = membership.folder
+        else:
+            name = f"counts-{self._digest.hex()}"
+            self.folder = os.path.join(location.memory_folder(), name)
+            self.temporary = True
+        self.in_memory = location.is_in_memory(self.folder)
 
     def open(self) -> bool:
         """Join the cluster, once, and take hold of the store on this host.
@@ -147,13 +165,7 @@ class PartitionedCache(ExampleCache):
         """
         if self._membership is None:
             membership = self._join(self._definition, self.limit, self._path)
-            if membership.folder is not None:
-                self.folder = membership.folder
-            else:
-                name = f"counts-{self._digest.hex()}"
-                self.folder = os.path.join(location.memory_folder(), name)
-                self.temporary = True
-            self.in_memory = location.is_in_memory(self.folder)
+            self._locate(membership)
             self._has_compared_size = True
             self._membership = membership
         is_first = super().open()

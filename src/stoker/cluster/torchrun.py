@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
+from stoker.cache.integrity import boot_id
 from stoker.cache.location import Limit
 from stoker.cluster.definition import Definition
-from stoker.cluster.membership import Members
+from stoker.cluster.membership import Members, is_elsewhere
 from stoker.cluster.owners import Member
 from stoker.errors import CacheError
 from stoker.net.address import local_host_towards
@@ -60,6 +61,12 @@ class LaunchedHosts:
         self.home: str | None = home
         self.folder: str | None = folder
         self._members = members
+        self._boot = boot_id()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if is_elsewhere(self._boot, self.folder):  # a worker on a host that is none of the job's
+            self.home = self.folder = None
 
     def members(self) -> Members:
         return self._members

@@ -129,8 +129,8 @@ class PreparedElsewhere:
             except _GONE as error:
                 if self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
-                        f"there is no feed {self._url}: {error}. Start it there with stoker feed "
-                        f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address}"
+                        f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
+                        f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"
                     ) from error
             with self._lock:
                 self._changed.wait_for(lambda: self.is_closed, _AGAIN_S)

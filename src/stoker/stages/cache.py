@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 from stoker.sources.source import IndexedSource
-from stoker.stages.stage import Stage, Traits, first_with
+from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
@@ -133,6 +133,10 @@ class CacheStage(Stage):
 
     def outline(self) -> None:
         return None
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say where it is, if not on this host alone."""
+        return "  over several nodes, each of which keeps a part" if self.cluster else ""
 
     @property
     def weighs(self) -> bool:

@@ -117,7 +117,9 @@ class NamedHosts:
 
 def check_hosts(hosts: object) -> tuple[str, ...]:
     """Return addresses as a user gave them. Raises TypeError or ValueError."""
-    wrong = f"cluster= is 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
+    wrong = (
+        f"cluster= is 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
+    )
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise (ValueError if isinstance(hosts, str) else TypeError)(wrong)
     if not hosts or not all(isinstance(host, str) for host in hosts):

@@ -2,7 +2,7 @@
 
 Membership says who there is and what they may keep. Who answers is found out by those who ask
 (``peers``). To add a way to find members, make a class with the attributes and the method of
-``Membership``, and name it in ``partitioned.found``.
+``Membership``, and name it in ``joining``.
 """
 
 from __future__ import annotations

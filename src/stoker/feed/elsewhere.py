@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 
 from stoker import machine
 from stoker.errors import FeedError
-from stoker.feed import wire
+from stoker.feed import crossing
+from stoker.feed.crossing import Join, RelayEnd, RemoteItem, Taken
 from stoker.feed.log import At
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused, Welcome, plain
 from stoker.feed.secret import find_token
 from stoker.feed.served import Made, Served
 from stoker.feed.url import FeedUrl
-from stoker.feed.wire import Join, RelayEnd, RemoteItem, Taken
 from stoker.ipc.portable import Portable
 from stoker.ipc.shared_memory import Blocks
 from stoker.net.link import Link, LinkError
 
-_STARTING_S = 5.0  # how long a feed may take until it is there
+_STARTING_S = 10.0  # how long a feed may take until it is there
 _LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
 _AGAIN_S = 0.1
 _DAMAGED = 5  # connections in turn that may end because of what came over them
@@ -104,12 +104,12 @@ class PreparedElsewhere:
 
     def _connect(self) -> tuple[RelayEnd, Welcome]:
         token = find_token()
-        link = Link.connect(self._url.address, token, wire.PURPOSE, timeout_s=wire.SILENT_S)
+        link = Link.connect(self._url.address, token, crossing.PURPOSE, timeout_s=crossing.SILENT_S)
         end = RelayEnd(link)
         seed, outline = self._goes_on_for or (None, [])
         label = plain(f"relay on {socket.gethostname()}", 100)
         try:
-            end.send(Join(wire.VERSION, self._url.name, label, seed, outline))
+            end.send(Join(crossing.VERSION, self._url.name, label, seed, outline))
             answer, _ = end.receive()
         except BaseException:
             end.close()

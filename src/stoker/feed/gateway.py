@@ -12,12 +12,12 @@ from typing import Any
 
 from stoker.engine.foreign import batch_rows
 from stoker.errors import FeedError
-from stoker.feed import local_socket, messages, wire
+from stoker.feed import crossing, local_socket, messages
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
+from stoker.feed.crossing import GatewayEnd, Join, RemoteItem, Taken
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused
 from stoker.feed.secret import find_or_make_token
-from stoker.feed.wire import GatewayEnd, Join, RemoteItem, Taken
 from stoker.ipc import portable
 from stoker.net.address import split_address
 from stoker.net.link import Link
@@ -38,7 +38,7 @@ class Gateway:
         token = find_or_make_token()
         try:
             self._listener = Listener(
-                host, port, token, wire.PURPOSE, self._serve, timeout_s=wire.SILENT_S
+                host, port, token, crossing.PURPOSE, self._serve, timeout_s=crossing.SILENT_S
             )
         except OSError as error:
             raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
@@ -73,7 +73,7 @@ class Gateway:
     def _joined(self, end: GatewayEnd, join: Join) -> FeedClient | None:
         """Return a job of the feed for a relay; None if it was refused."""
         try:
-            if join.version != wire.VERSION:
+            if join.version != crossing.VERSION:
                 raise FeedError("the relay runs another version of stoker than the feeder")
             if join.name != self._name:
                 raise FeedError(f"there is no feed {join.name!r}, it is {self._name!r}")
@@ -194,6 +194,6 @@ class RelayedJob:
             outline, contents = portable.write(value)
         except TypeError as error:
             raise TypeError(f"this feed cannot go to other hosts: {error}") from None
-        digest = wire.checksum(*contents)
+        digest = crossing.checksum(*contents)
         item = RemoteItem(*at, len(outputs), rows, digest, outline)
         self._end.send(item, *contents)

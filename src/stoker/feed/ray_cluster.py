@@ -6,15 +6,15 @@ import dataclasses
 import socket
 import time
 
-from stoker.feed import ray_directory, wire
+from stoker.feed import crossing, ray_directory
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
+from stoker.feed.crossing import Join, RelayEnd
 from stoker.feed.messages import Malformed, Welcome
 from stoker.feed.ray_directory import FeedPlace
 from stoker.feed.relayed import relay_settings
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
-from stoker.feed.wire import Join, RelayEnd
 from stoker.net.address import joined_address
 from stoker.net.link import Link
 
@@ -71,9 +71,13 @@ class SharedInCluster:
     def _hold(self, answer: FeedPlace) -> bool:
         """Join the feed, so that it is there until the relay has joined; False if it is lost."""
         try:
-            link = Link.connect(answer.address, answer.token, wire.PURPOSE, timeout_s=wire.SILENT_S)
+            link = Link.connect(
+                answer.address, answer.token, crossing.PURPOSE, timeout_s=crossing.SILENT_S
+            )
             self._held = end = RelayEnd(link)
-            end.send(Join(wire.VERSION, self._settings.name, "a job that starts a relay", None, []))
+            end.send(
+                Join(crossing.VERSION, self._settings.name, "a job that starts a relay", None, [])
+            )
             return isinstance(end.receive()[0], Welcome)
         except (EOFError, OSError, Malformed):
             return False

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Message, Refused, Welcome
-from stoker.feed.wire import (
+from stoker.feed.crossing import (
     Beat,
     GatewayEnd,
     Join,
@@ -29,6 +28,7 @@ from stoker.feed.wire import (
     Taken,
     checksum,
 )
+from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Message, Refused, Welcome
 from stoker.ipc import portable
 from stoker.net.link import Link
 from strategies import FULL
@@ -128,7 +128,7 @@ def test_what_cannot_be_said_is_refused_with_its_place(value: Any) -> None:
 def test_a_class_that_nobody_has_imported() -> None:
     """A named tuple is made up; a dataclass cannot be."""
     made, none = (
-        portable.write(value)[0].replace(b"test_wire", b"elsewhere")
+        portable.write(value)[0].replace(b"test_crossing", b"elsewhere")
         for value in (Pair(1, 2), Sample(1, 2))
     )
     value = portable.read(made, b"")
@@ -253,8 +253,8 @@ def ends() -> Iterator[tuple[GatewayEnd, RelayEnd]]:
 def test_who_waits_is_kept_by_beats_and_others_are_given_up(
     ends: tuple[GatewayEnd, RelayEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.feed.wire.BEAT_S", 0.01)
-    monkeypatch.setattr("stoker.feed.wire.SILENT_S", 0.3)
+    monkeypatch.setattr("stoker.feed.crossing.BEAT_S", 0.01)
+    monkeypatch.setattr("stoker.feed.crossing.SILENT_S", 0.3)
     gateway, relay = ends
     heard: list[Any] = []
 

@@ -342,6 +342,21 @@ def cache_serve(
         serve_keeper(listen, size, folder, token_file)
 
 
+@caches.command("end")
+def cache_end() -> None:
+    """End what jobs on this host's Ray cluster have left running for the next: their caches.
+
+    That frees the memory of all nodes, as soon as no job uses it any more. Jobs that go on read
+    from storage what other nodes had.
+
+    Example: stoker cache end
+    """
+    from stoker.cluster.ray_keeper import end_all
+
+    with _failing("cache end", ImportError):
+        typer.echo(f"ended {end_all()} keepers")
+
+
 def _flowing(command: Callable[..., object] | None) -> str:
     """Return a command's docstring with a line a paragraph: the terminal's width breaks them."""
     paragraphs = inspect.cleandoc((command and command.__doc__) or "").split("\n\n")

@@ -8,11 +8,14 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent: int, by_main_thread: bool) -> None:
+def end_with(
+    parent: int, by_main_thread: bool, *, first: Callable[[], object] | None = None
+) -> None:
     """Have this process end with its parent, however that dies and whatever it is doing.
 
     The kernel's own signal comes at once, but tells of the thread that forked, and under
@@ -21,6 +24,7 @@ def end_with(parent: int, by_main_thread: bool) -> None:
     Args:
         parent: its number.
         by_main_thread: whether its main thread has started this process.
+        first: what is done before; not if its main thread has started this process.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -35,6 +39,10 @@ def end_with(parent: int, by_main_thread: bool) -> None:
 
     def watch() -> None:
         select.select([descriptor], [], [])
-        os._exit(1)
+        try:
+            if first is not None:
+                first()
+        finally:
+            os._exit(1)
 
     threading.Thread(target=watch, name="stoker-parent-watch", daemon=True).start()

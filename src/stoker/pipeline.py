@@ -282,7 +282,7 @@ class Pipeline(Generic[T]):
             admit: ``"first"``, or ``"worth"``: what saves most time per byte.
             keep_pages: leave the local files of what is in the cache in the page cache, too.
             on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
-            cluster: spread it over nodes: ``"torchrun"``, or their keepers' addresses.
+            cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
 
         Raises ValueError where there is nothing to keep: on streams and loaders, behind random
         maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,

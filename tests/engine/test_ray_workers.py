@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ import pytest
 
 import stoker
 from conftest import _raised
+from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.engine.pool import ray_team, ray_workers
 from stoker.errors import BudgetSpent, StageError, WorkerDied
@@ -29,38 +29,13 @@ from strategies import shortened
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    # Ray's own: files that it leaves to the collector, and what it says of its future.
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without cores for actors, where the test runs, and two nodes with two each."""
-    from ray._raylet import Config  # type: ignore[attr-defined, unused-ignore]
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        # Else it would put a token into the user's home.
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_worker_niceness", "0")  # by default actors come after everything else
-        Config.initialize("")  # which it reads when it is imported
-        made = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80e6},
-        )
-        for name in ("left", "right"):
-            made.add_node(num_cpus=2, resources={name: 10}, object_store_memory=80e6)
-        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with ray_cluster(sys.modules[__name__]) as made:
         yield made
-        ray.shutdown()
-        made.shutdown()
-    Config.initialize("")
 
 
 def actors() -> list[psutil.Process]:

@@ -48,11 +48,19 @@ def partitioned(
 
 
 def joining(cluster: object) -> Join:
-    """Return how to join a cluster as a user names it. Raises TypeError or ValueError."""
+    """Return how to join a cluster as a user names it.
+
+    Raises TypeError or ValueError for what is none, ImportError for Ray's where Ray is not there.
+    """
     if cluster == "torchrun":
         from stoker.cluster.torchrun import join
 
         return join
+    if cluster == "ray":
+        from stoker.cluster import ray_hosts
+
+        ray_hosts.check()
+        return ray_hosts.join
     return partial(_join_hosts, check_hosts(cluster))
 
 

@@ -45,7 +45,7 @@ class Keeper:
         address: where to listen, ``host:port``; port 0: any that is free.
         token: the cluster's secret.
         limit: of the store, if it has to be made; as in ``.cache()``.
-        folder: where it is, and stays; None: in memory, for as long as it is used.
+        folder: where it is, and stays, unless that is in memory; None: one in memory.
 
     Attributes:
         folder: where the store is.
@@ -195,19 +195,20 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
     else:
         path = os.path.realpath(os.path.expanduser(folder))
         location.check_local(path)
+    in_memory = location.is_in_memory(path)
     inventory.sweep(path)
     join = functools.partial(
         store_dir.join,
         path,
         describes=f"a keeper's part ({address})",
-        temporary=folder is None,
+        temporary=in_memory,
         on_damage="rebuild",
     )
 
     def join_or_make() -> store_dir.StoreDir | None:
         found = join(limit_bytes=None)
         if found is None:
-            limit_bytes = location.resolve_limit(limit, path, in_memory=folder is None)
+            limit_bytes = location.resolve_limit(limit, path, in_memory=in_memory)
             found = join(limit_bytes=limit_bytes) if limit_bytes else None
         return found
 

@@ -17,7 +17,6 @@ from stoker.parentage import end_with
 def main() -> None:
     """Read what to keep from the standard input, and keep it until that is closed."""
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
-    end_with(start.parent, by_main_thread=False)
     try:
         keeper = Keeper(
             joined_address(start.host, 0), start.token, limit=start.limit, folder=start.folder
@@ -25,6 +24,7 @@ def main() -> None:
     except (OSError, ValueError, ImportError, StokerError) as error:
         _say(Started(error=str(error)))
         return
+    end_with(start.parent, by_main_thread=False, first=keeper.close)
     try:
         _say(Started(keeper.address, keeper.folder, keeper.limit_bytes))
         while os.read(0, 1):  # nothing more is said: the end is what is waited for

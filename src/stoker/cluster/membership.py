@@ -2,7 +2,7 @@
 
 Membership says who there is and what they may keep. Who answers is found out by those who ask
 (``peers``). To add a way to find members, make a class with the attributes and the method of
-``Membership``, and name it in ``partitioned.found``.
+``Membership``, and name it in ``joining``.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ class NamedHosts:
 
 def check_hosts(hosts: object) -> tuple[str, ...]:
     """Return addresses as a user gave them. Raises TypeError or ValueError."""
-    wrong = f"cluster= is 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
+    wrong = (
+        f"cluster= is 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
+    )
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise (ValueError if isinstance(hosts, str) else TypeError)(wrong)
     if not hosts or not all(isinstance(host, str) for host in hosts):

@@ -146,17 +146,7 @@ class PartitionedCache(ExampleCache):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self._membership is not None:
-            self._locate(self._membership)  # this may be another host
-
-    def _locate(self, membership: Membership) -> None:
-        """Use the store on this host, or one for the counts alone."""
-        if membership.folder is not None:
-            self.folder = membership.folder
-        else:
-            name = f"counts-{self._digest.hex()}"
-            self.folder = os.path.join(location.memory_folder(), name)
-            self.temporary = True
-        self.in_memory = location.is_in_memory(self.folder)
+            self._settle(self._membership)  # another node's store may be the near one now
 
     def open(self) -> bool:
         """Join the cluster, once, and take hold of the store on this host.
@@ -164,13 +154,22 @@ class PartitionedCache(ExampleCache):
         Raises CacheError where there is no cluster to join, or it keeps something else.
         """
         if self._membership is None:
-            membership = self._join(self._definition, self.limit, self._path)
-            self._locate(membership)
-            self._has_compared_size = True
-            self._membership = membership
+            self._settle(self._join(self._definition, self.limit, self._path))
         is_first = super().open()
         self._reached()
         return is_first
+
+    def _settle(self, membership: Membership) -> None:
+        """Take the store that is on this host, or one for the counts."""
+        if membership.folder is not None:
+            self.folder = membership.folder
+        else:
+            name = f"counts-{self._digest.hex()}"
+            self.folder = os.path.join(location.memory_folder(), name)
+            self.temporary = True
+        self.in_memory = location.is_in_memory(self.folder)
+        self._has_compared_size = True
+        self._membership = membership
 
     def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
         """Return an item's key, which is the same on all nodes: of a file its size counts."""

@@ -6,7 +6,6 @@ process that asked for it is gone, however that ended.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 import weakref
@@ -18,11 +17,12 @@ from stoker.engine.pool.borrowing import Borrowing
 from stoker.engine.pool.program import Program
 from stoker.engine.pool.ray_actor import ActorPlace, PreparingActor
 from stoker.fork_safety import OwningProcess
+from stoker.net.ray_session import check_installed, joined_ray
 from stoker.net.token import new_token
 
 _ONE_CORE = {"num_cpus": 1}
 _OURS = {"lifetime", "name", "namespace", "get_if_exists", "max_restarts", "max_task_retries"}
-_here = OwningProcess()
+_WHAT = '.workers(kind="ray")'
 _inherited: list[Fleet] = []
 """Fleets that a forked child inherited. Freeing them would end the parent's actors."""
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
@@ -30,8 +30,7 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 def check(options: Any) -> None:
     """Raise ImportError without Ray, TypeError and ValueError for options that cannot be."""
-    if importlib.util.find_spec("ray") is None:
-        raise ImportError(".workers(kind=\"ray\") needs Ray: pip install 'stoker[ray]'")
+    check_installed(_WHAT)
     if not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise TypeError(f"ray_options are a dict with names of Ray's options, not {options!r}")
     refused = sorted(_OURS & options.keys())
@@ -74,18 +73,7 @@ class Fleet:
     """
 
     def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
-        import ray
-
-        if not _here.is_current:
-            raise RuntimeError(
-                "the connection to Ray belongs to the process that this one was forked from: "
-                'iterate there, or use kind="process" here'
-            )
-        if not ray.is_initialized():
-            raise RuntimeError(
-                '.workers(kind="ray") uses the cluster that this process has joined: call '
-                'ray.init(address="auto") first, or ray.init(address="local") for one of this host'
-            )
+        ray = joined_ray(_WHAT)
         self.plan = plan
         self.borrowing = Borrowing()
         self._owner = OwningProcess()

@@ -3,7 +3,7 @@
 They stand between `<!-- rows: ... -->` and `<!-- end -->`. What the first says is workload, and
 which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`. Between `<!-- bench:
 ... -->` and `<!-- end -->` stands the first table of a benchmark's docstring, which is made of its
-rows.
+rows; and behind `<!-- summary: 4 -->` the speed-ups of all workloads at R = 4.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import re
 import textwrap
 from pathlib import Path
 
+from experiments.arms import Arm
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
 from experiments.suite.summary import Comparison, compared
-from experiments.suite.tables import cells_of, markdown, sentence
+from experiments.suite.tables import cells_of, markdown, ratio_text, sentence
 from experiments.suite.workload import Recipe, Variant
-from experiments.suite.workloads import class_of
+from experiments.suite.workloads import NAMES, class_of
 
 PAGE = RESULTS.parents[1] / "docs" / "evidence.md"
 NOT_RUN = "*Not run yet.*"
 
 _BENCH = RESULTS.parents[1] / "bench"
+_SUMMARY_BLOCK = re.compile(r"(<!-- summary: (?P<ratio>\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -34,6 +36,9 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
     Raises ValueError for a block of an unknown workload or variant.
     """
     text = _BLOCK.sub(lambda m: m[1] + _block(m["what"], results) + m[3], text)
+    text = _SUMMARY_BLOCK.sub(
+        lambda m: m[1] + _summary_table(float(m["ratio"]), results) + m[3], text
+    )
     return _BENCH_BLOCK.sub(lambda m: m[1] + _bench_table(m["name"]) + m[3], text)
 
 
@@ -66,6 +71,40 @@ def _block(what: str, results: Path) -> str:
         f"{sentence(found, recipe.budget_fresh)} Rows: `experiments/results/{name}.json`.\n\n"
         f"![{what}: test loss, rho and speed-ups]({figure})\n"
     )
+
+
+def _summary_table(ratio: float, results: Path) -> str:
+    """Return the speed-ups of some arms, a line for each workload that was run."""
+    lines = []
+    for name in NAMES:
+        found, _ = _found(name, results)
+        if found is None:
+            continue
+        transform = class_of(name).transforms[:1]
+        chosen = [
+            Arm("before", "auto", ratio),
+            Arm("before", 4, 0.0),
+            Arm("batch", 4, 0.0),
+            Arm("loader", "auto", ratio),
+            *(Arm("loader", "auto", ratio, each) for each in transform),
+        ]
+        by_arm = {each.arm: each.speedups.get(ratio) for each in found.arms}
+        told = [by_arm.get(arm) for arm in chosen]
+        cells = ["" if each is None else ratio_text(each) for each in told]
+        cells += [""] * (5 - len(cells))
+        if transform:
+            cells[-1] += f" ({transform[0]})"
+        lines.append([name, f"{found.ratios.get(ratio, ratio):.1f}", *cells])
+    head = [
+        "workload",
+        "R",
+        "`.echo()` before augmentation",
+        "the same, e = 4",
+        "of batches, e = 4",
+        "`stoker.echo(loader)`",
+        "with `transform=`",
+    ]
+    return markdown((head, lines)) + "\n"
 
 
 def _bench_table(name: str) -> str:

@@ -168,6 +168,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.full
 def test_ranks_compare_what_they_deal_by(tmp_path: Path) -> None:
     told = told_by(tmp_path, 2, OTHERS)
     assert told[0]["owners"] == told[1]["owners"]  # rank 0's, though each knew another

@@ -35,6 +35,7 @@ TRAINED = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("world", "near"),
     [(2, "cache"), (2, None), pytest.param(4, "cache", marks=pytest.mark.full)],

@@ -75,6 +75,7 @@ def test_a_cluster_reads_storage_once_and_a_lost_node_costs_what_it_had(nodes: N
     assert clients[1].epoch()["misses"] == 0
 
 
+@pytest.mark.full
 def test_a_frozen_keeper_costs_time_alone(nodes: Nodes) -> None:
     for _ in range(2):
         nodes.keep()
@@ -87,6 +88,7 @@ def test_a_frozen_keeper_costs_time_alone(nodes: Nodes) -> None:
     client.epoch()
 
 
+@pytest.mark.full
 def test_a_keeper_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
     for _ in range(3):
         nodes.keep()

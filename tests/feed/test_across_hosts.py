@@ -198,6 +198,7 @@ def test_several_epochs_are_prepared_once_for_all_hosts(feed: Somewhere, tmp_pat
         play_out(makes, cast, "batches", [])
 
 
+@pytest.mark.full
 def test_contents_cross_the_network_once_for_all_jobs_of_a_host(
     feed: Somewhere, tmp_path: Path
 ) -> None:
@@ -288,6 +289,7 @@ def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any])
             assert [served.digest(value) for value in train] == served.expected(kind, epoch)
 
 
+@pytest.mark.full
 def test_a_frozen_relay_holds_up_nobody_for_long(
     feed: Somewhere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -310,6 +312,7 @@ def test_a_frozen_relay_holds_up_nobody_for_long(
         check_outputs(log_of(log), "batches", play)
 
 
+@pytest.mark.full
 def test_everybody_killed_leaves_no_relay(feed: Somewhere, tmp_path: Path) -> None:
     with feeding(served.batches, feed.name, listen=feed.listen):
         job = start(joining(feed.url()), Play(epochs=50, step_s=0.01), tmp_path / "log")
@@ -323,6 +326,7 @@ def test_everybody_killed_leaves_no_relay(feed: Somewhere, tmp_path: Path) -> No
 # -- what is refused
 
 
+@pytest.mark.full
 def test_the_end_of_the_feeder_is_told(feed: Somewhere, monkeypatch: pytest.MonkeyPatch) -> None:
     with feeding(served.batches, feed.name, listen=feed.listen) as feeder:
         batches = iter(stoker.from_feed(feed.url()))
@@ -335,6 +339,7 @@ def test_the_end_of_the_feeder_is_told(feed: Somewhere, monkeypatch: pytest.Monk
         assert served.digest(kept) == digest
 
 
+@pytest.mark.full
 def test_feeds_that_are_not_there(feed: Somewhere) -> None:
     with pytest.raises(stoker.FeedError, match="there is no feed tcp://"):
         stoker.from_feed(feed.url())
@@ -402,6 +407,7 @@ def test_addresses_that_are_taken(feed: Somewhere) -> None:
         stoker.share(target, name=feed.name, listen="nowhere")
 
 
+@pytest.mark.full
 def test_the_command_says_where_it_listens(feed: Somewhere) -> None:
     command = [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()"]
     what = ["feed", f"{served.__file__}:batches", "--name", feed.name, "--listen", feed.listen]

@@ -24,6 +24,7 @@ PROTOCOLS = {
     "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Feed"),
     "orders.py": ("Order",),
+    "dealing.py": ("Dealer",),
 }
 Class = tuple[Path, str]
 

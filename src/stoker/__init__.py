@@ -2,12 +2,12 @@
 
 from stoker import images as images
 from stoker import testing as testing
+from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.analysis import analyze
-from stoker.cache.cached_dataset import CachedDataset, cached
 from stoker.constructors import (
     echo,
     from_arrays,

@@ -10,6 +10,7 @@ from typing import Any
 from stoker import machine, rng
 from stoker.caution import warn
 from stoker.checks import is_whole_number
+from stoker.cluster.pinned import OwnersKnown
 from stoker.engine.lower import Plan, lower
 from stoker.engine.pool.make import Workers
 from stoker.machine import process_group
@@ -81,6 +82,12 @@ class Chain:
         return self.plan.selection
 
     @property
+    def cluster(self) -> OwnersKnown | None:
+        """Who knows which node keeps what of its cache, if several keep a part each."""
+        cache = self.plan.cache
+        return None if cache is None else cache.cluster
+
+    @property
     def operations(self) -> tuple[Operation, ...]:
         """What is done to single examples in front of the first pool or batch, in order."""
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
@@ -137,7 +144,7 @@ class Chain:
     @property
     def has_workers(self) -> bool:
         """Whether anything is prepared while the consumer trains."""
-        return self.workers is None or self.workers.count > 0
+        return self.workers is None or self.workers.count != 0
 
     @property
     def accounts(self) -> int:

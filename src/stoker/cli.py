@@ -167,6 +167,12 @@ def what_if(
         str,
         typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
     ] = "batch",
+    hosts: Annotated[
+        int, typer.Option(metavar="N", help="Hosts whose caches hold a part of the data each.")
+    ] = 1,
+    network_mbps: Annotated[
+        float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
+    ] = 1250.0,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
     ] = None,
@@ -195,6 +201,8 @@ def what_if(
             jobs=jobs,
             echo=echo,
             echo_at=echo_at,
+            hosts=hosts,
+            network_mbps=network_mbps,
         )
         answered = answer(to_measured(found), change)
         if json is not None:
@@ -237,8 +245,16 @@ def feed(
             min=0.1, help="Seconds that others wait for a job that says nothing, frozen perhaps."
         ),
     ] = 60.0,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where jobs on other hosts find it: an address of this host, on the network of "
+            "the cluster. By default they do not.",
+        ),
+    ] = "",
 ) -> None:
-    """Prepare an epoch once, for all jobs on this host that take it.
+    """Prepare an epoch once, for all jobs that take it, on this host and on others.
 
     A job takes it with stoker.from_feed(NAME), which is a pipeline like any other: augment, echo,
     batch and move there. Each job gets every batch exactly once an epoch; it joins where one
@@ -251,7 +267,7 @@ def feed(
 
     with _failing("feed", TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
-        serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience)
+        serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience, listen_at=listen)
 
 
 caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
@@ -293,6 +309,52 @@ def cache_remove(which: _Name) -> None:
         folder = resolve_name(which)
         remove(folder)
         typer.echo(f"removed {folder}")
+
+
+@caches.command("serve")
+def cache_serve(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="This host's address in the cluster.")
+    ] = "127.0.0.1:7117",
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much to keep, such as 64GiB, or auto.")
+    ] = "auto",
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep it on a local disk, and for the next time.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The cluster's token (default: $STOKER_TOKEN_FILE, or ~/.config/stoker/token)."
+        ),
+    ] = None,
+) -> None:
+    """Keep this host's part of a cache that is spread over several, until Ctrl-C.
+
+    Jobs name the keepers of all hosts: .cache(cluster=["node1:7117", "node2:7117"]), the same list
+    everywhere. Hosts need the same token file; where there is none, one is made.
+
+    Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
+    """
+    from stoker.cluster.keeper_command import serve_keeper
+
+    with _failing("cache serve", ValueError):
+        serve_keeper(listen, size, folder, token_file)
+
+
+@caches.command("end")
+def cache_end() -> None:
+    """End what jobs on this host's Ray cluster have left running for the next: their caches.
+
+    That frees the memory of all nodes, as soon as no job uses it any more. Jobs that go on read
+    from storage what other nodes had.
+
+    Example: stoker cache end
+    """
+    from stoker.cluster.ray_keeper import end_all
+
+    with _failing("cache end", ImportError):
+        typer.echo(f"ended {end_all()} keepers")
 
 
 def _flowing(command: Callable[..., object] | None) -> str:

@@ -19,9 +19,12 @@ from stoker.buffers import Recycler
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
+from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.epoch import FORGOTTEN, Run
 from stoker.engine.items import Item
+from stoker.engine.pinning import pin
 from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.make import KeptWorkers
 from stoker.engine.pool.threads import is_worker
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import ranks
@@ -63,6 +66,7 @@ class Cursor:
         self.chain = chain
         self._recycler = recycler
         self._autotuner = Autotuner()
+        self._kept_workers = KeptWorkers()
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
         self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
@@ -104,6 +108,7 @@ class Cursor:
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
+        owners = self._pinned(position)
         if not position.yielded:
             position = self._recorded_start(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
@@ -120,6 +125,8 @@ class Cursor:
             self._recycler,
             chain.sure_count(),
             self._carried,
+            self._kept_workers,
+            owners,
         )
         self._carried = {}
         run = Run(setup)
@@ -127,6 +134,15 @@ class Cursor:
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
         self._started(epoch, run, iterator)
         return iterator
+
+    def _pinned(self, position: Position) -> PinnedOwners | None:
+        """Return by whose parts the epoch is dealt, None where it is not; ranks agree on it."""
+        share, cluster = self.chain.selection.share, self.chain.cluster
+        if share is None or not share.is_dealt:
+            return None
+        assert cluster is not None
+        agreeing = ranks("whose part is whose") if share.world > 1 else None
+        return pin(position.owners, cluster, share, agreeing)
 
     def _recorded_start(self, epoch: int) -> Position | None:
         """Return where an epoch began whose record is replayed, None where none is."""

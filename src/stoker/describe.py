@@ -28,8 +28,7 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
     if not source.yields_batches:
         how = "as many threads as there are usable cores"
         if chain.workers is not None:
-            count, kind = chain.workers.count, chain.workers.kind
-            how = f"{count} {kind} workers" if count else "no workers"
+            how = str(chain.workers)
         lines.append(f"  {how}")
     lines.append(f"  seed {chain.seed}" + (" (drawn)" if chain.is_seed_drawn else ""))
     return "\n".join(lines)

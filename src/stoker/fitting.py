@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import packing
+from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.filtering import FilterRecord
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
 from stoker.engine.position import Position
@@ -66,8 +67,9 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
     Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
     """
     yielded, nested = whole(state["yielded"]), "loader" in state
+    owners = _owners(state, fit)
     if not yielded and not nested and not (fit.plan.carries_pool and state["pools"]):
-        return None
+        return None if owners is None else Position(owners=owners)
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
     iterated = fit.examples is None
@@ -79,6 +81,7 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
         fresh=whole(state["fresh"], 0, packing.LARGEST if iterated else fit.examples),
         loaded=whole(state["loaded"], 0, packing.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
+        owners=owners,
     )
     walk = _Walk(fit.plan, found, sizes, whole(state["epoch"]))
     pools, items, records = (_list(state[name]) for name in ("pools", "pool_items", "left_out"))
@@ -91,6 +94,17 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
     else:
         walk.read(fit.examples or 0, pools, items, records)
     return found
+
+
+def _owners(state: dict[str, Any], fit: Fit) -> PinnedOwners | None:
+    share = fit.plan.selection.share
+    if share is None or not share.is_dealt:
+        if "owners" in state:
+            raise StateError("it says how examples were dealt, and this pipeline deals none")
+        return None
+    if "owners" not in state and state["yielded"]:
+        raise StateError("it does not say how examples were dealt")
+    return PinnedOwners.read(state["owners"], share.world) if "owners" in state else None
 
 
 def _list(value: Any) -> list[Any]:

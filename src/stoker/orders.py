@@ -5,7 +5,8 @@ source. Nothing here takes memory that grows with the epoch above ``TRUE_PERMUTA
 it an order is a permutation, above it a keyed Feistel network.
 
 With ``.shuffle().shard()`` a rank reads every ``world``-th place of a permutation of all examples.
-With ``.shard().shuffle()`` it reads a permutation of its own, fixed part.
+With ``.shard().shuffle()`` it reads a permutation of its own, fixed part. With
+``.shuffle().shard(near=...)`` it reads what ``dealing`` gives it of each ``world * batch`` places.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import rng
+from stoker.dealing import Dealer, DealtOrder
 
 TRUE_PERMUTATION_LIMIT = 1 << 20
 """Up to this many examples an epoch is shuffled by a true permutation."""
@@ -148,12 +150,14 @@ class Share:
         rank, world: this process among so many.
         uneven: whether all examples are kept, so that parts may differ by one in length.
         anew: whether parts are drawn anew every epoch, rather than fixed.
+        is_dealt: whether they are dealt inside the global batch, by who keeps what.
     """
 
     rank: int
     world: int
     uneven: bool
     anew: bool
+    is_dealt: bool = False
 
     def count(self, length: int) -> int:
         """Return how many of so many examples are this rank's in an epoch."""
@@ -189,9 +193,14 @@ class Selection:
         """Return this, drawn anew every epoch."""
         return replace(self, is_shuffled=True)
 
-    def shared(self, rank: int, world: int, *, uneven: bool) -> Selection:
+    @property
+    def is_dealt(self) -> bool:
+        """Whether ranks' parts are dealt by who keeps what."""
+        return self.share is not None and self.share.is_dealt
+
+    def shared(self, rank: int, world: int, *, uneven: bool, dealt: bool = False) -> Selection:
         """Return a rank's part of this."""
-        return replace(self, share=Share(rank, world, uneven, self.is_shuffled))
+        return replace(self, share=Share(rank, world, uneven, self.is_shuffled, dealt))
 
     def taken(self, count: int) -> Selection:
         """Return the first ``count`` examples of this."""
@@ -211,8 +220,13 @@ class Selection:
             count = share.count(count)
         return _least(self.last, count)
 
-    def order(self, length: int, seed: int, epoch: int) -> Permuted | FixedPart:
-        """Return the order of one epoch over a source of ``length``."""
+    def order(
+        self, length: int, seed: int, epoch: int, dealer: Dealer | None = None, group: int = 1
+    ) -> Permuted | FixedPart | DealtOrder:
+        """Return the order of one epoch over a source of ``length``.
+
+        What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
+        """
         share, count = self.share, self.count(length)
         length = _least(self.first, length)
 
@@ -222,6 +236,9 @@ class Selection:
         if share is None:
             return Permuted(length, key(0), count=count)
         rank, world = share.rank, share.world
+        if share.is_dealt:
+            assert dealer is not None
+            return DealtOrder(Permuted(length, key(0), count=count * world), dealer, rank, group)
         if share.anew:
             return Permuted(length, key(0), rank, world, count)
         own = _least(self.between, share.count(length))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -29,6 +29,7 @@ from stoker.stages.to import To
 from stoker.stats import Clock, Stats, Uses
 
 U = TypeVar("U")
+Int = int | None
 On = str | int | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
@@ -74,7 +75,7 @@ class Pipeline(Generic[T]):
         return self._then(Shuffle(buffer))
 
     def shard(
-        self, *, rank: int | None = None, world: int | None = None, uneven: bool = False
+        self, *, rank: Int = None, world: Int = None, uneven: bool = False, near: str | None = None
     ) -> Pipeline[T]:
         """Leave this process its part of every epoch: disjoint parts of equal length.
 
@@ -87,12 +88,13 @@ class Pipeline(Generic[T]):
             rank, world: this process among so many; by default those of ``torch.distributed``,
                 if that is initialised. If not, this is the only process.
             uneven: keep all examples, so that ranks may differ by one: for evaluation.
+            near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
+                keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
 
-        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE`` in
-        the environment tells of other processes, but there is no process group; ``iter()`` where
-        it was initialised after this.
+        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE``
+        tells of others without a process group; ``iter()`` where that was initialised after this.
         """
-        return self._then(Shard.of(rank, world, uneven))
+        return self._then(Shard.of(rank, world, uneven, near))
 
     def take(self, n: int) -> Pipeline[T]:
         """Leave the first ``n`` examples of every epoch; the others are not read.
@@ -144,8 +146,7 @@ class Pipeline(Generic[T]):
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
-        Raises TypeError when ``fn`` cannot be called so, LookupError when the source is known
-        not to have the field.
+        Raises TypeError when ``fn`` cannot be called so, LookupError when there is no such field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=False))
 
@@ -177,8 +178,7 @@ class Pipeline(Generic[T]):
             on, on_error: as in ``map``.
             repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
-        Raises TypeError when ``fn`` takes no ``rng``, LookupError when the source is known not
-        to have the field.
+        Raises TypeError when ``fn`` takes no ``rng``, LookupError when there is no such field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 
@@ -262,51 +262,51 @@ class Pipeline(Generic[T]):
         admit: str = "first",
         keep_pages: bool = False,
         on_damage: str = "rebuild",
+        cluster: str | Sequence[str] | None = None,
     ) -> Pipeline[T]:
         """Keep what comes here, and never evict it: from then on it is not read or made again.
 
-        After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter in
-        the order in which they come, until the limit is reached. Then nothing enters and nothing
-        leaves, which gives the fewest possible misses in every epoch (MinIO caching, Mohan et al.,
-        VLDB 2021, section 6.1). All processes of this host that cache the same data share one
-        store: workers, ranks, other jobs. A cache does not change the batches or the state.
+        After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter as
+        they come, until the limit is reached; then nothing enters and nothing leaves, which gives
+        the fewest misses in every epoch (MinIO caching, VLDB 2021, section 6.1). All processes of
+        this host that cache the same data share a store. Batches and state do not change.
 
         Args:
-            limit: of the store, fixed when it is made: bytes (``"64GiB"``), a share of usable
-                memory (``0.5``; with ``path`` of the disk's free space), or ``"auto"``: half of
-                memory (four fifths of the disk).
+            limit: of the store when it is made: bytes (``"64GiB"``), a share of usable memory
+                (``0.5``; with ``path`` of the free disk), or ``"auto"``: half (four fifths).
             path: a folder on a local disk, in front of slower storage; by default in memory.
-            keep: whether it stays when nobody uses it any more, for the next run; by default with
-                ``path``.
-            version: says which data and functions these are, where stoker cannot tell: behind a
-                ``map`` of your own, for datasets, arrays in memory, and servers that tell no
-                versions. Jobs with the same version share; without one a job shares with itself.
-            admit: ``"first"``, or ``"worth"``: what saves most time per byte, where examples
-                differ in that.
+            keep: whether it stays when nobody uses it any more; by default with ``path``.
+            version: says which data and functions these are, where stoker cannot tell: behind maps
+                of your own, for datasets, arrays, servers that tell no versions. Jobs of the same
+                version share; without one a job shares with itself.
+            admit: ``"first"``, or ``"worth"``: what saves most time per byte.
             keep_pages: leave the local files of what is in the cache in the page cache, too.
-            on_damage: ``"rebuild"`` a store that was damaged, or ``"refuse"`` it (CacheError).
+            on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
+            cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
 
         Raises ValueError where there is nothing to keep: on streams and loaders, behind random
         maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,
         when the first example would enter, StageError if it is another one each time it is made.
         """
         settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
-        return self._then(CacheStage.of(self.chain, limit, version, keep_pages, **settings))
+        return self._then(
+            CacheStage.of(self.chain, limit, version, keep_pages, cluster, **settings)
+        )
 
-    def workers(self, n: int, *, kind: str = "thread") -> Pipeline[T]:
-        """Set how many workers there may be; by default as many as there are usable cores.
+    def workers(
+        self, n: int | str, *, kind: str = "thread", ray_options: Mapping[str, Any] | None = None
+    ) -> Pipeline[T]:
+        """Set how many workers there may be; by default as many threads as there are usable cores.
 
         Args:
-            n: an upper bound for threads: fewer take part where timing shows that to be
-                faster; with 0 the consumer's own thread does all work. Of processes, exactly
-                ``n`` (at least 1) are started every epoch.
-            kind: ``"thread"``, or ``"process"`` for Python code that holds the GIL: every
-                process has its own copy of the dataset, by fork or pickling, and seeds
-                ``random``, NumPy and torch anew for every example.
+            n: of threads an upper bound, 0 for none; else the number. Of actors also ``"auto"``.
+            kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
+                and seeds global random generators for every example. ``"ray"``: so do actors of
+                the Ray cluster joined, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        return Pipeline(replace(self.chain, workers=Workers.of(n, kind)))
+        return Pipeline(replace(self.chain, workers=Workers.of(n, kind, ray_options)))
 
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.

@@ -66,6 +66,8 @@ def saved(
         "loaded": position.loaded,
         "before": [before.fresh_examples, before.uses, before.steps],
     }
+    if position.owners is not None:
+        state["owners"] = position.owners.saved()
     signed = {**state, "checksum": _checksum(state)}
     if position.loader_state is not None:  # the loader's own, perhaps not for JSON
         signed["loader"] = position.loader_state

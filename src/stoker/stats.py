@@ -81,7 +81,7 @@ class CacheCounts:
     """What happened between users of a cache and their store, in all of their processes."""
 
     hits: int = 0
-    """Examples that were found in the store."""
+    """Examples that were found in the store, or in another node's."""
     misses: int = 0
     """Examples that were not, and came from the source."""
     admitted: int = 0
@@ -96,6 +96,10 @@ class CacheCounts:
     """Bytes that were not read from storage: the files behind the hits, or else their values."""
     damaged: int = 0
     """Examples that were found in the store, but not as they had been written."""
+    peer_hits: int = 0
+    """Of the hits, those that were found in another node's store."""
+    peer_bytes: int = 0
+    """Their bytes."""
 
     def __add__(self, other: CacheCounts) -> CacheCounts:
         """Return both together."""
@@ -132,6 +136,12 @@ class CacheStats(CacheCounts):
     """What it may take."""
     full: bool = False
     """Whether nothing enters any more."""
+    members: int = 0
+    """Nodes that the cache is spread over; 0: it is this host's alone."""
+    members_alive: int = 0
+    """Of these, those that answer, with this one."""
+    map_version: int = 0
+    """Of the map of who keeps what: it grows whenever members change."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -145,6 +155,13 @@ class CacheStats(CacheCounts):
             f"{self.refused:,} refused; store: {self.items:,} items, {used} of {limit}"
             f"{', full' if self.full else ''}",
         ]
+        if self.members:
+            here = self.hits - self.peer_hits
+            lines.append(
+                f"by place: {here:,} here, {self.peer_hits:,} from other nodes "
+                f"({format_bytes(self.peer_bytes)}), {self.misses:,} from storage; "
+                f"{self.members_alive} of {self.members} nodes answer, map {self.map_version}"
+            )
         if self.damaged:
             lines.append(f"{self.damaged:,} were found damaged, and read from the source")
         return "\n".join(lines)

@@ -27,6 +27,7 @@ from stoker.cli import app
 
 CODES = {
     "workers": "num_workers=",
+    "hosts": "cluster=",
     "cache": "cache",
     "storage": "--storage-mbps",
     "accelerator": "--accelerator",
@@ -52,26 +53,39 @@ def test_every_action_helps_and_the_best_comes_first(name: str) -> None:
         assert action.title
         assert action.why
     kinds = named(REPORTS[name])
-    apart = [kind for kind in kinds if kind in ("sharing", "echo")]
+    apart = [kind for kind in kinds if kind in ("sharing", "echo", "hosts")]
     ranked = [a.gain.value for a in found[: len(found) - len(apart)]]
     assert ranked == sorted(ranked, reverse=True)
     assert kinds[len(ranked) :] == apart  # what is not fresh; and what takes several jobs: last
-    assert apart in ([], ["sharing"], ["echo"], ["echo", "sharing"])
+    assert apart == [kind for kind in ("echo", "sharing", "hosts") if kind in apart]
     assert all(
-        bool(a.condition) == (kind == "sharing") for a, kind in zip(found, kinds, strict=True)
+        bool(a.condition) == (kind in ("sharing", "hosts"))
+        for a, kind in zip(found, kinds, strict=True)
     )
 
 
 def test_what_limits_is_what_the_advice_is_about() -> None:
     assert named(COMPUTE) == ["accelerator"]
     assert {"cache", "storage", "echo"} <= set(named(FETCH))
-    assert "cache" not in named(replace(FETCH, cached_fraction=1.0))
+    assert "hosts" in named(FETCH)  # 136 GiB, and 32 of them on one
+    assert not {"cache", "hosts"} & set(named(replace(FETCH, cached_fraction=1.0)))
+    assert "hosts" not in named(replace(FETCH, memory_bytes=FETCH.memory_bytes * 8))
+    assert "hosts" not in named(replace(FETCH, memory_bytes=1 << 30))  # too many of them
     assert "accelerator" not in named(PREP)
     assert named(ALONE)[0] == "workers"
 
 
+def test_hosts_are_as_many_as_hold_the_dataset() -> None:
+    (action,) = [a for a in advise(FETCH) if "cluster=" in a.code]
+    assert action.title == "with 5 hosts, a partitioned cache holds all of it"
+    assert '.cache("32.0 GiB", cluster=' in action.code
+    job, kept = to_measured(FETCH), Change(cache_bytes=32 << 30)
+    alone, together = predict(job, kept), predict(job, dataclasses.replace(kept, hosts=5))
+    assert action.gain.value == pytest.approx(together.rate / alone.rate)
+
+
 def test_without_storage_nothing_is_said_about_it() -> None:
-    assert not {"cache", "storage"} & set(named(REPORTS["unknown"]))
+    assert not {"cache", "storage", "hosts"} & set(named(REPORTS["unknown"]))
 
 
 def test_a_gain_is_what_the_model_says() -> None:

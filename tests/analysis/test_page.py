@@ -108,7 +108,8 @@ def test_every_report_is_shown(page: Path, tmp_path: Path) -> None:
             charts |= {"curve-cache", "curve-storage"}
         assert set(found["charts"]) == charts
         assert found["silent"] == found["unlabelled"] == 0
-        unknown = ["slider-cache", "slider-storage"] if name == "unknown" else []
+        fetching = ["slider-cache", "slider-storage", "slider-hosts"]
+        unknown = fetching if name == "unknown" else []
         assert found["disabled"] == unknown
         assert found["actions"] == len(report.actions)
         assert found["code"] == [action.code for action in report.actions]
@@ -142,7 +143,7 @@ at("sharing").click();
 found.push(seen(), slide("echo", 2.5));
 at("echo-at").value = "before-augmentation";
 at("echo-at").dispatchEvent(new Event("change"));
-found.push(seen());
+found.push(seen(), slide("hosts", 4));
 at("reset").click();
 found.push(seen());
 whatIf.draw();
@@ -171,6 +172,7 @@ def test_sliders_change_the_prediction(tmp_path: Path) -> None:
         {"sharing": True},
         {"echo": 2.5},
         {"echo_at": "before-augmentation"},
+        {"hosts": 4},
     ):
         asked.append(replace(asked[-1], **step))  # type: ignore[arg-type]
     asked.append(Change())
@@ -185,6 +187,8 @@ def test_sliders_change_the_prediction(tmp_path: Path) -> None:
     assert f"a page cache of that size misses {100 * misses:.1f} %" in found[1]["remarks"]
     assert "for each of 3 jobs" in found[5]["unit"]
     assert "A repeat may be worth less than a fresh example" in found[7]["remarks"]
+    assert "4 hosts with a partitioned cache hold 100.0 %" in found[9]["remarks"]
+    assert "over 1,250 MB/s (assumed)" in found[9]["remarks"]
     assert shown.found["paths"] == 5, "three lines, and two points: measured, and as set"
 
 
@@ -197,15 +201,16 @@ def grid(job: Measured) -> list[Change]:
         (7, "before-augmentation"),
     ]
     found = []
-    for cores, cache, mbps, speed, (jobs, sharing), (echo, place) in itertools.product(
-        (None, 1, 3, 16),
+    for cores, cache, mbps, speed, (jobs, sharing), (echo, place), hosts in itertools.product(
+        (None, 3, 16),
         (None, 0, 30 * 10**9, 10**12),
         (None, 512.3),
         (1.0, 0.3, 2.7),
         ((1, False), (5, False), (5, True)),
         echoes,
+        ((1, 1250.0), (4, 80.5)),
     ):
-        change = Change(cores, cache, mbps, speed, jobs, sharing, echo, place)
+        change = Change(cores, cache, mbps, speed, jobs, sharing, echo, place, *hosts)
         try:
             check_change(job, change)
         except ValueError:

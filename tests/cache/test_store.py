@@ -1188,7 +1188,7 @@ def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: 
         errors = []
 
         def use(n):
-            at = cache.key(Fingerprint(n))
+            at = cache.key(Fingerprint(n), n)
             hits = cache.find([at], [-1])
             if hits:
                 assert hits == [(0, content(n))]

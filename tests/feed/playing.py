@@ -18,7 +18,8 @@ from typing import Any
 import served
 
 import stoker
-from stoker.feed import autostart, messages
+from stoker.feed import local_socket, messages
+from stoker.feed.prepared import PreparedHere
 from stoker.feed.server import FeedServer
 from stoker.feed.target import FeedSettings
 
@@ -167,9 +168,9 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
     how = FeedSettings(name, "", **{"patience_s": 20.0, **settings})
 
     def feed() -> None:
-        listener = autostart.listen(name)
+        listener = local_socket.listen(name)
         assert listener is not None
-        feeder = FeedServer(listener, make(), how)
+        feeder = FeedServer(listener, PreparedHere(make()), how)
         try:
             feeder.serve()
         except BaseException:
@@ -188,7 +189,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
 
 def feeder_of(name: str) -> int | None:
     """Return the process id of a feed's feeder, None if there is none."""
-    connection = autostart.connect(name)
+    connection = local_socket.connect(name)
     if connection is None:
         return None
     with connection:

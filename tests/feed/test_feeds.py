@@ -37,7 +37,7 @@ from playing import (
 )
 
 import stoker
-from stoker.feed import autostart, messages, server
+from stoker.feed import local_socket, messages, server
 from stoker.feed.target import FeedSettings
 from strategies import shortened
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_served_says_so(
 ) -> None:
     monkeypatch.setattr(server, "_REFUSING_S", 0.1)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    listener = autostart.listen(name)
+    listener = local_socket.listen(name)
     assert listener is not None
     with connect(name) as job:
         messages.send(job, good)
@@ -408,7 +408,7 @@ def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) ->
 
 
 def connect(name: str) -> socket.socket:
-    connection = autostart.connect_within(name, 10)
+    connection = local_socket.connect_within(name, 10)
     assert connection is not None
     connection.settimeout(10)
     return connection
@@ -477,7 +477,7 @@ import os, socket
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.settimeout(10)
-connection.connect({autostart.address_of(name)!r})
+connection.connect({local_socket.address_of(name)!r})
 print(len(connection.recv(1000)))
 """
         done = subprocess.run(

@@ -22,7 +22,7 @@ import served
 from playing import feeder_of, feeding, wait_until
 
 import stoker
-from stoker.feed import autostart, messages
+from stoker.feed import local_socket, messages
 from stoker.feed.messages import (
     Ask,
     Begin,
@@ -151,7 +151,7 @@ def outline_of(kind: str) -> list[str]:
 
 def attack(name: str, draw: random.Random) -> None:
     """Connect, greet perhaps, and say what makes no sense."""
-    connection = autostart.connect(name)
+    connection = local_socket.connect(name)
     assert connection is not None
     with connection:
         connection.settimeout(10)
@@ -217,7 +217,7 @@ HARMFUL = {
 @pytest.mark.parametrize("what", HARMFUL)
 def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
     with feeding(served.batches, name) as feeder:
-        connection = autostart.connect_within(name, 10)
+        connection = local_socket.connect_within(name, 10)
         assert connection is not None
         with connection:
             connection.settimeout(10)
@@ -234,12 +234,13 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
     from rich.console import Console
 
     from stoker.feed.foreground import View
+    from stoker.feed.prepared import PreparedHere
     from stoker.feed.server import FeedServer
     from stoker.feed.target import FeedSettings
 
-    listener = autostart.listen(name)
+    listener = local_socket.listen(name)
     assert listener is not None
-    feeder = FeedServer(listener, served.batches(), FeedSettings(name, ""))
+    feeder = FeedServer(listener, PreparedHere(served.batches()), FeedSettings(name, ""))
     shown: list[str] = []
 
     def show() -> None:
@@ -249,7 +250,7 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
         if "train" in shown[-1] or len(shown) > 100:
             raise KeyboardInterrupt
 
-    connection = autostart.connect(name)
+    connection = local_socket.connect(name)
     assert connection is not None
     with connection:
         messages.send(connection, Hello(messages.VERSION, "train [/b] [red]\x1b[2J"))
@@ -282,13 +283,18 @@ def test_a_target_and_arguments_of_any_name(
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
+    from stoker.feed.prepared import PreparedHere
     from stoker.feed.server import FeedServer
     from stoker.feed.target import FeedSettings
 
-    listener = autostart.listen(name)
+    listener = local_socket.listen(name)
     assert listener is not None
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
-        FeedServer(listener, stoker.from_dataset(range(9), seed=2**64), FeedSettings(name, ""))
+        FeedServer(
+            listener,
+            PreparedHere(stoker.from_dataset(range(9), seed=2**64)),
+            FeedSettings(name, ""),
+        )
 
 
 # -- a job, and a feeder that is none
@@ -301,7 +307,7 @@ class Impostor:
     """Answers as a feeder would, up to where ``says`` takes over."""
 
     def __init__(self, name: str, says: Says, welcome: Any = None) -> None:
-        listener = autostart.listen(name)
+        listener = local_socket.listen(name)
         assert listener is not None
         self._listener = listener
         self._says = says

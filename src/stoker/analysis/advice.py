@@ -10,6 +10,7 @@ from dataclasses import replace
 from stoker.analysis.echo_prices import Kind, find_price
 from stoker.analysis.formulas import most_workers, smallest_cache
 from stoker.analysis.model import (
+    NETWORK_MBPS,
     NOTHING,
     Change,
     Measured,
@@ -24,6 +25,7 @@ from stoker.machine import format_bytes
 _WORTH = 1.02  # an action that brings less is not named
 _MOST_ECHO = 4
 _JOBS = 4  # that sharing is predicted for
+_MOST_HOSTS = 16  # that one cache is advised for
 _MEMORY = 0.5  # of the host's, that a cache may take
 _SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
 _COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
@@ -46,7 +48,7 @@ def advise(report: Report) -> list[Action]:
         *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    found += [*_advise_echo(report), *_advise_sharing(report)]
+    found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= _WORTH]
 
 
@@ -225,6 +227,27 @@ def _advise_sharing(report: Report) -> Iterator[Action]:
         _predict_gain(report, shared, apart),
         f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
         "if you run several jobs on this data",
+    )
+
+
+def _advise_hosts(report: Report) -> Iterator[Action]:
+    """One cache over several hosts, where the dataset is larger than one host's."""
+    if report.rates.S is None or not report.example_bytes or not report.examples:
+        return
+    room = int(_MEMORY * report.memory_bytes)
+    whole = report.examples * report.example_bytes
+    hosts = math.ceil(1.05 * whole / room)
+    if not 1 < hosts <= _MOST_HOSTS:
+        return
+    kept = Change(cache_bytes=room)
+    alone = kept if room > (report.cached_fraction or 0.0) * whole else NOTHING
+    yield Action(
+        f"with {hosts} hosts, a partitioned cache holds all of it",
+        f'.shard().cache("{_round_up_to_mib(room)}", cluster="torchrun")',
+        _predict_gain(report, replace(kept, hosts=hosts), before=alone),
+        "from the second epoch on; one of these hosts, over one that caches for itself what fits. "
+        f"What others hold is taken to come at {NETWORK_MBPS:,g} MB/s (what-if --network-mbps)",
+        "if you train on several hosts like this one",
     )
 
 

@@ -24,6 +24,18 @@ def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
     return inverse(cached_fraction / cache + (1.0 - cached_fraction) / storage)
 
 
+def partitioned_rate(cache: float, network: float, hosts: int) -> float:
+    """Return what a cache gives that hosts hold together, a part each.
+
+    ``1 / (1/C + (1 - 1/H) / N)``: of what is cached a host holds an H-th; the rest comes from
+    another host's memory, at the rate N of the network (partitioned caching: VLDB 2021, section
+    6.2, undealt).
+    """
+    if hosts == 1:
+        return cache
+    return inverse(inverse(cache) + (1.0 - 1.0 / hosts) * inverse(network))
+
+
 def loader_rate(fetch: float, prep: float, waiting_s: float = 0.0) -> float:
     """Return what fetch and prep give together: ``1 / max(1/F, 1/P + w)``.
 

@@ -25,6 +25,7 @@ from stoker.analysis.formulas import (
     inverse,
     loader_rate,
     page_cache_misses,
+    partitioned_rate,
     prep_rate,
     smallest_cache,
 )
@@ -32,6 +33,8 @@ from stoker.analysis.formulas import (
 PLACES = ("batch", "after-augmentation", "before-augmentation")
 FED = 0.05
 """Stalls below this share of the time are not worth acting on."""
+NETWORK_MBPS = 1250.0
+"""What a host takes from others, in MB/s, where nothing is said: 10 Gbit/s."""
 MOST_CORES = 1024
 """More cores than that are not looked for."""
 
@@ -103,6 +106,10 @@ class Change:
     """Echoing factor: mean uses of a fresh example."""
     echo_at: str = "batch"
     """Where the echo stands: one of PLACES."""
+    hosts: int = 1
+    """Hosts like this one that train together, and whose caches hold a part of the data each."""
+    network_mbps: float = NETWORK_MBPS
+    """What each of these takes from the others' memories, in MB/s."""
 
 
 NOTHING = Change()
@@ -145,10 +152,15 @@ def check_change(measured: Measured, change: Change) -> None:
         ("cache", change.cache_bytes, 0),
         ("jobs", change.jobs, 1),
         ("echo", change.echo, 1),
+        ("hosts", change.hosts, 1),
     ):
         if value is not None and not least <= value < INFINITE:
             raise ValueError(f"{name}={value}: at least {least}")
-    above_0 = {"storage-mbps": change.storage_mbps, "accelerator": change.accelerator}
+    above_0 = {
+        "storage-mbps": change.storage_mbps,
+        "accelerator": change.accelerator,
+        "network-mbps": change.network_mbps,
+    }
     for name, number in above_0.items():
         if number is not None and not 0 < number < INFINITE:
             raise ValueError(f"{name}={number}: above 0")
@@ -162,23 +174,26 @@ def check_change(measured: Measured, change: Change) -> None:
             + ", ".join(place for place, _ in measured.after_s)
         )
     fetching = change.cache_bytes is not None or change.storage_mbps is not None
+    fetching = fetching or change.hosts > 1
     if fetching and (measured.storage is None or measured.cache is None):
         raise ValueError(
-            "cache, storage-mbps: the analysis could not tell fetching apart from preparation, "
-            "so that nothing can be said about storage; the report's notes say why"
+            "cache, storage-mbps, hosts: the analysis could not tell fetching apart from "
+            "preparation, so that nothing can be said about storage; the report's notes say why"
         )
     if change.storage_mbps is not None and not measured.example_bytes:
         raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
+    if change.hosts > 1 and not measured.example_bytes:
+        raise ValueError("hosts: the report does not know how many bytes an example takes")
     if change.cache_bytes is not None and dataset_bytes(measured) is None:
         raise ValueError("cache: the report does not know how many bytes the dataset takes")
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
-    """Return x: what the change's cache holds, or what the analysis found."""
+    """Return x: what the change's cache holds, or what the analysis found; of hosts, together."""
     size = dataset_bytes(measured)
     if change.cache_bytes is None or size is None:
-        return measured.cached_fraction
-    return min(1.0, change.cache_bytes / size)
+        return min(1.0, change.hosts * measured.cached_fraction)
+    return min(1.0, change.hosts * change.cache_bytes / size)
 
 
 def storage_rate(measured: Measured, change: Change) -> float | None:
@@ -196,11 +211,16 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
 def cache_rate(measured: Measured, change: Change) -> float | None:
     """Return C; for more workers than the job has, no less than S with a reader a core.
 
-    C was measured with the job's own workers, and memory is no slower than storage.
+    C was measured with the job's own workers, and memory is no slower than storage. Of several
+    hosts, what their memories give one of them.
     """
-    if measured.cache is None or (change.cores or 0) <= max(1, measured.workers):
-        return measured.cache
-    return max(measured.cache, measured.storage_most or 0.0)
+    if measured.cache is None:
+        return None
+    own = measured.cache
+    if (change.cores or 0) > max(1, measured.workers):
+        own = max(own, measured.storage_most or 0.0)
+    network = change.network_mbps * 1e6 * inverse(measured.example_bytes or 0.0)
+    return partitioned_rate(own, network, change.hosts)
 
 
 def miss_seconds(measured: Measured, change: Change) -> float:
@@ -245,6 +265,9 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
     costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
     ``t_before`` are the worker seconds an example in front of the echo.
+
+    With several hosts this is the speed of one of them. Each is taken to be like the one that was
+    measured, its storage too; serving the others is taken to cost nothing but the network.
 
     Raises ValueError where the analysis cannot answer.
     """
@@ -320,10 +343,14 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
 
 
 def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
-    """Return the same for a page cache of that size, whose misses are ``page_cache_misses``."""
+    """Return the same for a page cache of that size, whose misses are ``page_cache_misses``.
+
+    Page caches of several hosts are each host's own.
+    """
     check_change(measured, change)
-    x = 1.0 - page_cache_misses(cached_fraction(measured, change))
-    return predict(replace(measured, cached_fraction=x), replace(change, cache_bytes=None))
+    alone = replace(change, hosts=1)
+    x = 1.0 - page_cache_misses(cached_fraction(measured, alone))
+    return predict(replace(measured, cached_fraction=x), replace(alone, cache_bytes=None))
 
 
 def dataset_bytes(measured: Measured) -> float | None:

@@ -97,6 +97,21 @@ function quantities() {
       none: { jobs: 1 },
       format: String,
     },
+    hosts: {
+      label: "Hosts whose caches are one",
+      position: 1,
+      min: 1,
+      max: 16,
+      step: 1,
+      missing: !known
+        ? unknown
+        : measured.example_bytes
+          ? ""
+          : "The report does not know how many bytes an example takes.",
+      change: (value) => ({ hosts: value }),
+      none: { hosts: 1 },
+      format: String,
+    },
     echo: {
       label: "Echoing factor",
       position: 1,

@@ -167,14 +167,25 @@ const whatIf = {
   },
 
   remarks(after) {
-    const { cache_bytes, jobs, sharing, echo } = this.change;
+    const { cache_bytes, jobs, sharing, echo, hosts } = this.change;
+    const held = cachedFraction(measured, this.change);
     const remarks = [];
     if (cache_bytes !== null) {
-      const x = cachedFraction(measured, this.change);
+      const x = cachedFraction(measured, { ...this.change, hosts: 1 });
       const other = predictWithPageCache(measured, this.change);
       remarks.push(
-        `This cache misses ${percent(1 - x)} of the reads, for it never evicts; a page cache ` +
+        `This cache misses ${percent(1 - held)} of the reads, for it never evicts; a page cache ` +
           `of that size misses ${percent(pageCacheMisses(x))} and gives ${rate(other.rate)}/s.`,
+      );
+    }
+    if (hosts > 1) {
+      const other = predict(measured, { ...this.change, hosts: 1 });
+      remarks.push(
+        `${hosts} hosts with a partitioned cache hold ${percent(held)} of the dataset; a host finds ` +
+          `${percent(held / hosts)} of its reads in its own memory and ` +
+          `${percent(held - held / hosts)} in others', over ${rate(NOTHING.network_mbps)} MB/s ` +
+          "(assumed). Speeds are of one host, with storage as fast as here. With a cache each, " +
+          `hosts would run at ${rate(other.rate)}/s.`,
       );
     }
     if (jobs > 1) {

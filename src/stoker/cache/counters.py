@@ -27,6 +27,7 @@ _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
 _CHECKED = _WIDTH - 1  # whether an item of the user's was found to be no random one
 # The head: what holds for the store.
 FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
+MEMBERS, MEMBERS_ALIVE, MAP_VERSION = range(10, 13)  # of a cluster
 
 
 class Counters:

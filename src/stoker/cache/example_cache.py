@@ -43,6 +43,9 @@ class ExampleCache:
         on_damage: ``"rebuild"`` or ``"refuse"``.
     """
 
+    is_shared_by_nodes = False
+    """Whether other nodes have parts of it."""
+
     def __init__(
         self,
         limit: Limit,
@@ -112,7 +115,8 @@ class ExampleCache:
         is_first, self._was_opened = not self._was_opened, True
         return is_first
 
-    def key(self, fingerprint: Fingerprint) -> bytes:
+    def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
+        """Return an item's key; ``place``: its index in the source, or its name there."""
         return item_key(self._chain, fingerprint)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
@@ -122,9 +126,17 @@ class ExampleCache:
 
         Raises CacheError where damage is found and refused.
         """
+        hits, saved_bytes = self._look_up(keys, sizes)
+        self.count(hits=len(hits), misses=len(keys) - len(hits), saved_bytes=saved_bytes)
+        return hits
+
+    def _look_up(
+        self, keys: Sequence[bytes], sizes: Sequence[int]
+    ) -> tuple[list[tuple[int, Any]], int]:
+        """Return what is in the store, as ``find`` does, and the bytes that were not read."""
         handle = self._opened()
         if handle is None:
-            return []
+            return [], 0
         found = handle.store.get_many(
             keys,
             _decode,
@@ -136,9 +148,11 @@ class ExampleCache:
             if not isinstance(item, Missing) and not isinstance(item[0], Missing):
                 hits.append((at, item[0]))
                 saved_bytes += sizes[at] if sizes[at] >= 0 else item[1]
-        misses = len(keys) - len(hits)
-        self.count(hits=len(hits), misses=misses, saved_bytes=saved_bytes)
-        return hits
+        return hits, saved_bytes
+
+    def gather(self) -> Any:
+        """Return what asks other nodes ahead of use, for one run; None: there are none."""
+        return None
 
     def count(self, **counts: int) -> None:
         """Count what happened, where there is a store: fields of ``CacheCounts``."""
@@ -211,11 +225,16 @@ class ExampleCache:
         free = handle.store.limit_bytes - int(head[USED_BYTES])
         left = self._examples - int(head[ITEMS])
         admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
-        if admits and handle.writer.offer(StoredItem(key, record, size, self._user, file)):
+        if admits and self._enter(StoredItem(key, record, size, self._user, file)):
             # Taken back if it does not fit after all.
             self.count(admitted=1, admitted_bytes=size)
         else:
             self.count(refused=1, refused_bytes=size)
+
+    def _enter(self, item: StoredItem) -> bool:
+        """Take an item to be stored; False when there is no room for it now."""
+        handle = self._opened()
+        return handle is not None and handle.writer.offer(item)
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Wait until what was offered in this process is written; False if that takes longer."""
@@ -276,6 +295,10 @@ class ExampleCache:
                 CacheWarning,
             )
 
+    @property
+    def _limit_to_make(self) -> Limit:
+        return self.limit
+
     def _join_or_make(self) -> store_dir.StoreDir | None:
         """Take hold of the folder; None where there is no room for a store."""
         folder = self.folder
@@ -293,7 +316,9 @@ class ExampleCache:
             found = join(limit_bytes=None)
             if found is not None:
                 return found
-            limit_bytes = location.resolve_limit(self.limit, folder, in_memory=self.in_memory)
+            limit_bytes = location.resolve_limit(
+                self._limit_to_make, folder, in_memory=self.in_memory
+            )
             if not limit_bytes:
                 warn(
                     f"there is no room for a cache in {os.path.dirname(folder)}: going on without",

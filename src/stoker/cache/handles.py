@@ -171,14 +171,9 @@ class Handles:
 
     def _close_with_process(self) -> None:
         """Have all of it closed with a worker process, which runs no ``atexit``."""
-        multiprocessing = sys.modules.get("multiprocessing")
-        if multiprocessing is None or multiprocessing.parent_process() is None:
-            return
         if self._pid != os.getpid():
-            from multiprocessing.util import Finalize
-
             self._pid = os.getpid()
-            Finalize(None, self.close_all, exitpriority=10)
+            close_with_worker(self.close_all, priority=10)
 
     def close_all(self) -> None:
         """Close all, for good: the process is about to end without running finalizers.
@@ -217,6 +212,18 @@ class Handles:
         self.lock = threading.RLock()
         self._forking = 0
         self._interrupts.end()
+
+
+def close_with_worker(close: Callable[[], None], *, priority: int = 20) -> None:
+    """Have something closed when this process ends, if it is a worker: those run no ``atexit``.
+
+    What has the higher priority is closed first.
+    """
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, close, exitpriority=priority)
 
 
 HANDLES = Handles()

@@ -15,6 +15,9 @@ from stoker.cache.counters import (
     ENDED,
     FULL,
     ITEMS,
+    MAP_VERSION,
+    MEMBERS,
+    MEMBERS_ALIVE,
     PAYLOAD_BYTES,
     USED_BYTES,
     Counters,
@@ -174,6 +177,13 @@ def print_info(name: str) -> None:
         "so far": f"{counts.hits:,} hits, {counts.misses:,} misses, "
         f"{format_bytes(counts.saved_bytes)} not read from storage",
     }
+    if head[MEMBERS]:
+        here = counts.hits - counts.peer_hits
+        lines["nodes"] = f"{head[MEMBERS_ALIVE]} of {head[MEMBERS]} answer, map {head[MAP_VERSION]}"
+        lines["places"] = (
+            f"{here:,} here, {counts.peer_hits:,} from other nodes "
+            f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
+        )
     for label, text in lines.items():
         print(f"{label:<8}{text}")
 

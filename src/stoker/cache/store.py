@@ -194,6 +194,33 @@ class Store:
                 on_damage(self._describe(error))
         yield from [MISSING] * (len(keys) - done)
 
+    def records(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | memoryview] | None]:
+        """Return checksums and records as they are in the store, for whoever verifies them.
+
+        Large records are the store's own memory, which stays what it is as long as the store is
+        open: nothing is deleted, and what has pages of its own is never moved. Small ones are
+        copies, since they share pages that are written anew. None for what is not there.
+        """
+        found: list[tuple[int, bytes | memoryview] | None] = []
+        with self._gate.door(), self._turn:
+            env: Any = None
+            try:
+                env = self._environment()
+                with env.begin(buffers=True) as txn:
+                    for key in keys:
+                        entry = find_entry(txn, key)
+                        record = None if entry is None else entry[2]
+                        if entry is None or record is None:
+                            found.append(None)
+                        else:
+                            own = len(record) >= PACK_BYTES
+                            found.append((entry[1], record if own else bytes(record)))
+            except self._lmdb.ReadersFullError:
+                env.reader_check()
+            except (self._lmdb.Error, struct.error):
+                pass  # whoever reads here as well reports it
+        return found + [None] * (len(keys) - len(found))
+
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
         with self._gate.door():
             try:

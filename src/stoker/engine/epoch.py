@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stoker import pytree, rng
+from stoker.caution import warn
 from stoker.engine import checkpoint
 from stoker.engine.adaptive_feed import AdaptiveFeed
 from stoker.engine.filtering import FilteredStream
@@ -152,6 +153,8 @@ class Run:
         self.was_asked = True
         if self._streams.tally.misdrawn:
             warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
+        for loss in self._setup.kept_workers.losses():
+            warn(loss)
         if self.yielded == self.steps:
             raise StopIteration
         began = time.perf_counter_ns()
@@ -291,6 +294,7 @@ class Run:
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 at.fresh,
+                owners=self._setup.owners,
             )
 
     def next_start(self) -> Position | None:

@@ -219,9 +219,12 @@ class Plan:
         """Whether a pool may go on in the next epoch: whatever is in it can be made again there.
 
         That is so for a single echo that follows the stall, right behind the first segment, if
-        nothing can be left out, so that all epochs have equally many items.
+        nothing can be left out, so that all epochs have equally many items; and if the next epoch
+        knows the order of this one, which dealing by this one's owners keeps from it.
         """
         if self.indexed is None or self.filters or len(self.echoes) != 1:
+            return False
+        if self.selection.is_dealt:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks
@@ -279,9 +282,9 @@ class Lowering:
         """A new order every epoch; streams are shuffled through a buffer of so many examples."""
         self._selection, self._buffer = self._selection.shuffled(), buffer
 
-    def shard(self, rank: int, world: int, *, uneven: bool) -> None:
-        """Only this rank's part of the epoch is read."""
-        self._selection = self._selection.shared(rank, world, uneven=uneven)
+    def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
+        """Only this rank's part of the epoch is read, dealt by who keeps what or not."""
+        self._selection = self._selection.shared(rank, world, uneven=uneven, dealt=dealt)
 
     def take(self, count: int) -> None:
         """Only the first ``count`` examples are read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.filtering import FilterRecord
 from stoker.schedule.adaptive import Moment
 from stoker.schedule.fixed import Snapshot
@@ -16,6 +17,7 @@ class Position:
 
     Attributes:
         yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
+        owners: by whose parts the epoch is dealt, if it is.
         loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         snapshots: one of each pool, in the order that data meets them.
         items: how many fresh items each pool had in the epoch, where its end has told.
@@ -33,3 +35,4 @@ class Position:
     fresh: int = 0
     loaded: int = 0
     loader_state: Any = None
+    owners: PinnedOwners | None = None

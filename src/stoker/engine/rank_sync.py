@@ -25,9 +25,11 @@ kept.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,9 +55,10 @@ class Ranks:
     the group's threads may be in the way.
     """
 
-    def __init__(self, distributed: Any) -> None:
+    def __init__(self, distributed: Any, about: str) -> None:
         self._distributed = distributed
         self._group = weakref.ref(_group_of(distributed))
+        self._about = about
 
     def largest(self, values: list[int]) -> list[int]:
         """Return the largest of each value among all ranks.
@@ -64,21 +67,37 @@ class Ranks:
         """
         import torch
 
-        group = self._group()
-        if group is None:
-            raise StokerError(
-                "ranks could not agree on an echoing factor: the process group is gone"
-            )
         tensor = torch.tensor(values, dtype=torch.int64)
-        try:
+        with self._together() as group:
             maximum = self._distributed.ReduceOp.MAX
             self._distributed.all_reduce(tensor, op=maximum, group=group)
+        return [int(value) for value in tensor.tolist()]
+
+    def of_first(self, data: bytes) -> bytes:
+        """Return what rank 0 gives here. Raises as ``largest`` does."""
+        import torch
+
+        is_first = self._distributed.get_rank() == 0
+        (size,) = self.largest([len(data) if is_first else 0])
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        if is_first:
+            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        with self._together() as group:
+            self._distributed.broadcast(tensor, src=0, group=group)
+        return tensor.numpy().tobytes()
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[Any]:
+        group = self._group()
+        if group is None:
+            raise StokerError(f"ranks could not agree on {self._about}: the process group is gone")
+        try:
+            yield group
         except RuntimeError as error:
             raise StokerError(
-                "ranks could not agree on an echoing factor: one of them has ended, or takes no "
-                "more batches"
+                f"ranks could not agree on {self._about}: one of them has ended, or takes no more "
+                "batches"
             ) from error
-        return [int(value) for value in tensor.tolist()]
 
 
 _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -104,9 +123,9 @@ def _timeout(world: Any) -> Any:
         return None
 
 
-def ranks() -> Ranks:
-    """Return the ranks of the process group that is initialised."""
-    return Ranks(sys.modules["torch.distributed"])
+def ranks(about: str = "an echoing factor") -> Ranks:
+    """Return the ranks of the process group that is initialised, to agree about something."""
+    return Ranks(sys.modules["torch.distributed"], about)
 
 
 class AgreedPolicy:

@@ -188,7 +188,11 @@ class SegmentRunner:
             values[i] = REJECTED
         ordinals, whole = task.ordinals[start:stop], stop - start == task.rows
         request = Request(self.depth, indices, values, ordinals, use_keys, task.number, whole)
-        with remote.run(request) as (answer, spent, misdrawn):
+        with remote.run(request) as answered:
+            if answered is None:  # no remote worker is left
+                self._run_here(task, start, request, failed, ns)
+                return
+            answer, spent, misdrawn = answered
             self._tally.misdrawn += misdrawn
             for i, each in enumerate(spent):
                 ns[i] += each
@@ -205,6 +209,22 @@ class SegmentRunner:
                     failed.get(i, value) if type(value) is Failure else pytree.copied(value)
                     for i, value in enumerate(answer)
                 ]
+
+    def _run_here(
+        self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
+    ) -> None:
+        """Do what was to be sent: values are stored ones still, or what a reader gave."""
+        if request.values is None:
+            assert request.indices is not None
+            values = self.work.fetch(request.indices, ns)
+        else:
+            is_stored = self.work.reader is None
+            values = [
+                failed.get(i) or (self._recycler.copied(value) if is_stored else value)
+                for i, value in enumerate(request.values)
+            ]
+        self.work.apply(values, request.ordinals, request.use_keys, ns)
+        self._deliver(task, start, values, ns)
 
     def _fail(self, task: Task, row: int, failure: Failure) -> None:
         with self.worker_pool.lock:

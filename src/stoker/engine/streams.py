@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stoker import rng
 from stoker.buffers import Recycler
+from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.echo_pools import Pools
 from stoker.engine.filtering import FilteredStream, SkipLog
 from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
@@ -19,7 +21,7 @@ from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, 
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
 from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.make import Workers, make_pool
+from stoker.engine.pool.make import KeptWorkers, Workers, make_pool
 from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.position import Position
 from stoker.engine.prefetch import Prefetcher
@@ -32,6 +34,9 @@ from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import Mover
+
+if TYPE_CHECKING:
+    from stoker.cluster.partitioned import Gather
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class EpochSetup:
         recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
         length: how many outputs the epoch has, if that is known.
         carried: what the pool held when the epoch before was over, if it goes on from there.
+        kept_workers: the workers that the pipeline keeps from epoch to epoch.
+        owners: by whose parts the epoch is dealt, if it is.
     """
 
     plan: Plan
@@ -64,6 +71,8 @@ class EpochSetup:
     recycler: Recycler | None = None
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
+    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
+    owners: PinnedOwners | None = None
 
 
 class EpochStreams:
@@ -106,6 +115,7 @@ class EpochStreams:
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
+        self._gather: Gather | None = None
         self._device: DeviceStream | None = None
         self._worker_pools: list[WorkerPool] = []
         self._order: Order | None = None
@@ -127,9 +137,13 @@ class EpochStreams:
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.selection.order(len(plan.indexed), self._seed, self._epoch)
+            self._order = plan.selection.order(
+                len(plan.indexed), self._seed, self._epoch, self._setup.owners, plan.group
+            )
             self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
+            if plan.cache is not None and self._setup.workers.kind == "thread":
+                self._gather = plan.cache.cache.gather()
         self._works = {
             segment.at: self._work(segment, self._epoch, self._order, rank)
             for segment in plan.segments
@@ -182,10 +196,10 @@ class EpochStreams:
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = Workers(0, "thread") if plan.loader is not None else self._setup.workers
-        pool = make_pool(given, host, self._setup.autotuner)
+        pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
-                work.reader = self._reader
+                work.reader, work.gather = self._reader, self._gather
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
         tail = WorkerPool(0, max(1, on_device), Autotuner())
@@ -228,7 +242,7 @@ class EpochStreams:
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
         cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
-        cost.whole = self._setup.workers.kind == "process" and bool(
+        cost.whole = self._setup.workers.kind != "thread" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
 
@@ -275,6 +289,8 @@ class EpochStreams:
                 rest.callback(self._plan.cache.cache.flush)
             for pool in self._worker_pools:
                 rest.callback(pool.close)
+            if self._gather is not None:
+                rest.callback(self._gather.close)
             if self._reader is not None:
                 rest.callback(self._reader.close)  # lets go of workers that wait for it
             for pool in self._worker_pools:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from stoker.sources.source import IndexedSource, Reader
 from stoker.stages.cache import CacheStage, Hit, Miss
 from stoker.stages.map import Map, returned_nothing
 from stoker.stages.operation import Operation
+
+if TYPE_CHECKING:
+    from stoker.cluster.partitioned import Gather
 
 Misdrawn = tuple[int, str]
 """A random map that draws from global generators: its position, and their names."""
@@ -61,6 +64,20 @@ ENDED = -1
 """The part of a failure that ended a stream: nothing may skip it, nor leave it out of a batch."""
 
 
+class WorkAddress(NamedTuple):
+    """What tells a work from others of its pipeline.
+
+    Attributes:
+        at: its segment's place among the parts of the plan.
+        seed, epoch, rank: what its order and its random draws are keyed by.
+    """
+
+    at: int
+    seed: int
+    epoch: int
+    rank: int
+
+
 class Work:
     """What a segment does to its inputs, in one epoch; runs in any thread or process.
 
@@ -86,9 +103,11 @@ class Work:
         misdrawn: list[Misdrawn],
     ) -> None:
         self.segment = segment
+        self.address = WorkAddress(segment.at, seed, epoch, rank)
         self._part = segment.at
         self.misdrawn = misdrawn
         self.reader: Reader | None = None
+        self.gather: Gather | None = None
         self._source = source
         self._order = order
         self.legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)  # of the global generators
@@ -128,13 +147,31 @@ class Work:
 
     def expect(self, indices: NDArray[np.int64]) -> None:
         """Have what will be fetched read ahead, where that is possible."""
-        if self.reader is None:
+        if self.reader is None and self.gather is None:
             return
         if self._cache is not None:
             held = self._cache.holds(self._indexed, indices.tolist())
             indices = indices[~np.array(held, bool)]
+            if self.gather is not None:
+                return self._ask_others(self._cache, self.gather, indices)
+        self._expect(indices)
+
+    def _expect(self, indices: NDArray[np.int64]) -> None:
+        if self.reader is None:
+            return
+        if self._cache is not None:
             self._expected.update(indices.tolist())  # what is read ahead has to be taken
         self.reader.expect(indices)
+
+    def _ask_others(self, cache: CacheStage, gather: Gather, indices: NDArray[np.int64]) -> None:
+        """Ask other nodes for what the cache lacks here; what they lack is read ahead."""
+        keys = cache.keys(self._indexed, indices.tolist())
+        places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}
+
+        def read_ahead(missing: list[bytes]) -> None:
+            self._expect(np.array([places[key] for key in missing], np.int64))
+
+        gather.expect(list(places), read_ahead if self.reader is not None else None)
 
     def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         """Return examples by index; those that fail as ``Failure``.
@@ -163,9 +200,12 @@ class Work:
         cache = self._cache
         assert cache is not None
 
+        # What others were asked for is taken from there; only they say what is read ahead.
+        expected: set[int] = self._expected if self.gather is None else set()
+
         def find(some: NDArray[np.int64]) -> list[Any]:
             try:
-                return cache.find(self._indexed, some.tolist(), self._expected)
+                return cache.find(self._indexed, some.tolist(), expected, self.gather)
             except CacheError as error:  # no example's failure: nothing may skip it
                 return [Failure(error)] * len(some)
 

@@ -1,7 +1,6 @@
-"""How jobs find a feed; who starts its feeder, and what runs in that process.
+"""Who starts a feed's feeder, and what runs in that process.
 
-A feed's address is an abstract socket name, which the kernel frees with the process that listens
-there. Whoever binds it is elected: only one can. A job that is elected hands the listening
+Whoever binds the feed's socket is elected: only one can. A job that is elected hands the listening
 socket to the feeder that it starts; others connect meanwhile, and wait until the feeder answers.
 Should either die, their connections end, and one of them is elected anew.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -21,17 +19,15 @@ import traceback
 from dataclasses import asdict
 from typing import NoReturn
 
-from stoker import fork_safety
 from stoker.errors import FeedError
-from stoker.feed import messages
+from stoker.feed import secret
+from stoker.feed.local_socket import connect, listen
 from stoker.feed.target import FeedSettings
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders: what talks to the jobs must not wait long for what
 prepares."""
 _AGAIN_S = 0.005
-_LOOK_AGAIN_S = 0.05
-_BACKLOG = 128
 _IN_FEEDER = "STOKER_FEEDER"  # in the environment of a feeder: its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _START = """
@@ -43,68 +39,11 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError unless a text can be the name of a feed."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise ValueError(
-            f"{name!r} cannot be the name of a feed: up to 64 letters, digits, dots, dashes and "
-            "underscores can"
-        )
+def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> socket.socket:
+    """Connect to a feed; where there is none, start its feeder.
 
-
-def address_of(name: str) -> bytes:
-    """Return the socket address of this user's feed of that name."""
-    return f"\0stoker-feed-{os.getuid()}-{name}".encode()
-
-
-def listen(name: str) -> socket.socket | None:
-    """Return a socket that listens under a feed's name; None where somebody else has it."""
-    listener = _socket()
-    try:
-        listener.bind(address_of(name))
-    except OSError:
-        listener.close()
-        return None
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def connect(name: str) -> socket.socket | None:
-    """Connect to a feed; None where nobody listens.
-
-    Raises FeedError when the name belongs to another user's process.
+    ``token`` is that of a cluster, by default a feeder on the network takes the user's own.
     """
-    with contextlib.ExitStack() as undo:
-        connection = undo.enter_context(_socket())
-        try:
-            connection.connect(address_of(name))
-            _, user = messages.peer_of(connection)
-        except OSError:
-            return None
-        if user != os.getuid():
-            raise FeedError(f"the feed {name!r} belongs to another user")
-        undo.pop_all()
-    return connection
-
-
-def connect_within(name: str, patience_s: float) -> socket.socket | None:
-    """Connect to a feed that may just be starting."""
-    until_s = time.monotonic() + patience_s
-    while True:
-        connection = connect(name)
-        if connection is not None or time.monotonic() > until_s:
-            return connection
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _socket() -> socket.socket:
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fork_safety.close_in_children(opened)
-    return opened
-
-
-def connect_or_start(settings: FeedSettings) -> socket.socket:
-    """Connect to a feed; where there is none, start its feeder."""
     while True:
         connection = connect(settings.name)
         if connection is not None:
@@ -114,7 +53,7 @@ def connect_or_start(settings: FeedSettings) -> socket.socket:
             time.sleep(_AGAIN_S)
             continue
         with contextlib.closing(listener):
-            _start(listener, settings)
+            _start(listener, settings, token)
 
 
 def check_not_in_feeder() -> None:
@@ -129,10 +68,12 @@ def check_not_in_feeder() -> None:
         )
 
 
-def _start(listener: socket.socket, settings: FeedSettings) -> None:
+def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None) -> None:
     """Start a feeder, in a session of its own: it outlives this process, and is not its child."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
+    if token is not None:
+        environment[secret.IN_ENVIRONMENT] = token.hex()
     subprocess.run(
         [sys.executable, "-c", _START, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],

@@ -4,6 +4,9 @@ New jobs join the oldest branch at the beginning of an epoch, or while its first
 there. A job that asks for a position that no branch comes to gets a branch of its own. Behind
 filters and echoes that makes again what comes before, since any output can be made by its number.
 The job is moved to an older branch as soon as that has what the job needs next.
+
+A relay does not know where an epoch of the feed begins that it takes. Its first branch is *opening*
+until that is told; those who wait for any epoch wait for it.
 """
 
 from __future__ import annotations
@@ -13,10 +16,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from stoker.chain import Chain
-from stoker.feed.log import At, LogReader, OutputLog
-from stoker.feed.producer import Produced, Producer
-from stoker.feed.served import Served
+from stoker.feed.log import At, Broken, LogReader, OutputLog, StagedItem
+from stoker.feed.producer import Begun, Produced, Producer
+from stoker.feed.served import Preparation
 from stoker.feed.staging import BATCHES, CHUNK_EXAMPLES, CHUNKS, Staging
 from stoker.ipc.shared_memory import Blocks
 
@@ -28,16 +30,21 @@ class Branch:
 
     Attributes:
         is_making: whether an epoch is being made.
+        is_placed: whether it is known where it begins.
+        is_opening: whether those who wait for it have not been seated yet.
         arrived: how many items have come.
     """
 
-    def __init__(self, at: At, producer: Producer) -> None:
-        self.log = OutputLog(at)
+    def __init__(self, at: At | None, producer: Producer) -> None:
+        self.log = OutputLog(at or (0, 0))
         self.producer = producer
-        self.is_making = False
+        self.is_making = self.is_opening = at is None
+        self.is_placed = at is not None
         self.arrived = 0
         self._blocked_since_s: float | None = None  # readers wait, and there is no room
-        if at[1]:
+        if at is None:
+            producer.begin(None)
+        elif at[1]:
             self._begin()
 
     def go_on(self) -> None:
@@ -47,7 +54,7 @@ class Branch:
 
     def _begin(self) -> None:
         self.is_making = True
-        self.producer.begin(*self.log.end)
+        self.producer.begin(self.log.end)
 
     def allow(self, room: int, lent: int) -> None:
         """Let so many items more be made; note whether readers wait for others to make room."""
@@ -83,13 +90,14 @@ class Branches:
 
     Attributes:
         arrivals: what was made, with its branch, to be taken in by whoever reads ``wake``.
+        failed: why no epoch begins, to be told to those who wait for one.
     """
 
-    def __init__(
-        self, chain: Chain, about: Served, blocks: Blocks, staging: Staging, wake: int
-    ) -> None:
-        self._chain = chain
-        self._about = about
+    failed: Broken | None = None
+
+    def __init__(self, prepared: Preparation, blocks: Blocks, staging: Staging, wake: int) -> None:
+        self._prepared = prepared
+        self._about = about = prepared.about
         self._blocks = blocks
         self._staging = staging
         self._wake = wake
@@ -117,10 +125,10 @@ class Branches:
 
         A job that wants None takes the beginning of any epoch.
         """
-        whole = [branch for branch in self._all if branch.log.broken is None]
+        whole = [branch for branch in self._all if branch.is_placed and not branch.log.broken]
         if want is None:
             if not whole:
-                return self._open((0, 0)), (0, 0)
+                return self._open_first()
             start = whole[0].log.end[0], 0
             return (whole[0], start) if whole[0].log.has_all_from(start) else None
         able = [branch for branch in whole if branch.log.has_all_from(want)]
@@ -133,6 +141,22 @@ class Branches:
             return self._open(want), want
         return (able[0], want) if able else None
 
+    def take_in(self) -> Iterator[tuple[Branch, Produced]]:
+        """Yield what was made for branches that are still there; note where others begin."""
+        while self.arrivals:
+            branch, what = self.arrivals.popleft()
+            if branch not in self._all:
+                if isinstance(what, StagedItem):
+                    what.payload.retire()
+            elif isinstance(what, Begun):
+                branch.is_placed = True
+                branch.log.end = what.at
+            elif isinstance(what, Broken) and not branch.is_placed:
+                branch.is_opening = False
+                self.failed = branch.log.broken = what
+            else:
+                yield branch, what
+
     def older(self, branch: Branch, reader: LogReader) -> Branch | None:
         """Return an older branch that has what a reader needs next."""
         for other in self._all[: self._all.index(branch)]:
@@ -142,7 +166,7 @@ class Branches:
 
     def close_deserted(self) -> bool:
         """Close the branches without readers; tell whether there were any."""
-        deserted = [branch for branch in self._all if not branch.log.readers]
+        deserted = [b for b in self._all if not b.log.readers and not b.is_opening]
         for branch in deserted:
             self._all.remove(branch)
             branch.producer.close()
@@ -161,7 +185,20 @@ class Branches:
         """Whether a branch comes to a position before making it again would."""
         return at[1] - branch.log.end[1] <= self._near
 
-    def _open(self, at: At) -> Branch:
+    def _open_first(self) -> tuple[Branch, At] | None:
+        start = self._prepared.start
+        if start is not None:
+            return self._open(start), start
+        if all(branch.is_placed for branch in self._all):
+            self._open(None)
+        return None
+
+    def note_seated(self) -> None:
+        """Note that all who waited for a branch that was placed have had their chance."""
+        for branch in self._all:
+            branch.is_opening = branch.is_opening and not branch.is_placed
+
+    def _open(self, at: At | None) -> Branch:
         def tell(what: Produced) -> None:
             self.arrivals.append((branch, what))
             os.eventfd_write(self._wake, 1)
@@ -169,6 +206,7 @@ class Branches:
         if not self._about.again:  # a loader is iterated once at a time
             for producer in self._closed:
                 producer.join(_JOIN_S)
-        branch = Branch(at, Producer(self._chain, self._blocks, self._about.batched, tell))
+        outputs = self._prepared.outputs(self._blocks)
+        branch = Branch(at, Producer(outputs, self._blocks, tell))
         self._all.append(branch)
         return branch

@@ -33,6 +33,7 @@ from stoker.feed.messages import (
 )
 from stoker.fork_safety import OwningProcess
 from stoker.ipc.payload import unpack
+from stoker.ipc.portable import Unknown
 from stoker.ipc.shared_memory import Stale, map_block
 
 
@@ -116,6 +117,10 @@ class FeedClient:
             )
         self.at = epoch, number
 
+    def close(self) -> None:
+        """End the connection: the feeder owes this job nothing more."""
+        self._connection.close()
+
     def __del__(self) -> None:
         connection = getattr(self, "_connection", None)
         if connection is not None:
@@ -190,6 +195,11 @@ class FeedClient:
                 raise ValueError(f"not the {item.count} examples that were announced")
         except BaseException as error:
             self._leases.give_back(item.lease)
+            if isinstance(error, Unknown):
+                raise FeedError(
+                    f"what the feed hands out needs {error}, which this job has not imported: "
+                    "import it, or hand out tuples or dicts"
+                ) from None
             if isinstance(error, (FeedError, Stale)) or not isinstance(error, Exception):
                 raise
             raise self.damaged(f"{type(error).__name__}: {error}") from error
@@ -262,18 +272,29 @@ class FeedEpoch(Iterator[Any]):
     def __next__(self) -> Any:
         if not self._finish.alive:
             raise StopIteration
-        client = self._client
-        try:
-            if not self._has_begun:
-                self.epoch = client.ask(self._wake_read)
-                self._has_begun = True
-            while not self._ready:
-                self._take_next()
-        except Interrupted:
-            raise StopIteration from None
-        assert client.at is not None
-        client.at = client.at[0], client.at[1] + 1
+        self._fill()
+        self._advance(1)
         return self._ready.popleft()
+
+    def begin(self) -> tuple[int, int]:
+        """Wait until the epoch begins; return at which output. Raises StopIteration as next()."""
+        client = self._client
+        if not self._has_begun:
+            try:
+                self.epoch = client.ask(self._wake_read)
+            except Interrupted:
+                raise StopIteration from None
+            self._has_begun = True
+        assert client.at is not None
+        return client.at
+
+    def take(self) -> list[Any]:
+        """Return what comes next, as many outputs as are handed over at once; as next()."""
+        self._fill()
+        outputs = list(self._ready)
+        self._ready.clear()
+        self._advance(len(outputs))
+        return outputs
 
     def interrupt(self) -> None:
         """Have who waits in ``next()``, in another thread, wait no more."""
@@ -283,6 +304,20 @@ class FeedEpoch(Iterator[Any]):
     def close(self) -> None:
         """Leave the epoch. What was handed out stays valid as long as it is referred to."""
         self._finish()
+
+    def _fill(self) -> None:
+        """Wait until outputs are there. Raises StopIteration where there will be none."""
+        self.begin()
+        try:
+            while not self._ready:
+                self._take_next()
+        except Interrupted:
+            raise StopIteration from None
+
+    def _advance(self, outputs: int) -> None:
+        assert self._client.at is not None
+        epoch, number = self._client.at
+        self._client.at = epoch, number + outputs
 
     def _take_next(self) -> None:
         """Wait for what comes next. Raises StopIteration at the end of the epoch."""

@@ -56,12 +56,19 @@ class FeedAddress:
         target: what it must serve, empty for anything.
         is_restarted: whether ``connect`` starts a feeder where there is none, so that a lost one is
             replaced.
+        label: who takes it, if that is not the process that connects; then the process says nothing
+            on its own stderr.
+        note: is told what a feeder has said of itself.
+        goes_on_for: seed and outline of the feed that was taken before, for the first connection.
     """
 
     name: str
     connect: Callable[[], socket.socket | None]
     target: str = ""
     is_restarted: bool = False
+    label: str = ""
+    note: Callable[[Welcome], None] | None = None
+    goes_on_for: tuple[int, list[str]] | None = None
 
 
 class Interrupted(Exception):
@@ -82,10 +89,16 @@ class FeederConnection:
         self.wait_ns: int = 0 if before is None else before.wait_ns
         self._name = address.name
         self._peers: list[int] = [] if before is None else before._peers
-        known = before.welcome if before is not None and address.is_restarted else None
+        known = address.goes_on_for
+        if before is not None:
+            welcome = before.welcome
+            known = (welcome.seed, welcome.outline) if address.is_restarted else None
         self.welcome: Welcome
         self._socket, self.welcome = _greet(address, known, self._peers)
-        self._awaited_jobs = self.welcome.awaited_jobs  # until that was said, or something came
+        if address.note is not None:
+            address.note(self.welcome)
+        # Until that was said, or something came.
+        self._awaited_jobs = 0 if address.label else self.welcome.awaited_jobs
 
     def send(self, message: Message) -> None:
         """Send a message; that the feeder is gone is found out by who waits for an answer."""
@@ -263,16 +276,17 @@ class _Lease:
 
 
 def _greet(
-    address: FeedAddress, known: Welcome | None, peers: list[int]
+    address: FeedAddress, known: tuple[int, list[str]] | None, peers: list[int]
 ) -> tuple[socket.socket, Welcome]:
     """Connect, and exchange greetings; the feeder must go on for the one that ``known`` is of."""
-    label = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
+    label = address.label or " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
+    seed, outline = known or (None, [])
     hello = Hello(
         messages.VERSION,
         messages.plain(label, messages.LABEL_CHARACTERS),
         messages.plain(address.target),
-        None if known is None else known.seed,
-        [] if known is None else known.outline,
+        seed,
+        outline,
         peers[: messages.MOST_PEERS],
     )
     for _ in range(_ATTEMPTS):

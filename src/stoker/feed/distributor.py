@@ -35,12 +35,8 @@ class Distributor:
 
     def take_in(self) -> None:
         """Put what was made into its log."""
-        while self._branches.arrivals:
-            branch, what = self._branches.arrivals.popleft()
-            if branch not in self._branches:
-                if isinstance(what, StagedItem):
-                    what.payload.retire()
-            elif isinstance(what, StagedItem):
+        for branch, what in self._branches.take_in():
+            if isinstance(what, StagedItem):
                 self._append(branch, what)
             else:
                 branch.is_making = False
@@ -138,12 +134,18 @@ class Distributor:
         self._barrier.note_asking([session.pid for session in waiting])
         if not self._barrier.is_open:
             return
+        failed, self._branches.failed = self._branches.failed, None
+        if failed is not None:
+            for session in [session for session in waiting if session.want is None]:
+                self._fail(session, failed)
+        waiting = [session for session in waiting if session.is_waiting]
         for session in sorted(waiting, key=lambda s: (s.want is None, s.want or (0, 0))):
             found = self._branches.find(session.want)
             if found is not None:
                 session.is_waiting = False
                 self._join(session, *found)
                 session.send(Begin(session.turn, *found[1]))
+        self._branches.note_seated()
 
     def _merge(self, branch: Branch) -> None:
         """Move readers to an older branch that has what they need next."""
@@ -169,8 +171,7 @@ class Distributor:
         """Hand over what is due; tell whether the reader reads on."""
         session: ClientSession = reader.owner
         if isinstance(due, Broken):
-            session.send(Failed(session.turn, due.reason))
-            self.leave(session)
+            self._fail(session, due)
             return False
         branch.log.hand_over(reader, due)
         if isinstance(due, EpochEnd):
@@ -178,6 +179,10 @@ class Distributor:
         else:
             session.lend(next(self._leases), due)
         return not session.is_lost
+
+    def _fail(self, session: ClientSession, broken: Broken) -> None:
+        session.send(Failed(session.turn, broken.reason))
+        self.leave(session)
 
     def _free(self, *items: StagedItem) -> None:
         """Let the memory of items be used again, once nobody is owed them or looks at them."""

@@ -13,7 +13,7 @@ _STARTING_S = 5.0  # how long a feeder may take until it listens
 
 
 def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
-    """Take what a feeder on this host prepares: the outputs of its pipeline, once an epoch.
+    """Take what a feeder prepares: the outputs of its pipeline, once an epoch.
 
     Every job of a feed gets every output of each of its epochs exactly once, bit-identical to what
     the feeder's pipeline yields in one process. A job joins where an epoch begins. Arrays are
@@ -24,15 +24,22 @@ def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
     be augmented and batched here.
 
     Args:
-        name: as in ``stoker feed FILE.py:FUNCTION --name NAME``.
+        name: as in ``stoker feed FILE.py:FUNCTION --name NAME``. Of a feed on another host,
+            ``tcp://host:port/NAME``: a relay takes it, which the first job here starts, and serves
+            all jobs of this host.
         seed: of echoing and random maps in this job; drawn if there is none.
 
-    Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting).
+    Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting),
+    TokenError where this host's token cannot be read, ValueError for what cannot be a name.
     """
-    from stoker.feed.autostart import check_name, connect_within
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
+    from stoker.feed.local_socket import check_name, connect_within
+    from stoker.feed.relayed import relayed
+    from stoker.feed.url import FeedUrl, is_url
 
+    if is_url(name):
+        return open_feed(relayed(FeedUrl.of(name)), seed)
     check_name(name)
     return open_feed(FeedAddress(name, lambda: connect_within(name, _STARTING_S)), seed)
 
@@ -45,8 +52,12 @@ def share(
     staging: int | str | None = None,
     patience_s: float = 60.0,
     seed: int | None = None,
+    listen: str | None = None,
+    cluster: str | None = None,
 ) -> Pipeline:
     """Share one preparation with all jobs on this host that call this with the same name.
+
+    With ``cluster="ray"``: with all jobs of a Ray cluster, on whatever nodes.
 
     Coordinated prep (Mohan et al., VLDB 2021, section 6.3): each epoch is fetched and prepared
     once, and each job trains on all of it. The first job starts a feeder, a process of its own,
@@ -66,23 +77,42 @@ def share(
         patience_s: how long others wait for a job that says nothing, frozen perhaps, before they go
             on without it. It may come back.
         seed: of echoing and random maps in this job; drawn if there is none.
+        listen: where jobs on other hosts find the feed, ``host:port``, by
+            ``stoker.from_feed("tcp://host:port/NAME")``; by default they do not. Of the job that
+            starts the feeder.
+        cluster: ``"ray"`` for one feeder in the cluster, on the node of the first job; relays
+            serve the others' nodes, as with ``from_feed("tcp://...")``. Addresses and a token
+            travel through Ray.
 
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
     TypeError or ValueError for wrong arguments.
     """
-    from stoker.feed.autostart import check_name, check_not_in_feeder, connect_or_start
+    from stoker.feed.autostart import check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
+    from stoker.feed.local_socket import check_name
+    from stoker.feed.ray_cluster import shared_in_cluster
     from stoker.feed.target import FeedSettings, target_of
+    from stoker.net.address import split_address
 
     check_name(name)
     _check_settings(jobs, staging, patience_s)
+    if cluster not in (None, "ray"):
+        raise ValueError(f'cluster= is "ray" or None, not {cluster!r}')
+    if listen is not None:
+        if cluster is not None:
+            raise ValueError("listen= or cluster=: in a cluster the address is found")
+        split_address(listen)
     check_not_in_feeder()
     target = target_of(function)
     if is_whole_number(staging):
         staging = int(staging)
     path = tuple(sys.path)
-    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path)
+    settings = FeedSettings(
+        name, target, staging, int(jobs), float(patience_s), True, path, listen or ""
+    )
+    if cluster is not None:
+        return open_feed(shared_in_cluster(settings), seed)
     address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
     return open_feed(address, seed)
 

@@ -10,10 +10,12 @@ from types import FrameType
 from typing import Any
 
 from stoker.errors import FeedError
-from stoker.feed.autostart import SWITCH_S, check_name, listen
+from stoker.feed.autostart import SWITCH_S
+from stoker.feed.local_socket import check_name, listen
 from stoker.feed.server import FeedServer, open_server
 from stoker.feed.session import ClientSession
 from stoker.feed.target import FeedSettings, target_of
+from stoker.feed.url import FeedUrl
 from stoker.machine import format_bytes
 from stoker.printing import printing_above
 
@@ -23,15 +25,22 @@ _LABEL_CHARACTERS = 36
 
 
 def serve(
-    target: str, *, name: str, staging: int | str | None, jobs: int, patience_s: float
+    target: str,
+    *,
+    name: str,
+    staging: int | str | None,
+    jobs: int,
+    patience_s: float,
+    listen_at: str,
 ) -> None:
     """Serve a pipeline until this process is interrupted, and show who takes it.
 
-    Raises FeedError when the name is taken or the target cannot be served, ValueError for a wrong
-    name or target or too little memory, and KeyboardInterrupt at the end.
+    Raises FeedError when the name or the address ``listen_at`` is taken or the target cannot be
+    served, TokenError, ValueError for a wrong name, address or target or too little memory, and
+    KeyboardInterrupt at the end.
     """
     check_name(name)
-    settings = FeedSettings(name, target_of(target), staging, jobs, patience_s)
+    settings = FeedSettings(name, target_of(target), staging, jobs, patience_s, listen=listen_at)
     listener = listen(name)
     if listener is None:
         raise FeedError(f"a feed {name!r} is there already: stop it, or take another name")
@@ -90,10 +99,14 @@ def headline(feeder: FeedServer) -> str:
     about = feeder.about
     what = "batches" if about.batched else "examples"
     length = "" if about.length is None else f", {about.length:,} an epoch"
+    elsewhere = ""
+    if feeder.address:
+        url = FeedUrl(feeder.address, feeder.name)
+        elsewhere = f"\non another host: for batch in stoker.from_feed({str(url)!r}): ..."
     return (
         f"feed {feeder.name!r}: {what} of {feeder.target}{length}, seed {feeder.seed}\n"
         f"staging area: {feeder.staging.text()}; none of it in /dev/shm\n"
-        f"in a job: for batch in stoker.from_feed({feeder.name!r}): ..."
+        f"in a job: for batch in stoker.from_feed({feeder.name!r}): ...{elsewhere}"
     )
 
 

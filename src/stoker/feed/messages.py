@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 MOST_BYTES = 1 << 16
 LARGEST = (1 << 62) - 1
 """The largest number in a message."""
@@ -109,6 +109,7 @@ class Welcome(Message):
         pid: of the feeder.
         lent: how many items a job is handed before it is done with one.
         awaited_jobs: how many jobs must ask before the first epoch begins; 0 once it has begun.
+        address: where other hosts find it, ``host:port``; empty where they do not.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Welcome(Message):
     lent: Positive
     pid: Pid
     awaited_jobs: Number
+    address: str = ""
 
 
 class Refused(Message):

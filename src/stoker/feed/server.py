@@ -21,13 +21,15 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from stoker import fork_safety
-from stoker.chain import Chain
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
 from stoker.feed.branch import Branches
 from stoker.feed.distributor import Distributor
+from stoker.feed.elsewhere import PreparedElsewhere
+from stoker.feed.gateway import Gateway
 from stoker.feed.messages import (
     Ask,
     Begin,
@@ -41,13 +43,14 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.feed.served import Served, check_servable
+from stoker.feed.prepared import PreparedHere
+from stoker.feed.served import Preparation
 from stoker.feed.session import ClientSession
 from stoker.feed.staging import Staging
 from stoker.feed.start_barrier import StartBarrier
 from stoker.feed.target import FeedSettings, make_pipeline
+from stoker.feed.url import FeedUrl, is_url
 from stoker.ipc.shared_memory import Blocks
-from stoker.pipeline import Pipeline
 
 _HEARD_AT_ONCE = 64  # messages of one job, before others have their turn
 _NOBODY_CAME_S = 30.0  # then a feeder that a job has started ends
@@ -55,7 +58,7 @@ _REFUSING_S = 1.0
 
 
 class FeedServer:
-    """Serves one pipeline to any number of jobs, which connect at ``listener``.
+    """Serves what is prepared to any number of jobs, which connect at ``listener``.
 
     Attributes:
         sessions: the jobs that are connected.
@@ -63,40 +66,47 @@ class FeedServer:
         blocks: all shared memory.
         branches: what is made.
 
-    Raises FeedError or ValueError for a pipeline that cannot be served, or too little memory.
+    Raises FeedError or ValueError where it cannot listen, or for too little memory.
     """
 
-    def __init__(self, listener: socket.socket, pipeline: Pipeline, settings: FeedSettings) -> None:
-        if pipeline.seed >= 1 << 64:
-            raise FeedError(f"a feed's seed is below 2**64, not {pipeline.seed}")
+    def __init__(
+        self, listener: socket.socket, prepared: Preparation, settings: FeedSettings
+    ) -> None:
         self.name = settings.name
         self.target = messages.plain(settings.target)
         self._settings = settings
         self.sessions: list[ClientSession] = []
         self.blocks = Blocks()
-        self.about = Served.of(pipeline.chain)
+        self.about = prepared.about
         self.staging = Staging(settings.staging, self.about.batched)
         self._listener = listener
         self._began_s = time.monotonic()
-        self._has_greeted = False
+        self._has_greeted = self._is_stopped = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._barrier = StartBarrier(settings.jobs, settings.patience_s, self._selector)
-        self._serve_from(check_servable(pipeline.chain, None))
+        self._serve_from(prepared)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         fork_safety.close_in_children(listener)
+        self._gateway = Gateway(settings.listen, self.name) if settings.listen else None
 
-    def _serve_from(self, chain: Chain) -> None:
-        self._chain = chain
-        self.branches = Branches(chain, self.about, self.blocks, self.staging, self._wake)
+    def _serve_from(self, prepared: Preparation) -> None:
+        self._prepared = prepared
+        self.branches = Branches(prepared, self.blocks, self.staging, self._wake)
         patience_s = self._settings.patience_s
         self._distributor = Distributor(self.branches, self.staging, self._barrier, patience_s)
+        prepared.watch(self.stop)
 
     @property
     def seed(self) -> int:
-        return self._chain.seed
+        return self._prepared.seed
+
+    @property
+    def address(self) -> str:
+        """Where other hosts find it, ``host:port``; empty if they do not."""
+        return self._gateway.address if self._gateway is not None else ""
 
     @property
     def rows_made(self) -> int:
@@ -124,8 +134,17 @@ class FeedServer:
                 tick()
                 next_tick_s = time.monotonic() + every_s
 
+    def stop(self) -> None:
+        """Have ``serve`` return; from any thread."""
+        self._is_stopped = True
+        with contextlib.suppress(OSError):  # it is closed already
+            os.eventfd_write(self._wake, 1)
+
     def close(self) -> None:
         """End: jobs are told by the end of their connections."""
+        if self._gateway is not None:
+            self._gateway.close()
+        self._prepared.close()
         self._barrier.close()
         self._selector.close()
         self._listener.close()
@@ -136,8 +155,8 @@ class FeedServer:
         self.blocks.clear()
 
     def _is_over(self) -> bool:
-        if not self._settings.autostarted or self.sessions:
-            return False
+        if self._is_stopped or not self._settings.autostarted or self.sessions:
+            return self._is_stopped
         return self._has_greeted or time.monotonic() - self._began_s > _NOBODY_CAME_S
 
     def _woken(self) -> None:
@@ -249,6 +268,7 @@ class FeedServer:
                 self.staging.lent,
                 os.getpid(),
                 self._barrier.awaited_jobs,
+                self.address,
             ),
         )
 
@@ -264,7 +284,7 @@ class FeedServer:
             if len(self.branches):
                 return "the feeder was started again with another seed"
             try:
-                self._serve_from(check_servable(self._chain, hello.seed))
+                self._serve_from(self._prepared.seeded(hello.seed))
             except FeedError as error:
                 return str(error)
         return None
@@ -290,7 +310,7 @@ class FeedServer:
         self._distributor.leave(session)
         if not self.about.again and at is not None:
             if ask.number:
-                reason = f"<stoker.Pipeline {self._chain}>: its batches cannot be made again"
+                reason = f"{self._prepared}: its batches cannot be made again"
                 session.send(Failed(session.turn, reason))
                 return
             at = None
@@ -301,14 +321,18 @@ class FeedServer:
 
 
 def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
-    """Make the pipeline of a feed's target, and open its server.
+    """Make the pipeline of a feed's target, or find the feed of another host; open its server.
 
     Where that fails, the listener is closed, and who has connected is told why.
 
     Raises FeedError, other StokerErrors, ValueError or TypeError when it cannot be served.
     """
     try:
-        return FeedServer(listener, make_pipeline(settings.target), settings)
+        if not is_url(settings.target):
+            pipeline = make_pipeline(settings.target)
+            return FeedServer(listener, PreparedHere(pipeline), settings)
+        elsewhere = PreparedElsewhere(FeedUrl.of(settings.target))
+        return FeedServer(listener, elsewhere, replace(settings, target=elsewhere.target))
     except (StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise

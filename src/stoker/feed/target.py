@@ -22,12 +22,13 @@ class FeedSettings:
 
     Attributes:
         name: of the feed.
-        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
+        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``; of a relay, ``tcp://host:port/NAME``.
         staging: how many items may stand in shared memory; with a string, how many bytes.
         jobs: how many to wait for before the first epoch begins.
         patience_s: how long the others wait for a job that says nothing.
         autostarted: whether a job starts the feeder, so that it ends with the last one.
         path: what such a feeder imports from.
+        listen: where other hosts find the feed, ``host:port``; empty for nowhere.
     """
 
     name: str
@@ -37,6 +38,7 @@ class FeedSettings:
     patience_s: float = 60.0
     autostarted: bool = False
     path: tuple[str, ...] = ()
+    listen: str = ""
 
 
 def target_of(function: Callable[[], Any] | str) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker import pytree
 
-_ALIGNMENT = 64  # of buffers in shared memory, in bytes
+ALIGNMENT = 64  # of buffers in shared memory, in bytes
 
 
 class Flattener:
@@ -133,5 +133,5 @@ def starts_of(sizes: Sequence[int]) -> list[int]:
     """Return where buffers of these sizes start, one after another, and where the last one ends."""
     starts = [0]
     for size in sizes:
-        starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
     return starts

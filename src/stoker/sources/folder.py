@@ -71,6 +71,9 @@ class FolderSource(IndexedSource):
         """Return the folder's real path: files are known below it by path, size, times, inode."""
         return f"folder {os.path.realpath(self.folder)}"
 
+    def name_of(self, index: int) -> str:
+        return self._files[index][0]
+
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's fingerprint as it is now, and its label."""
         file, label = self._files[index]

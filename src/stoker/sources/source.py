@@ -178,6 +178,10 @@ class IndexedSource(Source):
         """Return what tells this source from others, in all processes; None where nothing does."""
         return None
 
+    def name_of(self, index: int) -> str:
+        """Return what an example is called on every host that has the same data: no whole path."""
+        return str(index)
+
     @abstractmethod
     def fingerprint(self, index: int) -> Fingerprint:
         """Return what tells an example's present content from others, looked up anew."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,13 @@ from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
 from stoker.sources.source import IndexedSource
-from stoker.stages.stage import Stage, Traits, first_with
+from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
     from stoker.chain import Chain
+    from stoker.cluster.partitioned import Gather
+    from stoker.cluster.pinned import OwnersKnown
     from stoker.engine.lower import Lowering
 
 _SAMPLED = 64
@@ -60,33 +62,48 @@ class CacheStage(Stage):
     Attributes:
         cache: the cache.
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
+        cluster: who knows which node keeps what, if several keep a part each.
     """
 
     cache: ExampleCache
     keep_pages: bool
+    cluster: OwnersKnown | None = None
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
-    def of(before: Chain, limit: Any, version: Any, keep_pages: Any, **settings: Any) -> CacheStage:
+    def of(
+        before: Chain, limit: Any, version: Any, keep_pages: Any, cluster: Any, **settings: Any
+    ) -> CacheStage:
         """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
 
         Args:
             before: the chain that it is to stand behind.
-            limit, version, keep_pages: as in ``.cache()``.
+            limit, version, keep_pages, cluster: as in ``.cache()``.
             settings: what else ``ExampleCache`` takes.
         """
         from stoker.cache.example_cache import ExampleCache
         from stoker.cache.identity import chain_identity
+        from stoker.cluster.joining import definition_of, partitioned
 
         _check_cacheable(before)
         if version is not None and (not isinstance(version, str) or not version):
             raise TypeError(f"version= is a text, not {version!r}")
         source, operations = before.source, before.operations
         assert isinstance(source, IndexedSource)
+        describes = ".".join([source.name, *(operation.name for operation in operations)])
+        if cluster is not None:
+            over_nodes = partitioned(
+                limit,
+                cluster=cluster,
+                definition=definition_of(source, operations, version),
+                describes=describes,
+                **settings,
+            )
+            return CacheStage(over_nodes, bool(keep_pages), over_nodes)
         cache = ExampleCache(
             limit,
             identity=chain_identity(source, operations, version),
-            describes=".".join([source.name, *(operation.name for operation in operations)]),
+            describes=describes,
             examples=len(source),
             **settings,
         )
@@ -117,17 +134,26 @@ class CacheStage(Stage):
     def outline(self) -> None:
         return None
 
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say where it is, if not on this host alone."""
+        return "  over several nodes, each of which keeps a part" if self.cluster else ""
+
     @property
     def weighs(self) -> bool:
         """Whether it matters what each example costs."""
         return self.cache.weighs
 
     def find(
-        self, source: IndexedSource, indices: Sequence[int], expected: Container[int]
+        self,
+        source: IndexedSource,
+        indices: Sequence[int],
+        expected: Container[int],
+        gather: Gather | None,
     ) -> list[Any]:
         """Look examples up: each comes as a ``Hit``, or as a ``Miss`` without a value.
 
-        Those that are ``expected`` from elsewhere are not looked up.
+        Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
+        for is with ``gather``.
         """
         found: list[Any] = [self._missing(source, index) for index in indices]
         asked = [
@@ -136,7 +162,7 @@ class CacheStage(Stage):
             if miss.fingerprint is not None and miss.index not in expected
         ]
         places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
-        for at, value in self.cache.find(keys, sizes):
+        for at, value in (gather or self.cache).find(keys, sizes):
             found[places[at]] = Hit(value)
         self.cache.count(misses=len(indices) - len(asked))
         return found
@@ -146,11 +172,15 @@ class CacheStage(Stage):
             fingerprint = source.fingerprint(index)
         except OSError:  # the source says what is wrong when it is read
             return Miss(index, None, b"")
-        return Miss(index, fingerprint, self.cache.key(fingerprint))
+        return Miss(index, fingerprint, self.cache.key(fingerprint, index))
+
+    def keys(self, source: IndexedSource, indices: Sequence[int]) -> list[bytes]:
+        """Return the keys of examples; b"" where their files cannot be found."""
+        return [self._missing(source, index).key for index in indices]
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""
-        return self.cache.holds([self._missing(source, index).key for index in indices])
+        return self.cache.holds(self.keys(source, indices))
 
     def offer(
         self,
@@ -188,6 +218,8 @@ class CacheStage(Stage):
     def _warn_of_what_cannot_help(self, chain: Chain) -> None:
         source = chain.source
         assert isinstance(source, IndexedSource)
+        if self.cache.is_shared_by_nodes:
+            return
         before = chain.stages[: chain.stages.index(self)]
         is_raw = first_with(before, lambda t: not t.selects) is None
         if is_raw and self.cache.in_memory and source.fits_page_cache:
@@ -202,7 +234,7 @@ class CacheStage(Stage):
                     CacheWarning,
                 )
         share, hosts = chain.selection.share, machine.hosts_of_job()
-        if share is not None and share.anew and hosts > 1:
+        if share is not None and share.anew and not share.is_dealt and hosts > 1:
             warn(
                 f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
                 f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the "

@@ -23,17 +23,19 @@ class Shard(Stage):
 
     Attributes:
         rank, world, uneven: its arguments.
+        near: whether it deals inside the global batch to where a cache keeps what.
         assumed: whether this is taken for the only process because nothing tells of others.
     """
 
     rank: int
     world: int
     uneven: bool
+    near: bool = False
     assumed: bool = False
     traits = Traits(selects=True, shards=True, keeps_fields=True)
 
     @staticmethod
-    def of(rank: Any, world: Any, uneven: Any) -> Shard:
+    def of(rank: Any, world: Any, uneven: Any, near: Any) -> Shard:
         """Check the arguments of ``.shard()``; without them the process group is asked.
 
         Where there is none, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the
@@ -41,6 +43,12 @@ class Shard(Stage):
 
         Raises ValueError or TypeError for what is no rank.
         """
+        if near not in (None, "cache"):
+            raise ValueError(f".shard() takes near='cache' or nothing, not {near!r}")
+        if near is not None and uneven:
+            raise ValueError(
+                ".shard(near='cache') deals equal parts: for evaluation, leave near= out"
+            )
         if (rank is None) != (world is None):
             raise ValueError(".shard() needs rank= and world= together, or neither")
         assumed = False
@@ -62,11 +70,12 @@ class Shard(Stage):
             raise ValueError(
                 f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
             )
-        return Shard(int(rank), int(world), bool(uneven), assumed)
+        return Shard(int(rank), int(world), bool(uneven), near is not None, assumed)
 
     @property
     def name(self) -> str:
-        return f"shard(rank={self.rank}, world={self.world}{', uneven' * self.uneven})"
+        how = ", uneven" * self.uneven + ", near='cache'" * self.near
+        return f"shard(rank={self.rank}, world={self.world}{how})"
 
     def placed(self, before: Chain) -> Shard:
         """Check that it stands where numbers alone say what is whose."""
@@ -80,11 +89,29 @@ class Shard(Stage):
                 f".shard() cannot follow {stage.name}: put it right behind the source or "
                 "behind .shuffle()"
             )
+        if self.near and first_with(before.stages, lambda t: t.shuffles) is None:
+            raise ValueError(
+                ".shard(near='cache') deals what an epoch draws: put .shuffle() before it"
+            )
+        if self.near and not before.source.is_indexed:
+            raise ValueError(
+                ".shard(near='cache') deals examples by their numbers, and a stream has none"
+            )
         return self
 
     def begin(self, chain: Chain) -> None:
-        """Raise ValueError where this was taken for the only process, and others came later."""
+        """Raise ValueError where others came later, or nothing says what is near."""
         group = process_group()
+        if self.near and chain.cluster is None:
+            raise ValueError(
+                ".shard(near='cache') deals by which node keeps what: add .cache(cluster=...), or "
+                "leave near= out"
+            )
+        if self.near and self.world > 1 and group is None:
+            raise ValueError(
+                ".shard(near='cache') needs a process group, in which ranks agree by whose parts "
+                "they deal: call torch.distributed.init_process_group before, or leave near= out"
+            )
         if self.assumed and group is not None and group[1] > 1:
             raise ValueError(
                 f".shard() stood before init_process_group, and left all examples to each of "
@@ -92,17 +119,25 @@ class Shard(Stage):
             )
 
     def lower(self, to: Lowering) -> None:
-        to.shard(self.rank, self.world, uneven=self.uneven)
+        to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near)
 
     def count(self, items: int) -> int:
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def outline(self) -> str:
         """Return the world: ranks of equal length share a state."""
-        return self.name if self.uneven else f"shard(world={self.world})"
+        if self.uneven:
+            return self.name
+        return f"shard(world={self.world}{', near=cache' * self.near})"
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say how parts compare."""
         if self.assumed:
             return "  one process: there is no process group"
+        if self.near:
+            return (
+                f"  parts of equal length, dealt inside each {self.world * chain.batch_size:,} "
+                "examples to where the cache keeps them: a rank's batches are others (BatchNorm), "
+                "all ranks' together the same"
+            )
         return "  all examples" if self.uneven else "  parts of equal length"

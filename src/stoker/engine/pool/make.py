@@ -1,45 +1,127 @@
-"""Makes the worker pool of a run: threads, processes, or the consumer alone."""
+"""Makes the worker pool of a run: threads, processes, actors, or the consumer alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.checks import is_whole_number
+from stoker.engine.lower import Plan
 from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.work import Work
 
-_KINDS = ("thread", "process")
+if TYPE_CHECKING:
+    from stoker.engine.pool.ray_fleet import Fleet
+
+_KINDS = ("thread", "process", "ray")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """How work is shared out: ``.workers(n, kind)``."""
+    """How work is shared out: ``.workers(n, kind)``.
 
-    count: int
+    Attributes:
+        count: how many there are, of threads at most; "auto": as many as keep the consumer fed.
+        kind: "thread", "process" or "ray".
+        ray_options: what Ray is told of each actor.
+    """
+
+    count: int | Literal["auto"]
     kind: str
+    ray_options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, n: Any, kind: Any) -> Workers:
+    def of(cls, n: Any, kind: Any, ray_options: Any) -> Workers:
         """Check the arguments of ``.workers()``."""
         if kind not in _KINDS:
-            raise ValueError(f"kind must be 'thread' or 'process', not {kind!r}")
+            raise ValueError(f"kind must be 'thread', 'process' or 'ray', not {kind!r}")
+        if kind == "ray":
+            from stoker.engine.pool import ray_fleet
+
+            ray_fleet.check(ray_options or {})
+        elif ray_options is not None:
+            raise ValueError("ray_options are for kind='ray'")
+        if isinstance(n, str) and n == "auto":
+            if kind != "ray":
+                raise ValueError(
+                    "'auto' is for kind='ray': of threads, as many as are faster take part anyway"
+                )
+            return cls("auto", kind, dict(ray_options or {}))
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
-        if n < (1 if kind == "process" else 0):
+        if n < (0 if kind == "thread" else 1):
             raise ValueError(f"{kind} workers cannot be {n} in number")
-        return cls(int(n), kind)
+        return cls(int(n), kind, dict(ray_options or {}))
+
+    def __str__(self) -> str:
+        if self.count == "auto":
+            return "as many Ray actors as keep the consumer fed"
+        return f"{self.count} {self.kind} workers" if self.count else "no workers"
 
 
-def make_pool(workers: Workers, host: list[Work], autotuner: Autotuner) -> WorkerPool:
-    """Return the worker pool for the segments on the host."""
+class KeptWorkers:
+    """Workers that a pipeline keeps from epoch to epoch.
+
+    Attributes:
+        fleet: its actors, once it has any.
+    """
+
+    def __init__(self) -> None:
+        self.fleet: Fleet | None = None
+
+    def losses(self) -> list[str]:
+        """Return what to warn of: the actors that were lost since this was asked."""
+        if self.fleet is None or not self.fleet.losses:
+            return []
+        found, self.fleet.losses = self.fleet.losses, []
+        return found
+
+
+def make_pool(
+    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+) -> WorkerPool:
+    """Return the worker pool for the segments on the host.
+
+    Args:
+        workers: what is asked for.
+        plan: the pipeline's.
+        host: what there is to do, by depth.
+        autotuner: what is known of speeds.
+        kept: what the epochs before have left.
+    """
     depths = max(1, len(host))
     if workers.count == 0:
         return WorkerPool(0, depths, autotuner)
+    if workers.kind == "ray":
+        return _pool_of_actors(workers, plan, host, autotuner, kept)
+    assert workers.count != "auto"
     if workers.kind == "process":
         from stoker.engine.pool import processes  # multiprocessing takes its time to import
 
         remotes = processes.start(workers.count, host)
-        return WorkerPool(len(remotes), depths, autotuner, remotes)
+        each = len(remotes) // workers.count
+        return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each)
     return WorkerPool(workers.count, depths, autotuner)
+
+
+def _pool_of_actors(
+    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+) -> WorkerPool:
+    from stoker.engine.pool.ray_fleet import Fleet
+    from stoker.engine.pool.ray_workers import RayWorkers
+
+    fleet = kept.fleet
+    if fleet is None or fleet.plan is not plan or not fleet.is_ours:
+        fleet = kept.fleet = Fleet(plan, workers.ray_options)
+    remote = RayWorkers(fleet, host, None if workers.count == "auto" else workers.count)
+    try:
+        remote.gather()
+    except BaseException:
+        kept.fleet = None
+        raise
+    threads, each = remote.threads()
+    pool = WorkerPool(threads, max(1, len(host)), autotuner, [remote], threads_each=each)
+    remote.begin(pool)
+    return pool

@@ -114,6 +114,11 @@ class Request(NamedTuple):
     whole: bool
 
 
+Answer = tuple[Any, list[int], list[tuple[int, str]]]
+"""What a remote worker made of a request: values, the nanoseconds spent in each stage, and which
+random maps drew from global generators."""
+
+
 class WorkerPool:
     """The workers of one run.
 
@@ -121,11 +126,18 @@ class WorkerPool:
         threads: how many there may be; with 0 everything is done by the consumer.
         depths: how many segments there are.
         autotuner: the pipeline's memory of its speed.
-        remotes: worker processes, as each thread uses one, or None for threads.
+        remotes: worker processes, as each thread uses one, or one for all; None for threads.
+        threads_each: how many threads use a worker.
     """
 
     def __init__(
-        self, threads: int, depths: int, autotuner: Autotuner, remotes: list[Any] | None = None
+        self,
+        threads: int,
+        depths: int,
+        autotuner: Autotuner,
+        remotes: list[Any] | None = None,
+        *,
+        threads_each: int = 1,
     ) -> None:
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
@@ -145,6 +157,9 @@ class WorkerPool:
         self._tuning = Tuning(threads, autotuner) if threads and not self.active else None
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
+        self._threads_each = threads_each
+        self._waited_ns = 0
+        self._waiting_since_ns = 0
 
     def work_ahead(self) -> None:
         """Have all threads take part from the beginning, and work before they plan.
@@ -161,7 +176,7 @@ class WorkerPool:
     @property
     def workers(self) -> int:
         """How many threads or processes take part."""
-        return self.active // 2 if self.remote else self.active
+        return self.active // self._threads_each
 
     @property
     def inline(self) -> bool:
@@ -204,6 +219,28 @@ class WorkerPool:
             self._chore_waits = not task.done
             return task.done
 
+    def resize(self, threads: int, *, threads_each: int) -> None:
+        """Have so many threads take part from now on: remote workers have come or gone."""
+        with self.lock:
+            if self.closed or (threads, threads_each) == (self.active, self._threads_each):
+                return
+            self.active, self._threads_each = threads, threads_each
+            self.limit = max(self.limit, threads)
+            self._start()
+            self._call_all()
+
+    def waited_ns(self) -> int:
+        """Return how long the consumer has waited for tasks."""
+        with self.lock:
+            since_ns = self._waiting_since_ns
+            return self._waited_ns + (time.perf_counter_ns() - since_ns if since_ns else 0)
+
+    def fail(self, error: BaseException) -> None:
+        """Have ``wait`` raise what broke a worker."""
+        with self.lock:
+            self._broken = self._broken or error
+            self._progress.notify_all()
+
     def wait(self, task: Task) -> None:
         """Wait until a task is done. Raise a worker's unexpected error, if there was one.
 
@@ -222,9 +259,17 @@ class WorkerPool:
                     if self.active == 0 or helps:
                         claim = self._claim(helps if self.active else 0)
                     if claim is None:
-                        self._progress.wait()
+                        self._wait_for_progress()
             if claim is not None:
                 self._do(*claim, None)
+
+    def _wait_for_progress(self) -> None:
+        self._waiting_since_ns = time.perf_counter_ns()
+        try:
+            self._progress.wait()
+        finally:
+            self._waited_ns += time.perf_counter_ns() - self._waiting_since_ns
+            self._waiting_since_ns = 0
 
     def shut(self) -> None:
         """Begin nothing any more."""
@@ -255,7 +300,7 @@ class WorkerPool:
             condition.notify_all()
 
     def _start(self) -> None:
-        for number in range(len(self._threads), self.limit):
+        for number in range(len(self._threads), self.active):
             thread = threading.Thread(
                 target=self._run, args=(number,), name=f"{WORKER_NAME}-{number}", daemon=True
             )
@@ -263,7 +308,8 @@ class WorkerPool:
             self._threads.append(thread)
 
     def _run(self, number: int) -> None:
-        remote = self._remotes[number] if self._remotes is not None else None
+        remotes = self._remotes
+        remote = remotes[number % len(remotes)] if remotes is not None else None
         planned = more = False
         try:
             while True:
@@ -289,9 +335,7 @@ class WorkerPool:
                     self._do(*claim, remote)
                 more = chore is not None and chore()
         except BaseException as error:
-            with self.lock:
-                self._broken = self._broken or error
-                self._progress.notify_all()
+            self.fail(error)
 
     def _claim(self, depth: int = 0) -> tuple[Task, int, int] | None:
         for queue in reversed(self._ready[depth:]):

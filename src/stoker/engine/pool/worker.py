@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import pickle
-import random
-import select
 import signal
 import sys
-import threading
-import traceback
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
 
-import numpy as np
-
-from stoker import pytree, rng
-from stoker.buffers import Recycler
-from stoker.engine.pool.threads import Request
-from stoker.engine.work import Failure, Rejected, Work
-from stoker.errors import StageError
+from stoker.engine.pool.request_runner import RequestRunner
+from stoker.engine.work import Work
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
-from stoker.ipc.flatten import Flattener
-from stoker.stages.batch import Builder, collated
-
-_PR_SET_PDEATHSIG = 1
-_BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
+from stoker.parentage import end_with
 
 
 def serve(
@@ -51,7 +33,7 @@ def serve(
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    _die_with(parent, by_main_thread)
+    end_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -59,7 +41,7 @@ def serve(
         [Arena.open(handle) if handle else None for handle in handles]
         for handles in zip(*slots, strict=True)
     )
-    worker = _Worker()
+    runner = RequestRunner()
     while True:
         try:
             slot, request = channel.receive(connection, inboxes)
@@ -69,148 +51,13 @@ def serve(
             return
         work = works[request.depth]
         ns = [0] * len(work.segment.names)
-        answer = worker.do(work, request, ns)
+        answer = runner.do(work, request, ns)
         misdrawn = work.misdrawn
         try:
             channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
-            if isinstance(answer, list):  # say which
-                sendable: Any = _sendable(work, answer, request.ordinals)
-            else:
-                sendable = Failure(StageError("worker process", _plain(error)))
+            sendable = runner.sendable(work, request, answer, error)
             channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
         misdrawn.clear()
-
-
-def _die_with(parent: int, by_main_thread: bool) -> None:
-    """Have this process end with its parent, however that dies and whatever it is doing.
-
-    The kernel's own signal comes at once, but tells of the thread that forked, and under
-    forkserver of the server; a pidfd tells of the process.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    if by_main_thread and os.getppid() == parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    try:
-        descriptor = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    except OSError:  # a kernel or a sandbox without it
-        return
-
-    def watch() -> None:
-        select.select([descriptor], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="stoker-parent-watch", daemon=True).start()
-
-
-class _Worker:
-    """Fetches, maps and batches as it is asked to."""
-
-    def __init__(self) -> None:
-        self._recycler = Recycler()
-
-    def do(self, work: Work, request: Request, ns: list[int]) -> Any:
-        values = self._examples(work, request, ns)
-        batch = work.segment.batch
-        for i, value in enumerate(values):
-            if isinstance(value, Failure) and not isinstance(value.error, Rejected):
-                values[i] = _plained(value)
-                if batch is not None:
-                    return values[i]
-        if batch is None:
-            return values
-        if not request.whole or (batch.collate is None and not work.segment.batch_maps):
-            try:
-                return collated(values, self._recycler)
-            except Exception as error:
-                return Failure(_plain(work.batch_failure(error, request.number).error))
-        builder = Builder(len(values), batch.collate, self._recycler)
-        try:
-            builder.put(0, values)
-            made = builder.finish()
-        except Exception as error:
-            return Failure(_plain(work.batch_failure(error, request.number).error))
-        self._reseed(work, request.number, _BATCHES)
-        made = work.finish(made, request.number, 0, ns)
-        return Failure(_plain(made.error)) if isinstance(made, Failure) else made
-
-    def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
-        segment, indices, use_keys = work.segment, request.indices, request.use_keys
-        values = _separate(request.values or [])
-        if indices is None and segment.is_plain:
-            return values
-        source = segment.source
-        if source is not None and not source.runs_user_code and segment.is_plain:
-            assert indices is not None
-            return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
-        examples = []
-        for i, ordinal in enumerate(request.ordinals):
-            self._reseed(work, ordinal, use_keys[i] if use_keys else 0)
-            one = values[i : i + 1] if indices is None else work.fetch(indices[i : i + 1], ns)
-            work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
-            examples.append(one[0])
-        return examples
-
-    def _reseed(self, work: Work, ordinal: int, use_key: int) -> None:
-        """Seed the global generators by the example's address, as old datasets draw from them."""
-        seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.default_generator.manual_seed(seed)
-
-
-def _sendable(work: Work, values: list[Any], ordinals: Sequence[int]) -> list[Any]:
-    """Return values with failures for what cannot be sent."""
-    checked = []
-    for value, ordinal in zip(values, ordinals, strict=True):
-        try:
-            Flattener().flatten(value)
-        except Exception as error:
-            value = _plained(work.send_failure(error, ordinal))
-        checked.append(value)
-    return checked
-
-
-def _separate(values: list[Any]) -> list[Any]:
-    """Copy what came twice: pickling keeps two uses of one item one object, maps may write."""
-    seen: set[int] = set()
-    separate = []
-    for value in values:
-        separate.append(pytree.copied(value) if id(value) in seen else value)
-        seen.add(id(value))
-    return separate
-
-
-def _plained(failure: Failure) -> Failure:
-    return Failure(_plain(failure.error), failure.part, failure.account)
-
-
-def _plain(error: BaseException) -> BaseException:
-    """Return an exception that survives pickling, with the worker's traceback as a note."""
-    cause = error.__cause__ if isinstance(error, StageError) and error.__cause__ else error
-    note = "In a worker process:\n" + "".join(traceback.format_exception(cause)).rstrip()
-    try:
-        if type(pickle.loads(pickle.dumps(cause))) is not type(cause):
-            raise TypeError
-    except Exception:
-        cause = RuntimeError(f"{type(cause).__name__}: {cause}")
-    cause.__traceback__ = None
-    cause.__cause__ = cause.__context__ = None
-    cause.add_note(note)
-    if isinstance(error, StageError):
-        return StageError(
-            error.stage,
-            cause,
-            index=error.index,
-            path=error.path,
-            batch=error.batch,
-            number=error.number,
-        )
-    return cause

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.checks import is_whole_number
+from stoker.one_shot import run_on
 from stoker.signals import deferred
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
-from stoker.sources.remote.one_shot import run_on
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage

@@ -91,6 +91,9 @@ class RemoteFolderSource(IndexedSource):
     def path(self, index: int) -> str | None:
         return self.locate(index).url
 
+    def name_of(self, index: int) -> str:
+        return self.locate(index).url
+
     def attribute(self, name: str) -> Any:
         return self.classes if name == "classes" else super().attribute(name)
 
@@ -183,6 +186,11 @@ class FilesSource(IndexedSource):
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
+
+    def name_of(self, index: int) -> str:
+        """Return its URL, or the last part of its path."""
+        file: str = self._files[index]
+        return os.path.basename(file) if self._access is None else file
 
     def identity(self) -> str | None:
         """Return "files", where fingerprints tell them apart: a version of each is known."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from stoker.fork_safety import OwningProcess
+from stoker.one_shot import OneShot
 from stoker.signals import again_soon, deferred
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.one_shot import OneShot
 from stoker.sources.remote.storage import Storage
 from stoker.sources.source import Indices
 

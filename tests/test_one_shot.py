@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.sources.remote.one_shot import OneShot
+from stoker.one_shot import OneShot
 
 AMPLE_S = 60.0
 

@@ -34,6 +34,7 @@ def cached(
     version: str | None = None,
     admit: str = "first",
     on_damage: str = "rebuild",
+    cluster: str | Sequence[str] | None = None,
 ) -> CachedDataset:
     """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
 
@@ -44,15 +45,21 @@ def cached(
     Args:
         dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used when
             there. Items are nested arrays, tensors, bytes, strings and numbers.
-        limit, path, keep, admit, on_damage: as in ``Pipeline.cache``.
+        limit, path, keep, admit, on_damage, cluster: as in ``Pipeline.cache``.
         version: says which data these are: with it, jobs share the store, and with ``keep`` the
-            next run finds it. Without it the store is this job's own.
+            next run finds it. Without it the store is this job's own; a ``cluster`` needs it.
 
     Raises TypeError for what is no such dataset, ValueError or TypeError for wrong arguments; and,
     when the first item is read, ValueError for a dataset whose items differ each time.
     """
     from stoker.cache.example_cache import ExampleCache
 
+    settings: dict[str, Any] = {
+        "path": path,
+        "keep": keep,
+        "admit": admit,
+        "on_damage": on_damage,
+    }
     what = type(dataset).__name__
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
@@ -65,6 +72,11 @@ def cached(
             )
     if version is not None and (not isinstance(version, str) or not version):
         raise TypeError(f"version= is a text, not {version!r}")
+    name = f"{type(dataset).__name__} of {len(dataset)}"
+    if cluster is not None:
+        return CachedDataset(
+            dataset, _over_nodes(dataset, limit, cluster, version, name, **settings)
+        )
     hosts = hosts_of_job()
     if hosts > 1:
         warn(
@@ -73,19 +85,32 @@ def cached(
             f"{hosts} of what it has cached; parts that stay the same find all of it",
             CacheWarning,
         )
-    name = f"{type(dataset).__name__} of {len(dataset)}"
     cache = ExampleCache(
         limit,
-        path=path,
-        keep=keep,
         identity=None if version is None else f"dataset {name} {version}",
         describes=name,
         examples=len(dataset),
-        admit=admit,
-        on_damage=on_damage,
+        **settings,
     )
     cache.open()
     return CachedDataset(dataset, cache)
+
+
+def _over_nodes(
+    dataset: Any, limit: Any, cluster: Any, version: str | None, name: str, **settings: Any
+) -> ExampleCache:
+    """Join a cluster, and return a dataset's cache there."""
+    from stoker.cluster.joining import dataset_definition, partitioned
+
+    if version is None:
+        raise ValueError(
+            "a cache over several nodes has to know its items on all of them, and nothing tells "
+            "whether another node has the same dataset: give version="
+        )
+    definition = dataset_definition(type(dataset).__name__, len(dataset), version)
+    cache = partitioned(limit, cluster=cluster, definition=definition, describes=name, **settings)
+    cache.open()
+    return cache
 
 
 class CachedDataset:
@@ -109,7 +134,7 @@ class CachedDataset:
         cache = self._cache
         names = [_plain(index) for index in indices]
         self._warn_of_repeats(len(names))
-        keys = [cache.key(Fingerprint(name)) for name in names]
+        keys = [cache.key(Fingerprint(name), name) for name in names]
         found = dict(cache.find(keys, [-1] * len(keys)))
         missing = [at for at in range(len(keys)) if at not in found]
         step = 1 if cache.weighs else max(1, len(missing))

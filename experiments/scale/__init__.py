@@ -1,0 +1,1 @@
+"""Simulation of a cache over many nodes."""

@@ -1,0 +1,1 @@
+"""One cache over the memories of several nodes."""

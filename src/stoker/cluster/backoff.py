@@ -1,0 +1,43 @@
+"""When somebody who did not answer is tried again: later each time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+FIRST_S = 0.1
+LAST_S = 5.0
+
+
+class Backoff:
+    """Whether somebody answers, and when to try again if not.
+
+    Args:
+        clock: tells the time, in seconds.
+
+    Attributes:
+        is_alive: whether the last try succeeded.
+        due_s: when to try again, if not: by the clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._delay_s = FIRST_S
+        self.is_alive = False
+        self.due_s = clock()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to try again."""
+        return not self.is_alive and self._clock() >= self.due_s
+
+    def succeeded(self) -> None:
+        """Note that there was an answer."""
+        self.is_alive = True
+        self._delay_s = FIRST_S
+
+    def failed(self) -> None:
+        """Note that there was none: the next try waits, twice as long each time up to 5 s."""
+        self.is_alive = False
+        self.due_s = self._clock() + self._delay_s
+        self._delay_s = min(LAST_S, 2 * self._delay_s)

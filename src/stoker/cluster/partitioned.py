@@ -1,0 +1,359 @@
+"""A cache whose items lie with the members of a cluster, each with one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from stoker.cache import codec, location
+from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE
+from stoker.cache.example_cache import ExampleCache
+from stoker.cache.fingerprint import Fingerprint
+from stoker.cache.handles import Handle, close_with_worker
+from stoker.cache.layout import StoredItem
+from stoker.cache.location import LEAST_BYTES, Limit
+from stoker.cluster.asked import Asked, Found
+from stoker.cluster.definition import Definition
+from stoker.cluster.line import Record
+from stoker.cluster.membership import Membership
+from stoker.cluster.owners import OwnerMap
+from stoker.cluster.peer import key_of
+from stoker.cluster.peers import HOME, PeerGroup
+from stoker.errors import CacheError
+from stoker.stats import CacheCounts, CacheStats
+
+Join = Callable[[Definition, Limit, str | None], Membership]
+"""Joins a cluster that keeps what a definition says; a limit and a folder are for a store that is
+made on this host."""
+
+
+class Gather:
+    """What a run has asked the other members for, ahead of its use; any thread may call it.
+
+    Args:
+        cache: that of the run.
+    """
+
+    def __init__(self, cache: PartitionedCache) -> None:
+        self._cache = cache
+        self._asked: dict[bytes, list[Asked]] = {}
+        self._lock = threading.RLock()  # finalisers may close
+        self._closed = False
+
+    def expect(
+        self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
+    ) -> None:
+        """Begin to ask for items that are not here; each is for one ``find``. Returns at once.
+
+        ``on_missing`` is told, by another thread, what nobody has.
+        """
+        asked = self._cache.ask(keys, on_missing)
+        if asked is None:
+            return
+        with self._lock:
+            if not self._closed:
+                for key in keys:
+                    self._asked.setdefault(key, []).append(asked)
+
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
+        """Return what is there as ``ExampleCache.find`` does; waits for what was expected."""
+        waiting: dict[bytes, Asked] = {}
+        with self._lock:
+            for key in keys:
+                asked = self._asked.get(key)
+                if asked:
+                    waiting[key] = asked.pop(0)
+                    if not asked:
+                        del self._asked[key]
+        answers = {asked: asked.wait() for asked in set(waiting.values())}
+        gathered = {key: answers[asked].get(key) for key, asked in waiting.items()}
+        return self._cache.find_gathered(keys, sizes, gathered)
+
+    def close(self) -> None:
+        """Let go of everything that was asked for and not taken."""
+        with self._lock:
+            self._closed = True
+            self._asked.clear()
+
+
+class PartitionedCache(ExampleCache):
+    """A cache over several nodes; pickles, and reaches the others from each process that uses it.
+
+    The store on this host is looked up first, without anybody in the way. What it does not have is
+    asked for at the other members (``peers``). On a host without a member nothing is kept: a store
+    of least size holds the counts.
+
+    Args:
+        limit: of the store on this host, where the cluster is such that it is made from here.
+        join: how to join the cluster.
+        definition: what is kept, the same on all nodes.
+        path: the folder of the store on this host, or None.
+        describes: what is in it, for people.
+    """
+
+    is_shared_by_nodes = True
+
+    def __init__(
+        self,
+        limit: Limit,
+        *,
+        join: Join,
+        definition: Definition,
+        path: str | os.PathLike[str] | None,
+        keep: bool | None,
+        describes: str,
+        admit: str,
+        on_damage: str,
+    ) -> None:
+        if admit != "first":
+            raise ValueError("a cache over several nodes admits what comes first: leave out admit=")
+        super().__init__(
+            limit,
+            path=path,
+            keep=keep,
+            identity=f"cluster {definition.digest().hex()}",
+            describes=describes,
+            examples=definition.examples,
+            admit=admit,
+            on_damage=on_damage,
+        )
+        self._join = join
+        self._definition = definition
+        self._digest = definition.digest()
+        self._path = None if path is None else os.fspath(path)
+        self._membership: Membership | None = None
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._peers: PeerGroup | None = None
+
+    def _begin_admission(self) -> None:
+        super()._begin_admission()  # again in a forked child, where locks may be held
+        self._peers_lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = ("_peers", "_peers_lock", "_join")
+        return {name: value for name, value in super().__getstate__().items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._membership is not None:
+            self._settle(self._membership)  # another node's store may be the near one now
+
+    def open(self) -> bool:
+        """Join the cluster, once, and take hold of the store on this host.
+
+        Raises CacheError where there is no cluster to join, or it keeps something else.
+        """
+        if self._membership is None:
+            self._settle(self._join(self._definition, self.limit, self._path))
+        is_first = super().open()
+        self._reached()
+        return is_first
+
+    def _settle(self, membership: Membership) -> None:
+        """Take the store that is on this host, or one for the counts."""
+        if membership.folder is not None:
+            self.folder = membership.folder
+        else:
+            name = f"counts-{self._digest.hex()}"
+            self.folder = os.path.join(location.memory_folder(), name)
+            self.temporary = True
+        self.in_memory = location.is_in_memory(self.folder)
+        self._has_compared_size = True
+        self._membership = membership
+
+    def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
+        """Return an item's key, which is the same on all nodes: of a file its size counts."""
+        version = 0 if fingerprint.changed_ns else fingerprint.version
+        told = (self._digest, fingerprint.size_bytes, version, fingerprint.label)
+        if isinstance(place, str):
+            place = xxhash.xxh3_64_intdigest(place.encode("utf-8", "surrogateescape"))
+        return key_of(place, xxhash.xxh3_64_digest(msgspec.msgpack.encode(told)))
+
+    def ask(
+        self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
+    ) -> Asked | None:
+        """Ask the other members for items; None where there is no store, or it is closed."""
+        peers = self._reached()
+        return None if peers is None else peers.ask(keys, on_missing)
+
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
+        return self.find_gathered(keys, sizes, {})
+
+    def find_gathered(
+        self, keys: Sequence[bytes], sizes: Sequence[int], gathered: Mapping[bytes, Found | None]
+    ) -> list[tuple[int, Any]]:
+        """Return what is there as ``find`` does; what was ``gathered`` is not asked for again."""
+        here = [at for at, key in enumerate(keys) if key not in gathered]
+        hits, saved_bytes = self._look_up([keys[at] for at in here], [sizes[at] for at in here])
+        hits = [(here[at], value) for at, value in hits]
+        found = dict(gathered)
+        missing = set(here) - {at for at, _ in hits}
+        if missing and (peers := self._reached()) is not None:
+            found |= peers.ask([keys[at] for at in sorted(missing)]).wait()
+        peer_hits = peer_bytes = 0
+        for at in sorted(missing.union(range(len(keys))) - {at for at, _ in hits}):
+            got = found.get(keys[at])
+            value = None if got is None else self._read(got)
+            if got is not None and value is not None:
+                hits.append((at, value[0]))
+                size = len(got.record.data)
+                peer_hits, peer_bytes = peer_hits + 1, peer_bytes + size
+                saved_bytes += sizes[at] if sizes[at] >= 0 else size
+        self.count(
+            hits=len(hits),
+            misses=len(keys) - len(hits),
+            saved_bytes=saved_bytes,
+            peer_hits=peer_hits,
+            peer_bytes=peer_bytes,
+        )
+        return hits
+
+    def _read(self, found: Found) -> tuple[Any] | None:
+        """Return a member's item, which is taken where it belongs; None if it is damaged."""
+        record = found.record
+        try:
+            if xxhash.xxh3_64_intdigest(record.data) != record.checksum:
+                raise ValueError("another checksum")
+            value = codec.decode(memoryview(record.data))
+        except codec.UnknownType:
+            return None
+        except (ValueError, LookupError, TypeError, struct.error, msgspec.MsgspecError):
+            self.count(damaged=1)
+            return None
+        peers = self._reached()
+        to = None if peers is None else peers.place(record.key, before=found.member)
+        if to is not None:
+            self._bring(to, Record(record.key, bytes(record.data), record.checksum))
+        return (value,)
+
+    @property
+    def takes(self) -> bool:
+        """Whether something can still enter, here or elsewhere."""
+        peers = self._reached()
+        return peers is not None and peers.have_room
+
+    def _enter(self, item: StoredItem) -> bool:
+        peers = self._reached()
+        to = HOME if peers is None else peers.place(item.key)
+        if to == HOME:
+            return super()._enter(item)
+        if to is None:
+            return False
+        data = b"".join(item.record)
+        return self._bring(to, Record(item.key, data, xxhash.xxh3_64_intdigest(data)))
+
+    def _bring(self, to: str, record: Record) -> bool:
+        """Take an item to who it belongs to; False where that cannot be done in time."""
+        handle, peers = self._opened(), self._reached()
+        if handle is None or peers is None:
+            return False
+        if to == HOME:
+            return handle.writer.offer(_stored(record, self._user))
+        return peers.bring(record)
+
+    @property
+    def _limit_to_make(self) -> Limit:
+        return LEAST_BYTES
+
+    def gather(self) -> Gather:
+        return Gather(self)
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        peers = self._peers
+        brought = peers is None or not peers.is_current or peers.flush(timeout_s)
+        return super().flush(timeout_s) and brought
+
+    def stats(self, since: CacheCounts | None = None) -> CacheStats:
+        found = super().stats(since)
+        handle = self._handle
+        if handle is None or not handle.is_alive:
+            return found
+        head = handle.store.counters.head
+        return dataclasses.replace(
+            found,
+            members=int(head[MEMBERS]),
+            members_alive=int(head[MEMBERS_ALIVE]),
+            map_version=int(head[MAP_VERSION]),
+        )
+
+    @property
+    def node(self) -> str:
+        """The name of the member on this host; empty where there is none."""
+        membership = self._membership
+        return "" if membership is None else membership.home or ""
+
+    def owner_map(self) -> OwnerMap:
+        """Return the map as this process knows it now."""
+        peers = self._reached()
+        return OwnerMap.of((), 0) if peers is None else peers.owner_map
+
+    def _reached(self) -> PeerGroup | None:
+        """Return the other members as this process reaches them; None where there is no store."""
+        peers = self._peers
+        if peers is not None and peers.is_current:
+            return peers
+        handle, membership = self._opened(), self._membership
+        if handle is None:
+            return None
+        if membership is None:
+            raise CacheError("the cluster was not joined")
+        with self._peers_lock:
+            if self._peers is None or not self._peers.is_current:
+                peers = _reach(membership, self._definition, handle, self._user)
+                self._peers = peers
+                weakref.finalize(self, peers.close)
+                close_with_worker(peers.close)
+            return self._peers
+
+
+def _stored(record: Record, user: tuple[int, int]) -> StoredItem:
+    return StoredItem(record.key, [bytes(record.data)], len(record.data), user)
+
+
+def _reach(
+    membership: Membership, definition: Definition, handle: Handle, user: tuple[int, int]
+) -> PeerGroup:
+    """Reach the other members. What they call does not hold on to the cache."""
+    store = handle.store
+    has_home = membership.home is not None
+
+    def has_room() -> bool:
+        if not has_home or not handle.is_alive or store.is_full:
+            return False
+        return not store.counters.head[DAMAGED]
+
+    def keep(record: Record) -> None:
+        if not handle.is_alive or not handle.writer.offer(_stored(record, user)):
+            refuse([record])
+
+    def refuse(records: Sequence[Record]) -> None:
+        size = sum(len(record.data) for record in records)
+        if handle.is_alive:
+            count = len(records)
+            store.counters.add(
+                user, admitted=-count, admitted_bytes=-size, refused=count, refused_bytes=size
+            )
+
+    def note(members: int, alive: int, version: int) -> None:
+        if handle.is_alive:
+            head = store.counters.head
+            head[MEMBERS], head[MEMBERS_ALIVE], head[MAP_VERSION] = members, alive, version
+
+    return PeerGroup(
+        membership,
+        definition,
+        home_has_room=has_room,
+        keep=keep,
+        on_refused=refuse,
+        on_change=note,
+    )

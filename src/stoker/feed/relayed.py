@@ -1,0 +1,32 @@
+"""How jobs find the relay of their host for a feed of another host.
+
+It is found, started and replaced like the feeder of a ``share``: under the feed's URL as its name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from stoker.feed.autostart import connect_or_start
+from stoker.feed.connection import FeedAddress
+from stoker.feed.secret import find_token
+from stoker.feed.target import FeedSettings
+from stoker.feed.url import FeedUrl
+
+_PATIENCE_S = 30.0  # shorter than a feeder's for the relay itself
+
+
+def relayed(url: FeedUrl) -> FeedAddress:
+    """Return the address of a feed on another host, through the relay on this one.
+
+    Raises TokenError where the relay could not read the token.
+    """
+    find_token()
+    settings = relay_settings(url)
+    return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
+
+
+def relay_settings(url: FeedUrl) -> FeedSettings:
+    """Return what a relay serves."""
+    text, path = str(url), tuple(sys.path)
+    return FeedSettings(text, text, patience_s=_PATIENCE_S, autostarted=True, path=path)

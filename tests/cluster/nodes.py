@@ -1,0 +1,177 @@
+"""Nodes for tests: keepers and clients, in this process or as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import stoker
+from scripts import PATH
+from stoker.cluster.keeper import Keeper
+
+TOKEN = bytes(range(32))
+EXAMPLES = 60
+
+
+class Numbered:
+    """Examples that are functions of their numbers; counts how often it was read."""
+
+    def __init__(self, length: int = EXAMPLES, floats: int = 900) -> None:
+        self.length, self.floats, self.reads = length, floats, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.reads += 1
+        return {"id": index, "x": np.full(self.floats, index, np.float64)}
+
+
+def write_token(folder: Path, token: bytes = TOKEN) -> Path:
+    path = folder / f"token-{token[:4].hex()}"
+    path.write_text(token.hex())
+    path.chmod(0o600)
+    return path
+
+
+@contextlib.contextmanager
+def keepers(folder: Path, count: int = 3, *, size: str = "8MiB") -> Iterator[list[Keeper]]:
+    """Serve from this process."""
+    with contextlib.ExitStack() as open_ones:
+        made = []
+        for number in range(count):
+            path = str(folder / f"keeper-{number}")
+            keeper = Keeper(
+                "127.0.0.1:0", TOKEN, limit=stoker.machine.parse_bytes(size), folder=path
+            )
+            open_ones.callback(keeper.close)
+            made.append(keeper)
+        yield made
+
+
+def over(
+    pipeline: stoker.Pipeline[Any], keepers: list[Keeper], home: int | None = 0, **options: Any
+) -> stoker.Pipeline[Any]:
+    """Put a cache over keepers, one of which is on this host."""
+    folder = "/nowhere" if home is None else keepers[home].folder
+    settings = {"version": "test", "path": folder, **options}
+    return pipeline.cache("8MiB", cluster=[k.address for k in keepers], **settings)
+
+
+class KeeperProcess:
+    """``stoker cache serve``."""
+
+    def __init__(self, folder: Path, token: Path, *, address: str = "127.0.0.1:0") -> None:
+        command = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
+        arguments = ["--listen", address, "--folder", str(folder), "--size", "8MiB"]
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command, "cache", "serve", *arguments, "--token-file", token],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PATH},
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        assert words[:1] == ["keeps"], words
+        self.address = words[words.index("at") + 1].rstrip(",")
+
+    def send(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        if self.process.poll() is None:
+            self.send(number)
+            self.send(signal.SIGCONT)
+        code = self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def lose_all(self) -> None:
+        """Be killed, with everything that was kept."""
+        self.end(signal.SIGKILL)
+        shutil.rmtree(self.folder)
+
+
+CLIENT = """
+import json, os, sys
+import numpy as np
+from stoker.cluster import line
+import stoker
+from nodes import Numbered
+told = json.loads(sys.argv[1])
+line.DEADLINE_S = told["deadline_s"]
+train = stoker.from_dataset(Numbered(told["examples"]), seed=0).shuffle()
+if "rank" in told:
+    train = train.shard(rank=told["rank"], world=told["world"])
+train = train.cache("8MiB", cluster=told["hosts"], version="test", path=told["path"]).batch(7)
+for word in sys.stdin:
+    ids, wrong = [], 0
+    for batch in train.workers(told["workers"]) if "workers" in told else train:
+        ids += batch["id"].tolist()
+        wrong += int((batch["x"] != batch["id"][:, None]).any())
+    cache = train.stats().cache
+    print(json.dumps({
+        "ids": ids, "wrong": wrong, "misses": cache.misses, "hits": cache.hits,
+        "peer_hits": cache.peer_hits, "damaged": cache.damaged, "alive": cache.members_alive,
+        "members": cache.members, "admitted": cache.admitted, "refused": cache.refused,
+    }), flush=True)
+"""
+
+
+class ClientProcess:
+    """A job on one node that goes through its epochs when it is told to."""
+
+    def __init__(self, hosts: list[str], path: Path, token: Path, **told: Any) -> None:
+        told = {"examples": EXAMPLES, "deadline_s": 60.0, **told, "hosts": hosts, "path": str(path)}
+        here = [str(Path(__file__).parents[up]) for up in (0, 1)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", CLIENT, json.dumps(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([*here, PATH]),
+                "STOKER_TOKEN_FILE": str(token),
+            },
+            start_new_session=True,
+        )
+
+    def begin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("epoch\n")
+        self.process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the client ended with {self.process.wait()}"
+        found: dict[str, Any] = json.loads(line)
+        assert found["wrong"] == 0
+        return found
+
+    def epoch(self) -> dict[str, Any]:
+        """Go through an epoch, in which every example comes once, and is right."""
+        self.begin()
+        found = self.result()
+        assert sorted(found["ids"]) == list(range(EXAMPLES))
+        return found
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()

@@ -1,0 +1,245 @@
+"""What a keeper does with whoever comes: other clusters, other data, damage, nonsense."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import xxhash
+from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
+
+import stoker
+from stoker.cache.codec import encode
+from stoker.cluster import wire
+from stoker.cluster.backoff import Backoff
+from stoker.cluster.definition import Definition
+from stoker.cluster.keeper import Keeper
+from stoker.cluster.line import DefinitionRefused, Line, Record
+from stoker.cluster.peer import key_of
+from stoker.net.link import Link, LinkError
+
+MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
+DEFINITION = Definition("Numbered", [], "1", 10, "", "")
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
+    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    with keepers(tmp_path, 1) as made:
+        yield made[0]
+
+
+def record(number: int, size: int = 500) -> Record:
+    (head, content) = encode(bytes([number % 256]) * size)
+    data = head + content
+    return Record(key_of(number, bytes(8)), data, xxhash.xxh3_64_intdigest(data))
+
+
+def test_what_is_brought_is_there_for_others(keeper: Keeper) -> None:
+    records = [record(number, 100_000 if number % 3 else 10) for number in range(30)]
+    one, other = (Line(keeper.address, TOKEN, DEFINITION, 1) for _ in range(2))
+    keys = [each.key for each in records]
+    assert one.get(keys) == [None] * 30
+    stored = one.put(records)
+    assert (stored.refused, stored.is_full) == ([], False)
+    found = other.get([*keys, key_of(99, bytes(8))])
+    assert found.pop() is None
+    for each, expected in zip(found, records, strict=True):
+        assert each is not None
+        assert (each.key, bytes(each.data), each.checksum) == expected
+    assert other.look().items == 30
+
+
+def test_a_reply_has_a_limit_and_the_rest_is_asked_for_again(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cluster.keeper._REPLY_BYTES", 1000)
+    line = Line(keeper.address, TOKEN, DEFINITION, 1)
+    records = [record(number) for number in range(9)]
+    line.put(records)
+    found = line.get([each.key for each in records])
+    assert [each and bytes(each.data) for each in found] == [each.data for each in records]
+
+
+def test_what_was_damaged_on_its_way_is_not_stored(keeper: Keeper) -> None:
+    good, bad = record(1), record(2)._replace(checksum=5)
+    line = Line(keeper.address, TOKEN, DEFINITION, 1)
+    assert line.put([good, bad]).refused == [1]
+    assert line.get([bad.key]) == [None]
+
+
+def test_a_full_store_says_so(tmp_path: Path) -> None:
+    with keepers(tmp_path, 1, size="1MiB") as (keeper,):
+        line = Line(keeper.address, TOKEN, DEFINITION, 1)
+        replies = [line.put([record(number, 100_000)]) for number in range(12)]
+        assert replies[-1].is_full
+        assert replies[-1].refused == [0]
+        assert Line(keeper.address, TOKEN, DEFINITION, 1).welcome.is_full
+
+
+def test_another_definition_is_refused_and_told_what_differs(keeper: Keeper) -> None:
+    Line(keeper.address, TOKEN, DEFINITION, 1)
+    with pytest.raises(DefinitionRefused, match=r"number of examples \(11, not 10\)"):
+        Line(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, examples=11), 1)
+    with pytest.raises(DefinitionRefused, match="the examples' names"):
+        Line(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, names="x"), 1)
+    Line(keeper.address, TOKEN, DEFINITION, 1)
+
+
+def test_folders_are_the_same_wherever_they_lie(tmp_path: Path, keeper: Keeper) -> None:
+    for place in ("here", "there", "other"):
+        for number in range(6):
+            path = tmp_path / place / "class" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes([number]) * 100)
+    os.utime(tmp_path / "there" / "class" / "0.jpg", (1, 1))
+    (tmp_path / "other" / "class" / "5.jpg").rename(tmp_path / "other" / "class" / "6.jpg")
+    here, there, other = (
+        over(stoker.from_folder(tmp_path / place, seed=0), [keeper], None, version=None).batch(2)
+        for place in ("here", "there", "other")
+    )
+    for _ in here:
+        pass
+    for _ in there:
+        pass
+    assert there.stats().cache.peer_hits == 6  # type: ignore[union-attr]
+    with pytest.raises(stoker.CacheError, match="it differs in the examples' names"):
+        iter(other)
+
+
+def test_who_has_another_token_is_told_so(tmp_path: Path, keeper: Keeper, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path, bytes([7] * 32))))
+    with pytest.raises(stoker.CacheError, match="another token"):
+        iter(over(stoker.from_dataset(Numbered(), seed=0), [keeper], None).batch(2))
+
+
+def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with keepers(tmp_path / "a", 2) as one, keepers(tmp_path / "b", 2) as other:
+        for made in (one, other):
+            train = over(stoker.from_dataset(Numbered(), seed=0).shuffle(), made).batch(7)
+            for _ in train:
+                pass
+            assert train.stats().cache.misses == EXAMPLES  # type: ignore[union-attr]
+
+
+def test_a_flipped_byte_is_a_miss(tmp_path: Path) -> None:
+    with keepers(tmp_path, 1) as made:
+        source = stoker.from_dataset(Numbered(floats=10_000), seed=0)
+        for _ in over(source, made, None).batch(7):
+            pass
+        data = Path(made[0].folder, "data.mdb")
+        content = bytearray(data.read_bytes())
+        at = content.rindex(b"\x00\x00\x00\x00\x00\x00\x3e\x40" * 100)  # 30.0, of example 30
+        with data.open("r+b") as file:
+            file.seek(at + 400)
+            file.write(b"\x01")
+        train = over(source, made, None).batch(7)
+        for batch in train:
+            assert (batch["x"] == batch["id"][:, None]).all()
+        cache = train.stats().cache
+        assert cache is not None
+        assert (cache.damaged, cache.misses, cache.peer_hits) == (1, 1, EXAMPLES - 1)
+
+
+def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
+    """Whoever has the token may send what it wants: its connection ends, others go on."""
+    drawn = random.Random(0)
+    honest = Line(keeper.address, TOKEN, DEFINITION, 1)
+    records = [record(number) for number in range(5)]
+    honest.put(records)
+    body = b"".join(bytes(each.data) for each in records)
+    sizes, checksums = [len(each.data) for each in records], [each.checksum for each in records]
+    other_keys = b"".join(key_of(each + 100, bytes(8)) for each in range(5))
+    requests = [
+        (wire.Get(1, b"".join(each.key for each in records)), b""),
+        (wire.Put(2, other_keys, sizes, checksums), body),
+        (wire.Look(3), b""),
+        (wire.Meet(4, DEFINITION, 1), b""),
+    ]
+    hello = wire.encode(wire.Meet(0, DEFINITION, 1))
+    link: Link | None = None
+    for number in range(MUTATIONS):
+        if link is None:
+            link = Link.connect(keeper.address, TOKEN, wire.PURPOSE, timeout_s=60)
+            link.send(hello)
+            link.receive(wait_s=60)
+        request, content = requests[number % len(requests)]
+        header = bytearray(wire.encode(request))
+        for _ in range(drawn.randint(1, 4)):
+            at = drawn.randrange(len(header))
+            kind = drawn.random()
+            if kind < 0.7:
+                header[at] ^= 1 << drawn.randrange(8)
+            elif kind < 0.85:
+                del header[at:]
+                header += b"\x00"
+            else:
+                header[at:at] = drawn.randbytes(drawn.randint(1, 9))
+        if drawn.random() < 0.3:
+            content = content[: drawn.randint(0, len(content))]
+        try:
+            link.send(bytes(header), content)
+            link.receive(wait_s=60)
+        except (LinkError, EOFError):
+            link = None
+    found = honest.get([each.key for each in records])
+    assert [each and bytes(each.data) for each in found] == [each.data for each in records]
+
+
+def test_nothing_that_is_wrong_enters_by_mutated_frames(keeper: Keeper) -> None:
+    line = Line(keeper.address, TOKEN, DEFINITION, 1)
+    with pytest.raises(LinkError):
+        line.put([record(1)._replace(key=b"too short")])
+    assert Line(keeper.address, TOKEN, DEFINITION, 1).look().items == 0
+
+
+def test_tries_come_later_each_time_and_at_once_again_after_an_answer() -> None:
+    now = [0.0]
+    tries = Backoff(lambda: now[0])
+    assert tries.is_due
+    waited: list[float] = []
+    for _ in range(9):
+        tries.failed()
+        assert not tries.is_due
+        waited.append(tries.due_s - now[0])
+        now[0] = tries.due_s
+        assert tries.is_due
+    assert waited == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+    tries.succeeded()
+    assert tries.is_alive
+    assert not tries.is_due
+    tries.failed()
+    assert tries.due_s - now[0] == pytest.approx(0.1)
+
+
+def test_wrong_clusters_are_refused_where_they_are_written() -> None:
+    source = stoker.from_dataset(Numbered(), seed=0)
+    with warnings.catch_warnings():
+        for wrong, match in (
+            ("kubernetes", "'torchrun' or a list"),
+            (["node1"], "host:port"),
+            (["a:1", "a:1"], "names a host twice"),
+        ):
+            with pytest.raises(ValueError, match=match):
+                source.cache("8MiB", cluster=wrong, version="1")
+        with pytest.raises(TypeError):
+            source.cache("8MiB", cluster=[7], version="1")  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="give version="):
+            source.cache("8MiB", cluster=["a:1"])
+        with pytest.raises(ValueError, match="admits what comes first"):
+            source.cache("8MiB", cluster=["a:1"], version="1", admit="worth")
+        with pytest.raises(ValueError, match="give version="):
+            stoker.cached(Numbered(), "8MiB", cluster=["a:1"])

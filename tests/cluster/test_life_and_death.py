@@ -1,0 +1,131 @@
+"""Nodes that die, freeze, return and join: every example comes once and is right, whatever does.
+
+Real keepers, real clients. Where reads of storage are counted, clients wait for a keeper however
+long it takes: how fast this machine is does not matter then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes import EXAMPLES, ClientProcess, KeeperProcess, write_token
+
+
+class Nodes:
+    """Keepers and clients, ended with the test."""
+
+    def __init__(self, folder: Path, ends: contextlib.ExitStack) -> None:
+        self._folder, self._ends = folder, ends
+        self.token = write_token(folder)
+        self.keepers: list[KeeperProcess] = []
+
+    def keep(self, address: str = "127.0.0.1:0") -> KeeperProcess:
+        folder = self._folder / f"store-{len(self.keepers)}"
+        made = KeeperProcess(folder, self.token, address=address)
+        self._ends.callback(made.end, signal.SIGKILL)
+        self.keepers.append(made)
+        return made
+
+    def client(self, home: int | None, **told: object) -> ClientProcess:
+        """Start a job beside a keeper, or on a host without one."""
+        hosts = [keeper.address for keeper in self.keepers]
+        path = self._folder / "nowhere" if home is None else self.keepers[home].folder
+        made = ClientProcess(hosts, path, self.token, **told)
+        self._ends.callback(made.end)
+        return made
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with contextlib.ExitStack() as ends:
+        yield Nodes(tmp_path, ends)
+
+
+def test_a_cluster_reads_storage_once_and_a_lost_node_costs_what_it_had(nodes: Nodes) -> None:
+    for _ in range(3):
+        nodes.keep()
+    clients = [nodes.client(home) for home in (0, 1)]
+    first = [client.epoch() for client in clients]
+    assert [found["misses"] for found in first] == [EXAMPLES, 0]
+    assert first[1]["peer_hits"] > 0
+    again = [client.epoch() for client in clients]
+    assert [found["misses"] for found in again] == [0, 0]
+    assert {found["members"] for found in again} == {3}
+
+    nodes.keepers[2].lose_all()
+    found = clients[0].epoch()
+    assert 0 < found["misses"] < EXAMPLES
+    assert found["alive"] == 2
+    assert clients[1].epoch()["misses"] == 0
+
+    # Back, and empty: the others still have all of it, and bring it what is its own.
+    nodes.keep(nodes.keepers[2].address)
+    give_up_at = time.monotonic() + 60
+    while (found := clients[0].epoch())["alive"] < 3:
+        assert found["misses"] == 0
+        assert time.monotonic() < give_up_at
+        time.sleep(0.2)
+    assert found["misses"] == 0
+    assert clients[1].epoch()["misses"] == 0
+
+
+@pytest.mark.full
+def test_a_frozen_keeper_costs_time_alone(nodes: Nodes) -> None:
+    for _ in range(2):
+        nodes.keep()
+    client = nodes.client(0, deadline_s=0.5)
+    client.epoch()
+    nodes.keepers[1].send(signal.SIGSTOP)
+    client.epoch()
+    client.epoch()
+    nodes.keepers[1].send(signal.SIGCONT)
+    client.epoch()
+
+
+@pytest.mark.full
+def test_a_keeper_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
+    for _ in range(3):
+        nodes.keep()
+    clients = [nodes.client(home, rank=home, world=2) for home in (0, 1)]
+    for number in range(3):
+        for client in clients:
+            client.begin()
+        if number == 1:
+            nodes.keepers[2].end(signal.SIGKILL)
+        ids = [each for client in clients for each in client.result()["ids"]]
+        assert sorted(ids) == list(range(EXAMPLES))
+
+
+@pytest.mark.full
+def test_a_node_joins_that_was_named_from_the_beginning(nodes: Nodes) -> None:
+    for _ in range(3):
+        nodes.keep()
+    late = nodes.keepers[2]
+    late.lose_all()
+    clients = [nodes.client(0), nodes.client(None)]
+    assert [client.epoch()["misses"] for client in clients] == [EXAMPLES, 0]
+    nodes.keep(late.address)
+    give_up_at = time.monotonic() + 60
+    while (found := clients[0].epoch())["members"] < 3:
+        assert found["misses"] == 0
+        assert time.monotonic() < give_up_at
+        time.sleep(0.2)
+    assert [client.epoch()["misses"] for client in clients] == [0, 0]
+
+
+@pytest.mark.full
+def test_a_keeper_ends_by_ctrl_c_and_leaves_what_it_kept(nodes: Nodes) -> None:
+    keeper = nodes.keep()
+    client = nodes.client(0)
+    client.epoch()
+    client.end()
+    assert keeper.end(signal.SIGINT) == 130
+    nodes.keepers.pop()
+    nodes.keep(keeper.address)
+    assert nodes.client(0).epoch()["misses"] == 0

@@ -1,0 +1,91 @@
+"""Owners: even parts by weight, little that moves, and the same map on every node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cluster.owners import SLOTS, Member, OwnerMap
+
+MIB = 1 << 20
+
+
+def members(*weights: int) -> list[Member]:
+    return [Member(f"node-{i}", f"10.0.0.{i}:7000", weight) for i, weight in enumerate(weights)]
+
+
+def owned(owners: OwnerMap, count: int = 32 * SLOTS) -> np.ndarray:
+    return np.bincount(owners.owners(np.arange(count)), minlength=len(owners))
+
+
+weights = st.lists(st.integers(1, 1 << 44), min_size=1, max_size=12)
+
+
+@given(weights.map(lambda w: [max(max(w) >> 8, each) for each in w]))
+def test_nobody_has_much_more_than_its_weight_calls_for(given_weights: list[int]) -> None:
+    owners = OwnerMap.of(members(*given_weights), 1)
+    fair = np.array([m.weight_bytes for m in owners.members], float)
+    fair *= 32 * SLOTS / fair.sum()
+    assert (owned(owners) <= 1.06 * fair + 64).all()
+    assert owned(owners).sum() == 32 * SLOTS
+
+
+def test_parts_follow_the_weights() -> None:
+    shares = owned(OwnerMap.of(members(*(64 * MIB * w for w in (1, 2, 3, 4))), 1), 100_000) / 10_000
+    np.testing.assert_allclose(shares, [1, 2, 3, 4], rtol=0.05)
+
+
+@given(st.permutations(members(*[MIB] * 7)))
+def test_the_map_does_not_depend_on_who_is_named_first(shuffled: list[Member]) -> None:
+    indices = np.arange(5_000)
+    expected = OwnerMap.of(members(*[MIB] * 7), 1)
+    found = OwnerMap.of(shuffled, 1)
+    assert found.members == expected.members
+    np.testing.assert_array_equal(found.owners(indices), expected.owners(indices))
+
+
+@given(st.integers(2, 20), st.data())
+def test_a_member_that_goes_moves_little_but_what_it_had(count: int, data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, count - 1))
+    before = OwnerMap.of(members(*[MIB] * count), 1)
+    after = OwnerMap.of([m for m in before.members if m.name != f"node-{gone}"], 2)
+    indices = np.arange(50_000)
+    was = np.array([m.name for m in before.members])[before.owners(indices)]
+    now = np.array([m.name for m in after.members])[after.owners(indices)]
+    moved, had = (was != now).mean(), (was == f"node-{gone}").mean()
+    assert had <= moved <= had + 0.02
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=50), st.integers(1, 9))
+def test_ranks_begin_with_the_owner_and_name_everybody_once(indices: list[int], count: int) -> None:
+    owners = OwnerMap.of(members(*[MIB] * count), 1)
+    found = owners.owners(np.array(indices))
+    for index, owner in zip(indices, found.tolist(), strict=True):
+        ranked = owners.ranked(index)
+        assert ranked[0] == owner == owners.owner(index)
+        assert sorted(ranked) == list(range(count))
+
+
+def test_the_next_in_rank_mostly_owns_what_a_lost_member_had() -> None:
+    before = OwnerMap.of(members(*[MIB] * 5), 1)
+    after = OwnerMap.of(before.members[1:], 2)
+    lost = [i for i in range(5_000) if before.owner(i) == 0]
+    heirs = [before.members[before.ranked(i)[1]] == after.members[after.owner(i)] for i in lost]
+    assert np.mean(heirs) > 0.9
+
+
+def test_a_map_is_the_same_on_every_machine() -> None:
+    owners = OwnerMap.of(members(3 * MIB, 5 * MIB, 7 * MIB), 1)
+    assert owners.owners(np.arange(24)).tolist() == EXPECTED
+
+
+EXPECTED = [2, 1, 2, 1, 2, 2, 2, 0, 0, 1, 2, 2, 1, 0, 1, 1, 2, 2, 1, 0, 2, 1, 1, 1]
+
+
+def test_wrong_members_are_refused() -> None:
+    with pytest.raises(ValueError, match="two members have one name"):
+        OwnerMap.of([*members(1), *members(1)], 1)
+    with pytest.raises(ValueError, match="node-0 may keep 0 bytes"):
+        OwnerMap.of(members(0), 1)

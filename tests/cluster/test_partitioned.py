@@ -1,0 +1,279 @@
+"""A cache over nodes, together with everything else: it changes nothing of what comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
+
+import stoker
+from stoker.cache import inventory
+from stoker.cluster import line
+from stoker.cluster.keeper import Keeper
+from stoker.cluster.partitioned import PartitionedCache
+from strategies import frozen, stream
+
+FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("places")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(folder)))
+    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[Keeper]]:
+    with keepers(tmp_path) as made:
+        yield made
+
+
+def shuffled() -> stoker.Pipeline[Any]:
+    return stoker.from_dataset(Numbered(), seed=3).shuffle()
+
+
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+def jittered(x: Any, rng: np.random.Generator) -> Any:
+    return x + rng.random()
+
+
+def not_eleven(x: Any) -> Any:
+    if x[0] == 11:
+        raise ValueError("eleven")
+    return x
+
+
+CHAINS: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
+    "inline": lambda p: p.batch(7).workers(0),
+    "threads": lambda p: p.batch(7).workers(3),
+    "processes": lambda p: p.map(halved, on="x").batch(7).workers(2, kind="process"),
+    "echo": lambda p: p.echo(2).random_map(jittered, on="x").batch(6),
+    "examples": lambda p: p.random_map(jittered, on="x"),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_stream_is_the_same_with_and_without(three: list[Keeper], chain: str) -> None:
+    made = CHAINS[chain](over(shuffled(), three))
+    plain = CHAINS[chain](shuffled())
+    for epoch in range(2):
+        assert stream(made) == stream(plain)
+        cache = made.stats().cache
+        assert cache is not None
+        if epoch:
+            assert cache.misses == 0
+            assert 0 < cache.peer_hits < cache.hits
+
+
+def test_behind_a_map_what_was_made_is_kept(three: list[Keeper]) -> None:
+    dataset = Numbered()
+    source = stoker.from_dataset(dataset, seed=0).shuffle()
+    train = over(source.map(halved, on="x"), three).batch(7)
+    first = stream(train)
+    reads = dataset.reads
+    second = stream(train)
+    assert dataset.reads == reads
+    assert sorted(map(str, first)) != sorted(map(str, second))  # other batches, of the same
+    assert first == stream(source.map(halved, on="x").batch(7))
+
+
+def test_skipped_examples_are_skipped_everywhere(three: list[Keeper]) -> None:
+    def chain(cached: bool) -> stoker.Pipeline[Any]:
+        source = stoker.from_dataset(Numbered(), seed=0, on_error=5).shuffle()
+        source = source.map(not_eleven, on="x")
+        return (over(source, three) if cached else source).batch(7)
+
+    made, plain = chain(True), chain(False)
+    for _ in range(2):
+        assert stream(made) == stream(plain)
+        assert made.stats().skipped_examples == 1
+
+
+def test_a_run_is_resumed_in_mid_epoch(three: list[Keeper]) -> None:
+    def make() -> stoker.Pipeline[Any]:
+        return over(shuffled(), three).echo(2).batch(6)
+
+    stoker.testing.check_resume(make)
+
+
+def test_a_wrapped_dataset_in_worker_processes(three: list[Keeper]) -> None:
+    torch = pytest.importorskip("torch")
+    hosts = [keeper.address for keeper in three]
+    dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=three[1].folder)
+    for epoch in range(2):
+        loader = torch.utils.data.DataLoader(dataset, batch_size=7, num_workers=2 * epoch)
+        ids = [int(each) for batch in loader for each in batch["id"]]
+        assert ids == list(range(EXAMPLES))
+        dataset._cache.flush()
+    cache = dataset.cache_stats()
+    assert (cache.misses, cache.hits) == (EXAMPLES, EXAMPLES)
+    assert "nodes answer" in str(cache)
+
+
+def test_the_command_tells_where_hits_came_from(
+    three: list[Keeper], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = over(shuffled(), three).batch(7)
+    for _ in range(2):
+        stream(train)
+    inventory.print_info(three[0].folder)
+    told = capsys.readouterr().out
+    assert "nodes   3 of 3 answer, map 3\n" in told
+    assert f"{EXAMPLES} from storage\n" in told
+
+
+def test_on_another_host_the_store_of_the_first_is_one_of_the_others(
+    three: list[Keeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [keeper.address for keeper in three]
+    dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=three[0].folder)
+    for index in range(EXAMPLES):
+        dataset[index]
+    assert dataset._cache.flush()
+    sent = pickle.dumps(dataset)
+    monkeypatch.setattr("stoker.cluster.membership.boot_id", lambda: "another host's")
+    elsewhere = pickle.loads(sent)
+    assert [elsewhere[index]["id"] for index in range(EXAMPLES)] == list(range(EXAMPLES))
+    cache = elsewhere.cache_stats()
+    assert cache.peer_hits == EXAMPLES
+    assert cache.folder not in [keeper.folder for keeper in three]
+
+
+def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_path: Path) -> None:
+    with keepers(tmp_path, 1) as (first,), socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        late = f"127.0.0.1:{held.getsockname()[1]}"
+        folder = str(tmp_path / "late")
+        hosts = [first.address, late]
+        dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=folder)
+        held.close()
+        cache = dataset._cache
+        assert isinstance(cache, PartitionedCache)
+        with contextlib.closing(Keeper(late, TOKEN, limit=8 << 20, folder=folder)):
+            until_s = time.monotonic() + 60
+            while len(cache.owner_map()) < 2:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+            for _ in range(2):
+                for index in range(EXAMPLES):
+                    dataset[index]
+                assert cache.flush()
+            told = line.Line(late, TOKEN, cache._definition, 0)
+            assert 0 < told.look().items < EXAMPLES
+            told.close()
+            assert dataset.cache_stats().misses == EXAMPLES
+
+
+def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up(
+    three: list[Keeper],
+) -> None:
+    train = over(shuffled(), three).batch(7)
+    expected = stream(train)
+    cache = next(iter(s.cache for s in train.chain.stages if hasattr(s, "cache")))
+    with cache._peers_lock:  # as in a thread that connects just now
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            os._exit(0 if len(stream(train)) == len(expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_print_says_that_it_is_over_nodes(three: list[Keeper]) -> None:
+    assert "over several nodes" in str(over(shuffled(), three))
+
+
+def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_path: Path) -> None:
+    with keepers(tmp_path, 2, size="1MiB") as two:
+        source = stoker.from_dataset(Numbered(floats=8_000), seed=0).shuffle()
+        train = over(source, two).batch(5)
+        caches = []
+        for _ in range(4):
+            for _batch in train:
+                pass
+            caches.append(train.stats().cache)
+        last = caches[-1]
+        assert last is not None
+        assert caches[-2].hits == last.hits  # type: ignore[union-attr]
+        assert last.admitted == 0
+        assert last.misses == EXAMPLES - last.hits
+        assert last.hits >= 2 * (1 << 20) * 0.75 / 64_000
+
+
+def test_a_host_without_a_keeper_keeps_nothing(three: list[Keeper]) -> None:
+    train = over(shuffled(), three, None).batch(7)
+    stream(train)
+    stream(train)
+    cache = train.stats().cache
+    assert cache is not None
+    assert (cache.peer_hits, cache.items, cache.misses) == (EXAMPLES, 0, 0)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("toggle"), st.integers(0, 3)),
+        st.tuples(st.just("epoch"), st.integers(0, 2)),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+@settings(max_examples=200 if FULL else 6)
+@given(steps=STEPS)
+def test_any_order_of_joins_and_losses(
+    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("cluster")
+    made: dict[int, Keeper] = {}
+    addresses: list[str] = []
+    try:
+        for number in range(4):
+            made[number] = Keeper("127.0.0.1:0", TOKEN, limit=8 << 20, folder=f"{folder}/{number}")
+            addresses.append(made[number].address)
+        homes = [f"{folder}/0", f"{folder}/1", "/nowhere"]
+        trains = [
+            shuffled().cache("8MiB", cluster=addresses, version="1", path=home).batch(7)
+            for home in homes
+        ]
+        plain = shuffled().batch(7)
+        epochs: list[Any] = []
+        for kind, number in [*steps, ("epoch", 0), ("epoch", 2)]:
+            if kind == "epoch":
+                train = trains[number]
+                while len(epochs) <= train.epoch:
+                    epochs.append(frozen(stream(plain)))
+                expected = epochs[train.epoch]
+                if made or train.epoch:
+                    assert frozen(stream(train)) == expected
+                else:
+                    with pytest.raises(stoker.CacheError, match="no keeper answers"):
+                        iter(train)
+            elif number in made:
+                made.pop(number).close()
+                if number > 1:  # the others are also used by the jobs beside them
+                    shutil.rmtree(f"{folder}/{number}")
+            else:
+                made[number] = Keeper(
+                    addresses[number], TOKEN, limit=8 << 20, folder=f"{folder}/{number}"
+                )
+    finally:
+        for keeper in made.values():
+            keeper.close()

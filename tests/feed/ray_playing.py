@@ -1,0 +1,72 @@
+"""A Ray cluster of two nodes on this machine whose jobs share a feed: a program for tests.
+
+Prints what each job got, as JSON, and how many feeders prepared at most.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import cluster_utils
+
+HERE = str(Path(__file__).parent)
+
+
+def job(name: str, epochs: int, step_s: float) -> list[tuple[int, str]]:
+    """Take a shared feed; return the epoch and the digest of each output."""
+    import served
+
+    import stoker
+
+    train = stoker.share(f"{served.__file__}:batches", name=name, cluster="ray", patience_s=5.0)
+    found = []
+    for _ in range(epochs):
+        with iter(train) as batches:
+            for batch in batches:
+                at = train.state_dict()["loader"]
+                found.append((at["epoch"] - (not at["number"]), served.digest(batch)))
+                time.sleep(step_s)
+    return found
+
+
+def start(node: str, *arguments: Any) -> Any:
+    remote: Any = ray.remote(num_cpus=0.1, resources={node: 1}, max_retries=0)(job)
+    return remote.remote(*arguments)
+
+
+def feeders() -> list[psutil.Process]:
+    """Return the processes that prepare; relays, and what starts them, apart."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        line = " ".join(process.info["cmdline"] or ())
+        is_starter = time.time() - process.info["create_time"] < 1.0
+        if "stoker.feed.autostart" in line and "served.py" in line and not is_starter:
+            found.append(process)
+    return found
+
+
+def main(name: str) -> None:
+    cluster = cluster_utils.Cluster()
+    cluster.add_node(num_cpus=2, resources={"first": 9}, include_dashboard=False)
+    cluster.add_node(num_cpus=2, resources={"second": 9})
+    cluster.wait_for_nodes()
+    environment = {"env_vars": {"PYTHONPATH": HERE}}
+    quiet = {"log_to_driver": False, "logging_level": "error"}
+    ray.init(address=cluster.address, runtime_env=environment, **quiet)
+    most = 0
+    jobs = [start(node, name, 3, 0.05) for node in ("first", "second", "second")]
+    while ray.wait(jobs, num_returns=len(jobs), timeout=0.1)[1]:
+        most = max(most, len(feeders()))
+    print(json.dumps({"jobs": ray.get(jobs), "most": most}))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

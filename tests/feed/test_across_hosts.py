@@ -1,0 +1,424 @@
+"""Feeds of other hosts: exactly once for every job, whoever is killed, frozen or cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import failing
+import numpy as np
+import pytest
+import served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from network import cut_at, flip_at, free_port, line_to
+from playing import (
+    Play,
+    check_outputs,
+    feeder_of,
+    feeding,
+    is_stopped,
+    joining,
+    log_of,
+    sharing,
+    start,
+    wait_for_the_end,
+    wait_until,
+)
+
+import stoker
+from stoker.feed import crossing
+from stoker.net.token import make_token_file
+from strategies import FULL, shortened
+
+_names = itertools.count()
+HOSTS = ("127.0.0.1", "localhost")  # each name of a host has a relay of its own
+
+
+@pytest.fixture(autouse=True, scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("secret") / "token"
+    make_token_file(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_TOKEN_FILE", str(path))
+        yield path
+
+
+@dataclasses.dataclass(frozen=True)
+class Somewhere:
+    """A feed's name and port."""
+
+    name: str
+    port: int
+
+    @property
+    def listen(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, host: str = HOSTS[0], port: int | None = None) -> str:
+        return f"tcp://{host}:{port or self.port}/{self.name}"
+
+
+def somewhere() -> Somewhere:
+    return Somewhere(f"across-{os.getpid()}-{next(_names)}", free_port())
+
+
+@pytest.fixture
+def feed() -> Iterator[Somewhere]:
+    made = somewhere()
+    yield made
+    wait_until(lambda: not any(feeder_of(made.url(host)) for host in HOSTS), "the relays end")
+
+
+def plays() -> st.SearchStrategy[list[Play]]:
+    play = st.builds(
+        Play,
+        epochs=st.integers(1, 3),
+        step_s=st.sampled_from((0.0, 0.0, 0.001, 0.004)),
+        fate=st.sampled_from(("none", "none", "killed", "stopped", "skips", "resumes")),
+        at=st.integers(1, 12),
+        keeps=st.sampled_from((0, 0, 1, 5)),
+        delay_s=st.sampled_from((0.0, 0.0, 0.02, 0.1)),
+    )
+    return st.lists(play, min_size=2, max_size=5)
+
+
+def kill(name: str) -> None:
+    pid = feeder_of(name)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def play_out(
+    makes: list[Callable[[], Any]], cast: list[Play], kind: str, kills: list[tuple[int, str]]
+) -> None:
+    """Have jobs play, kill feeders and relays behind so many outputs, and check what came."""
+    with tempfile.TemporaryDirectory() as home:
+        logs = [Path(home) / f"{number}" for number in range(len(cast))]
+        jobs = [start(*one) for one in zip(makes, cast, logs, strict=True)]
+
+        def outputs() -> int:
+            return sum(len(log_of(log).outputs) for log in logs)
+
+        for behind, whom in sorted(kills):
+            while outputs() < behind and any(job.is_alive() for job in jobs):
+                if any(is_stopped(job.pid) for job in jobs):
+                    break
+                time.sleep(0.002)
+            if any(job.is_alive() for job in jobs):
+                kill(whom)
+        wait_for_the_end(jobs, continue_after_s=0.1)
+        for play, log in zip(cast, logs, strict=True):
+            check_outputs(log_of(log), kind, play)
+
+
+# -- what comes out
+
+
+class Point(NamedTuple):
+    grid: Any
+    name: str
+
+
+def nested() -> stoker.Pipeline:
+    import torch
+
+    def make(index: int) -> Any:
+        grid = np.arange(2000.0).reshape(40, 50) + index
+        return {
+            "point": Point(grid.T, f"é{index}"),
+            "tensor": torch.full((3, 700), index, dtype=torch.bfloat16),
+            3: (index, 1.5, None, True, b"x" * 5000, [np.float32(index)]),
+            "none": np.zeros((0, 3)),
+        }
+
+    return stoker.from_dataset(range(70), seed=0).map(make)
+
+
+@pytest.mark.parametrize("kind", shortened(("batches", "examples", *served.KINDS[1:4]), 2))
+def test_every_kind_of_feed_arrives(kind: str, feed: Somewhere) -> None:
+    with feeding(getattr(served, kind), feed.name, listen=feed.listen):
+        train = stoker.from_feed(feed.url())
+        values = list(train)
+        assert [served.digest(value) for value in values] == served.expected(kind, 0)
+        assert not values[0][0].flags.writeable
+        if kind != "filtered":
+            assert len(train) == len(values)
+
+
+def test_values_arrive_as_they_are(feed: Somewhere) -> None:
+    import torch
+
+    with feeding(nested, feed.name, listen=feed.listen):
+        for expected, value in zip(nested(), stoker.from_feed(feed.url()), strict=True):
+            assert list(value) == list(expected)
+            point, tensor = value["point"], value["tensor"]
+            assert type(point) is Point
+            assert (point.grid == expected["point"].grid).all()
+            assert point.grid.flags.f_contiguous
+            assert point.name == expected["point"].name
+            assert torch.equal(tensor, expected["tensor"])
+            tensor.zero_()  # a job's own copy of the page
+            assert value[3] == expected[3]
+            assert type(value[3][5][0]) is np.float32
+            assert value["none"].shape == (0, 3)
+
+
+def test_jobs_echo_batch_and_move_what_comes(feed: Somewhere) -> None:
+    with feeding(served.examples, feed.name, listen=feed.listen):
+        own = stoker.from_feed(feed.url(), seed=1).random_map(served.noisy, on=0).batch(50)
+        whole, states = [], []
+        for batch in own:
+            whole.append(served.digest(batch))
+            states.append(own.state_dict())
+        again = stoker.from_feed(feed.url(), seed=1).random_map(served.noisy, on=0).batch(50)
+        again.load_state_dict(states[0])
+        assert [served.digest(batch) for batch in again] == whole[1:]
+        echoed = stoker.from_feed(feed.url()).batch(25).echo("auto", max_factor=3).to("cpu")
+        assert sum(1 for _ in echoed) >= 6
+
+
+def test_several_epochs_are_prepared_once_for_all_hosts(feed: Somewhere, tmp_path: Path) -> None:
+    cast = [Play(epochs=2, step_s=0.002 * (number % 2)) for number in range(5)]
+    names = [feed.name, feed.url(HOSTS[0]), feed.url(HOSTS[0]), feed.url(HOSTS[1])]
+    makes = [joining(name) for name in (*names, names[3])]
+    with feeding(served.batches, feed.name, listen=feed.listen):
+        play_out(makes, cast, "batches", [])
+
+
+@pytest.mark.full
+def test_contents_cross_the_network_once_for_all_jobs_of_a_host(
+    feed: Somewhere, tmp_path: Path
+) -> None:
+    crossed = 0
+
+    def count(_: int, data: bytes) -> bytes:
+        nonlocal crossed
+        crossed += len(data)
+        return data
+
+    cast = [Play(epochs=4, step_s=0.005) for _ in range(4)]
+    logs = [tmp_path / f"{number}" for number in range(4)]
+    with (
+        feeding(served.rows, feed.name, listen=feed.listen),
+        line_to(feed.port, [count] * 9) as port,
+    ):
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        make = joining(feed.url(port=port))
+        wait_for_the_end([start(make, *one) for one in zip(cast, logs, strict=True)])
+    epochs = {epoch for log in logs for epoch, _, _ in log_of(log).outputs}
+    nbytes = sum(array.nbytes for batch in served.rows() for array in batch)
+    assert 4 * nbytes < crossed < (len(epochs) + 1) * nbytes  # one is read ahead of
+    assert len(epochs) < 10
+
+
+# -- who is killed, frozen or cut off
+
+
+@settings(max_examples=100 if FULL else 3)
+@given(
+    plays(),
+    st.sampled_from(served.KINDS),
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(HOSTS)), max_size=3),
+)
+def test_relays_and_jobs_that_are_killed(
+    cast: list[Play], kind: str, kills: list[tuple[int, str]]
+) -> None:
+    feed = somewhere()
+    names = [feed.url(HOSTS[0]), feed.url(HOSTS[1]), feed.name]
+    makes = [joining(names[number % 3]) for number in range(len(cast))]
+    make: Callable[[], Any] = getattr(served, kind)
+    with feeding(make, feed.name, listen=feed.listen):
+        play_out(makes, cast, kind, [(behind, feed.url(host)) for behind, host in kills])
+
+
+@settings(max_examples=100 if FULL else 2)
+@given(
+    plays(),
+    st.sampled_from(served.KINDS),
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=3),
+)
+def test_a_feeder_that_is_killed_goes_on_for_relays(
+    cast: list[Play], kind: str, kills: list[tuple[int, bool]]
+) -> None:
+    """As long as there is a job beside it that starts it again."""
+    feed = somewhere()
+    share = sharing(kind, feed.name, patience_s=2.0, listen=feed.listen)
+    stays = Play(epochs=3, step_s=0.01)
+    whom = [(behind, feed.url() if relay else feed.name) for behind, relay in kills]
+    with tempfile.TemporaryDirectory() as home:
+        first = start(share, Play(epochs=9, step_s=0.02), Path(home) / "first")
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
+        play_out(makes, [stays, *cast], kind, whom)
+        first.kill()
+        first.join()
+
+
+@settings(max_examples=100 if FULL else 3)
+@given(
+    st.sampled_from(("batches", "examples")),
+    st.lists(
+        st.builds(
+            lambda make, place: make(place),
+            st.sampled_from((cut_at, flip_at)),
+            st.integers(0, 400_000),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any]) -> None:
+    feed = somewhere()
+    make: Callable[[], Any] = getattr(served, kind)
+    with feeding(make, feed.name, listen=feed.listen), line_to(feed.port, damages) as port:
+        train = stoker.from_feed(feed.url(port=port))
+        for epoch in range(2):
+            assert [served.digest(value) for value in train] == served.expected(kind, epoch)
+
+
+@pytest.mark.full
+def test_a_frozen_relay_holds_up_nobody_for_long(
+    feed: Somewhere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(crossing, "SILENT_S", 3.0)  # in the feeder's process
+    frozen, others = Play(epochs=4, step_s=0.01), Play(epochs=4, step_s=0.01)
+    logs = [tmp_path / "frozen", tmp_path / "others"]
+    with feeding(served.batches, feed.name, listen=feed.listen, patience_s=1000.0, jobs=2):
+        jobs = [
+            start(joining(feed.url()), frozen, logs[0]),
+            start(joining(feed.name), others, logs[1]),
+        ]
+        wait_until(lambda: len(log_of(logs[0]).outputs) > 5, "the relay is at work")
+        relay = feeder_of(feed.url())
+        assert relay is not None
+        os.kill(relay, signal.SIGSTOP)
+        wait_until(lambda: log_of(logs[1]).ended, "the others have ended")
+        os.kill(relay, signal.SIGCONT)
+        wait_for_the_end(jobs)
+    for play, log in zip((frozen, others), logs, strict=True):
+        check_outputs(log_of(log), "batches", play)
+
+
+@pytest.mark.full
+def test_everybody_killed_leaves_no_relay(feed: Somewhere, tmp_path: Path) -> None:
+    with feeding(served.batches, feed.name, listen=feed.listen):
+        job = start(joining(feed.url()), Play(epochs=50, step_s=0.01), tmp_path / "log")
+        wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3, "the job is at work")
+        job.kill()
+        job.join()
+        job.close()
+        wait_until(lambda: feeder_of(feed.url()) is None, "the relay ends with its last job")
+
+
+# -- what is refused
+
+
+@pytest.mark.full
+def test_the_end_of_the_feeder_is_told(feed: Somewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    with feeding(served.batches, feed.name, listen=feed.listen) as feeder:
+        batches = iter(stoker.from_feed(feed.url()))
+        kept = next(batches)
+        digest = served.digest(kept)
+        feeder.kill()
+        with pytest.raises(stoker.FeedError, match=r"there is no feed tcp://.*--listen"):
+            for _ in batches:
+                pass
+        assert served.digest(kept) == digest
+
+
+@pytest.mark.full
+def test_feeds_that_are_not_there(feed: Somewhere) -> None:
+    with pytest.raises(stoker.FeedError, match="there is no feed tcp://"):
+        stoker.from_feed(feed.url())
+    with feeding(served.batches, feed.name, listen=feed.listen):
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        with pytest.raises(stoker.FeedError, match=r"no feed 'other'"):
+            stoker.from_feed(dataclasses.replace(feed, name="other").url())
+
+
+@pytest.mark.parametrize(
+    "url", ["tcp://host/name", "tcp://host:1/", "tcp://host:99999/x", "tcp://:1/x", "tcp://h:1/a/b"]
+)
+def test_wrong_urls(url: str) -> None:
+    with pytest.raises(ValueError, match="tcp://host:port/NAME"):
+        stoker.from_feed(url)
+
+
+def test_without_the_token_nobody_joins(
+    feed: Somewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with feeding(served.batches, feed.name, listen=feed.listen):
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "none"))
+        with pytest.raises(stoker.errors.TokenError, match="no token can be read"):
+            stoker.from_feed(feed.url())
+        monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "other"))
+        make_token_file(tmp_path / "other")
+        with pytest.raises(stoker.FeedError, match="another token"):
+            stoker.from_feed(feed.url())
+
+
+def test_a_pipeline_that_fails_tells_jobs_elsewhere(feed: Somewhere) -> None:
+    with feeding(failing.fails_on_7, feed.name, listen=feed.listen):
+        for _ in range(2):
+            got: list[int] = []
+            with pytest.raises(stoker.FeedError, match=r"example 7.*seven"):
+                got.extend(value for b in stoker.from_feed(feed.url()) for value in b.tolist())
+            assert got == [0, 1, 2, 3, 4, 5]
+
+
+def sets() -> stoker.Pipeline:
+    return stoker.from_dataset(range(5), seed=0).map(lambda index: {"a": {index}})
+
+
+def test_what_cannot_go_to_other_hosts_says_so(feed: Somewhere) -> None:
+    with feeding(sets, feed.name, listen=feed.listen):
+        assert len(list(stoker.from_feed(feed.name))) == 5
+        with pytest.raises(stoker.StokerError, match=r"go to other hosts: .*set \(at 0\.a\)"):
+            list(stoker.from_feed(feed.url()))
+
+
+def test_a_loader_goes_to_other_hosts_but_is_not_resumed(feed: Somewhere) -> None:
+    with feeding(failing.loader, feed.name, listen=feed.listen):
+        train = stoker.from_feed(feed.url())
+        for _ in range(2):
+            assert list(train) == [[number] for number in range(10)]
+
+
+def test_addresses_that_are_taken(feed: Somewhere) -> None:
+    target = f"{Path(served.__file__)}:batches"
+    taken = socket.create_server(("127.0.0.1", feed.port))
+    with taken, pytest.raises(stoker.FeedError, match="cannot listen on"):
+        stoker.share(target, name=feed.name, listen=feed.listen)
+    with pytest.raises(ValueError, match="host:port"):
+        stoker.share(target, name=feed.name, listen="nowhere")
+
+
+@pytest.mark.full
+def test_the_command_says_where_it_listens(feed: Somewhere) -> None:
+    command = [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()"]
+    what = ["feed", f"{served.__file__}:batches", "--name", feed.name, "--listen", feed.listen]
+    with subprocess.Popen(
+        [*command, *what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as feeder:
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        assert len(list(stoker.from_feed(feed.url()))) == 19
+        feeder.send_signal(signal.SIGINT)
+        said, _ = feeder.communicate(timeout=60)
+    assert f'stoker.from_feed("{feed.url()}")' in said.replace("'", '"')

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from nodes import keepers, write_token
 
-from cluster.nodes import keepers, write_token
 from experiments.scale.simulation import predicted_reads
 from stoker.cluster.pinned import PinnedOwners
 from test_ranks import told_by

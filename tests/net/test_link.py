@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stoker import TokenError
 from stoker.net.address import joined_address, local_host_towards, split_address
-from stoker.net.link import Link, LinkError
+from stoker.net.link import Link, LinkError, LinkRefused
 from stoker.net.listener import Listener
 from stoker.net.tls import Tls
 from stoker.net.token import make_token_file, new_token, read_token
@@ -71,7 +71,7 @@ def test_a_body_goes_where_its_header_says(echoing: Listener) -> None:
 
 
 def test_who_has_another_token_is_told(echoing: Listener) -> None:
-    with pytest.raises(LinkError, match="another token"):
+    with pytest.raises(LinkRefused, match="another token"):
         connected(echoing, token=b"u" * 32)
 
 

@@ -35,7 +35,7 @@ from stoker.feed.served import Made, Served
 from stoker.feed.url import FeedUrl
 from stoker.ipc.portable import Portable
 from stoker.ipc.shared_memory import Blocks
-from stoker.net.link import Link, LinkError
+from stoker.net.link import Link, LinkError, LinkRefused
 
 _STARTING_S = 10.0  # how long a feed may take until it is there
 _LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
@@ -127,7 +127,8 @@ class PreparedElsewhere:
             try:
                 return self._connect()
             except _GONE as error:
-                if self.is_closed or time.monotonic() > until_s:
+                refused = isinstance(error, LinkRefused)
+                if refused or self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
                         f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
                         f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"

@@ -50,6 +50,10 @@ class LinkError(OSError):
     """A connection cannot be made or has ended: what it was is not known to be done."""
 
 
+class LinkRefused(LinkError):
+    """Somebody is there, but of another cluster or version: trying again does not help."""
+
+
 class Link:
     """A connection to a process of the same cluster.
 
@@ -81,7 +85,7 @@ class Link:
             purpose: which service is meant; the listener must be of the same.
             timeout_s: for the connection as a whole, then the longest silence within a frame.
 
-        Raises LinkError, ValueError for what is no address.
+        Raises LinkError, LinkRefused, ValueError for what is no address.
         """
         host, port = split_address(address)
         until = time.monotonic() + timeout_s
@@ -260,12 +264,12 @@ def _introduce(to: socket.socket, token: bytes, purpose: bytes, until: float, ad
             f"{address} refused the connection: it is no {purpose.decode()} of this version"
         ) from error
     if not answer.startswith(_GREETING):
-        raise LinkError(f"{address} is no {purpose.decode()} of this version")
+        raise LinkRefused(f"{address} is no {purpose.decode()} of this version")
     theirs = answer[len(_GREETING) :][:_NONCE_BYTES]
     if not hmac.compare_digest(
         answer[-_PROOF_BYTES:], _proof(token, b"listens", purpose, challenge, theirs)
     ):
-        raise LinkError(f"{address} has another token: it belongs to another cluster")
+        raise LinkRefused(f"{address} has another token: it belongs to another cluster")
     to.sendall(_proof(token, b"connects", purpose, challenge, theirs))
     try:
         _received(to, len(_WELCOME), until)

@@ -90,23 +90,18 @@ class Link:
         host, port = split_address(address)
         until = time.monotonic() + timeout_s
         try:
-            made = _connected(host, port, timeout_s)
+            made = socket.create_connection((host, port), timeout_s)
         except OSError as error:
             raise LinkError(f"{address} does not answer: {error}") from error
-        try:
-            if tls is not None:
-                made = tls.context(server=False).wrap_socket(made)
-            _introduce(made, token, purpose.encode(), until, address)
-            return cls(made, address, timeout_s)
-        except LinkError:
-            made.close()
-            raise
-        except OSError as error:
-            made.close()
-            raise LinkError(f"{address} does not complete the connection: {error}") from error
-        except BaseException:
-            made.close()
-            raise
+        made = _secured(
+            made,
+            address,
+            timeout_s,
+            tls,
+            lambda to: _introduce(to, token, purpose.encode(), until, address),
+            server_side=False,
+        )
+        return cls(made, address, timeout_s)
 
     @classmethod
     def accept(
@@ -121,21 +116,15 @@ class Link:
     ) -> Link:
         """Have somebody who connected prove to be of the cluster. Raises LinkError."""
         until = time.monotonic() + timeout_s
-        try:
-            _prepare(connected, timeout_s)
-            if tls is not None:
-                connected = tls.context(server=True).wrap_socket(connected, server_side=True)
-            _examine(connected, token, purpose.encode(), until)
-            return cls(connected, peer, timeout_s)
-        except LinkError:
-            connected.close()
-            raise
-        except OSError as error:
-            connected.close()
-            raise LinkError(f"{peer} does not complete the connection: {error}") from error
-        except BaseException:
-            connected.close()
-            raise
+        made = _secured(
+            connected,
+            peer,
+            timeout_s,
+            tls,
+            lambda whom: _examine(whom, token, purpose.encode(), until),
+            server_side=True,
+        )
+        return cls(made, peer, timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set the longest silence within a frame, in seconds, before it is sent or received."""
@@ -241,17 +230,31 @@ def _head(header: bytes, body_bytes: int) -> bytes:
     return front + zlib.crc32(header, zlib.crc32(front)).to_bytes(4, "little") + header
 
 
-def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
-    made = socket.create_connection((host, port), timeout_s)
-    _prepare(made, timeout_s)
+def _secured(
+    made: socket.socket,
+    who: str,
+    timeout_s: float,
+    tls: Tls | None,
+    prove: Callable[[socket.socket], None],
+    *,
+    server_side: bool,
+) -> socket.socket:
+    """Encrypt a connection, if it is to be, and have both sides prove who they are."""
+    try:
+        made.settimeout(timeout_s)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A host that vanished is noticed where only this side waits.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if tls is not None:
+            context = tls.context(server=server_side)
+            made = context.wrap_socket(made, server_side=server_side)
+        prove(made)
+    except BaseException as error:
+        made.close()
+        if isinstance(error, OSError) and not isinstance(error, LinkError):
+            raise LinkError(f"{who} does not complete the connection: {error}") from error
+        raise
     return made
-
-
-def _prepare(connected: socket.socket, timeout_s: float) -> None:
-    connected.settimeout(timeout_s)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A host that vanished is noticed where only this side waits.
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _introduce(to: socket.socket, token: bytes, purpose: bytes, until: float, address: str) -> None:

@@ -26,6 +26,13 @@ Results (five seeds; medians and ranges of ratios and differences by seed; speed
 was missed)::
 
     [results/copy_value.json]
+                                                        factor   loss         over that of cap 4              speed-up
+    ------------------------------------------------------------------------------------------------------------------
+    fashion, small data, no augmentation: no echo         1.00  0.623  -0.110 (-0.134 .. -0.105)
+    fashion, small data, no augmentation: cap of 4        3.98  0.732                                       0 (0 .. 0)
+    fashion, small data, no augmentation: measured 0.1    1.09  0.645  -0.106 (-0.114 .. -0.087)  1.05 (0.773 .. 1.91)
+    fashion, small data, no augmentation: measured 0.3    1.14  0.644  -0.096 (-0.113 .. -0.087)     0.964 (0 .. 1.16)
+    fashion, small data, no augmentation: EL2N            3.98  0.846  +0.106 (+0.026 .. +0.141)            0 (0 .. 0)
     [end]
 
 Nothing of this is in stoker. The cap by measured losses undoes the harm that copies do where they

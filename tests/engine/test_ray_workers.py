@@ -431,8 +431,8 @@ def test_ctrl_c_ends_the_epoch_alone(cluster: Any, tmp_path: Path) -> None:
     rest = """
 batches = iter(pipeline)
 next(batches)
-say(json.dumps(pids()))
 try:
+    say(json.dumps(pids()))
     for _ in batches:
         pass
 except KeyboardInterrupt:

@@ -246,7 +246,7 @@ def check_outputs(log: Log, kind: str, play: Play) -> None:
         if play.fate == "skips":
             assert len(numbers) == min(play.at, len(served.expected(kind, epoch)))
         elif not (last and play.fate == "killed"):
-            assert whole, (epoch, len(numbers))
+            assert whole, (epoch, len(numbers), log.ended)
     if play.fate == "killed":
         assert sum(map(len, by_epoch.values())) == play.at
     else:

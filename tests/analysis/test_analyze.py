@@ -190,7 +190,7 @@ def test_without_workers_the_job_does_one_after_the_other(tmp_path: Path) -> Non
     assert found.report["loader"]["workers"] == 0
     assert 0.35 < found.report["split"]["compute"] < 0.65
     (workers,) = (a for a in found.report["actions"] if "num_workers=" in a["code"])
-    assert workers["gain"]["value"] > 1.4
+    assert workers["gain"]["value"] > 1.2  # 2 where nothing else runs
 
 
 # That it is found is shown in test_scripts.py, too.

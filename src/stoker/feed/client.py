@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -266,8 +267,8 @@ class FeedEpoch(Iterator[Any]):
         self._client = client
         self._has_begun = False
         self._ready: deque[Any] = deque()  # outputs of the item that came last
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._finish = weakref.finalize(self, _leave, client, self._wake_read, self._wake_write)
+        self._waker = _Waker()
+        self._finish = weakref.finalize(self, _leave, client, self._waker)
 
     def __next__(self) -> Any:
         if not self._finish.alive:
@@ -281,7 +282,7 @@ class FeedEpoch(Iterator[Any]):
         client = self._client
         if not self._has_begun:
             try:
-                self.epoch = client.ask(self._wake_read)
+                self.epoch = client.ask(self._waker.read)
             except Interrupted:
                 raise StopIteration from None
             self._has_begun = True
@@ -298,8 +299,7 @@ class FeedEpoch(Iterator[Any]):
 
     def interrupt(self) -> None:
         """Have who waits in ``next()``, in another thread, wait no more."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        self._waker.wake()
 
     def close(self) -> None:
         """Leave the epoch. What was handed out stays valid as long as it is referred to."""
@@ -323,9 +323,9 @@ class FeedEpoch(Iterator[Any]):
         """Wait for what comes next. Raises StopIteration at the end of the epoch."""
         client = self._client
         client.settle()
-        message = client.next_message(self._wake_read)
+        message = client.next_message(self._waker.read)
         if message is None or isinstance(message, Evicted):
-            client.ask(self._wake_read)
+            client.ask(self._waker.read)
         elif isinstance(message, ItemMessage):
             self._take(message)
         elif isinstance(message, Begin):
@@ -348,7 +348,7 @@ class FeedEpoch(Iterator[Any]):
             value = client.take(item)
             self._ready.extend([value] if client.about.batched else value[skipped:])
         except Stale:  # have it made again
-            client.ask(self._wake_read)
+            client.ask(self._waker.read)
 
     def _end(self, message: End | Failed) -> None:
         client = self._client
@@ -392,8 +392,31 @@ def _is_whole(number: Any, most: int) -> bool:
     return type(number) is int and 0 <= number <= most
 
 
-def _leave(client: FeedClient, *descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+class _Waker:
+    """A pipe: who polls ``read`` is woken by ``wake``. The two may close and wake at once.
+
+    Its numbers are another's as soon as it is closed: what was written then would go there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def wake(self) -> None:
+        """Wake who polls; nothing once it is closed."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._write >= 0:
+                os.write(self._write, b"x")
+
+    def close(self) -> None:
+        """Close both ends, once."""
+        with self._lock:
+            ends, self.read, self._write = (self.read, self._write), -1, -1
+        for end in ends:
+            os.close(end)
+
+
+def _leave(client: FeedClient, waker: _Waker) -> None:
+    waker.close()
     if client.is_own:
         client.leave()

@@ -1,7 +1,7 @@
 """Where stoker stands: the newest rows of every path, and the targets that benchmarks missed.
 
-Measures nothing. ``python bench/paths.py`` makes the rows of the paths, each script those of its
-targets.
+Measures nothing: no figures of its own. ``python bench/paths.py`` makes the rows of the paths, each
+script those of its targets.
 
 Command::
 
@@ -44,7 +44,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--quick", action="store_true", help="the same: nothing is measured")
-    options.parse_args()
+    if options.parse_args().quick:
+        print("no figures: those of earlier runs, which --quick does not change\n")
     if (RESULTS / "paths.json").exists():
         print(stored_tables(Path(paths_script), evaluate), "\n")
     print(table(("missed", "value", "target"), missed()))

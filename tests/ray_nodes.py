@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+# One for the process: Ray remembers the first that it has read.
+TOKEN = secrets.token_hex(32)
+
 MARKS = [
     pytest.mark.timeout(300),
     # Ray's own: files that it leaves to the collector, and what it says of its future.
@@ -31,7 +34,7 @@ def ray_cluster(*sent: ModuleType) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         # Else it would put a token into the user's home.
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         patch.setenv("RAY_worker_niceness", "0")  # by default actors come after everything else
         Config.initialize("")  # which it reads when it is imported
         made = Cluster(

@@ -262,7 +262,7 @@ def test_a_script_that_ends_early_is_started_again_with_the_same_input(tmp_path:
     )
     (tmp_path / "answers").write_text("go\n")
     with open(tmp_path / "answers") as answers:
-        found = analyze(tmp_path, "train.py", stdin=answers)
+        found = analyze(tmp_path, "train.py", minutes=1.0, stdin=answers)
     assert found.code == 0, found.errors
     assert found.report is not None
     assert found.report["starts"] == 2

@@ -198,7 +198,9 @@ def test_a_node_joins_and_is_lost(cluster: Any) -> None:
         Job.epoch(held(train))
     until(lambda: len(keepers()) == before)
     # Ray's own watch of its node may end a keeper at once: then it is swept like any killed one's.
-    subprocess.run([Path(sys.executable).with_name("stoker"), "cache"], check=True, capture_output=True)
+    subprocess.run(
+        [Path(sys.executable).with_name("stoker"), "cache", "list"], check=True, capture_output=True
+    )
     assert len(stores("joins")) == 1
     until(lambda: Job.epoch(held(train))["members"] == 1)
     assert Job.epoch(held(train))["misses"] == 0

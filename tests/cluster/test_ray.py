@@ -61,7 +61,7 @@ def definition(version: str) -> str:
 
 
 def swept() -> bool:
-    listed = [Path(sys.executable).with_name("stoker"), "cache", "list"]
+    listed = [str(Path(sys.executable).with_name("stoker")), "cache", "list"]
     return subprocess.run(listed, capture_output=True).returncode == 0
 
 

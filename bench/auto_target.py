@@ -47,11 +47,12 @@ Results (five seeds; speed-ups: median and range)::
     R = 6       e = 4   1.28 (0.93 .. 1.40)
     [end]
 
-Caveats: storage, preparation and training share the cores, here with other work at
-a lower priority, too. What auto does depends on time: a seed fixes weights, order and augmentation, but not its schedule. A run
-with echoing ends at the seconds that its seed took without, or at 6,144 / min(e, R, 4) fresh
-examples; if it is not there by then, its speed-up counts as 0. Accuracy is measured every 64
-fresh examples (every 128 from 1,536 on), a step of up to 10 % for the arms that need the fewest.
+Caveats: storage, preparation and training share the cores, here with other work at a lower
+priority, too. What auto does depends on time: a seed fixes weights, order and augmentation, but not
+its schedule. A run with echoing ends at the seconds that its seed took without, or at 6,144 /
+min(e, R, 4) fresh examples; if it is not there by then, its speed-up counts as 0. Accuracy is
+measured every 64 fresh examples (every 128 from 1,536 on), a step of up to 10 % for the arms that
+need the fewest.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from stoker.constructors import (
     from_folder,
     from_iterable,
     from_loader,
+    from_tokens,
 )
 from stoker.errors import (
     BudgetSpent,
@@ -57,6 +58,7 @@ __all__ = [
     "from_folder",
     "from_iterable",
     "from_loader",
+    "from_tokens",
     "Gap",
     "images",
     "live",

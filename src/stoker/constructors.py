@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
@@ -15,7 +15,9 @@ from stoker.sources.dataset import DatasetSource
 from stoker.sources.folder import FolderSource, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
+from stoker.sources.patterns import Paths
 from stoker.sources.source import IndexedSource, Source
+from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
 from stoker.stages.skip import OnError, budget_of
 
@@ -176,6 +178,63 @@ def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
     straight from the arrays, which are never written to.
     """
     return _begin(ArraySource(arrays), seed)
+
+
+@overload
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: None = None,
+    seed: int | None = None,
+) -> Pipeline[Window]: ...
+
+
+@overload
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: int,
+    seed: int | None = None,
+) -> Pipeline[DocumentWindow]: ...
+
+
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: int | None = None,
+    seed: int | None = None,
+) -> Pipeline[Any]:
+    """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
+
+    Targets are the inputs one token later. Windows do not cross the borders of files, and what is
+    left at a file's end is no example. Nothing but file sizes is read now.
+
+    Args:
+        files: paths or patterns (``*``, ``{000..146}``) of local files: raw tokens, or
+            one-dimensional ``.npy`` arrays.
+        length: of a window, in tokens.
+        stride: from one window to the next, in tokens; ``length`` if there is none, so that each
+            token is a target once.
+        dtype: of raw tokens, such as ``"uint16"``.
+        separator: the token that ends a document. Examples are then ``(inputs, targets,
+            documents)``: ``documents``, ``int32 [length]``, numbers the documents of a window from
+            0 on (for attention masks), and the target of a separator is -100, which
+            ``cross_entropy`` leaves out.
+        seed: as in ``from_dataset``.
+
+    Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for files that are no
+    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``.
+    """
+    return _begin(TokenSource(files, length, stride, dtype, separator), seed)
 
 
 @overload

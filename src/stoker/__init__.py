@@ -16,6 +16,7 @@ from stoker.constructors import (
     from_folder,
     from_iterable,
     from_loader,
+    from_tar,
     from_tokens,
 )
 from stoker.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "from_folder",
     "from_iterable",
     "from_loader",
+    "from_tar",
     "from_tokens",
     "Gap",
     "images",

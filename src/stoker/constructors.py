@@ -180,6 +180,36 @@ def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
     return _begin(ArraySource(arrays), seed)
 
 
+def from_tar(
+    shards: Paths,
+    fields: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[dict[str, Any]]:
+    """Read tar shards as WebDataset has them, or zip archives: examples are dicts of bytes.
+
+    Files that share their path up to the first dot of its last part are an example:
+    ``a/01.jpg`` and ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``.
+    Headers are read once, now; their index is kept in the user's cache folder until the shard
+    changes. Examples are read by offset.
+
+    Args:
+        shards: paths or patterns (``*``, ``{000..146}``) of local archives, not compressed as a
+            whole.
+        fields: the fields that are read, and that every example must have; else all it has.
+        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
+            and examples that are not all there may be skipped.
+
+    Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
+    archive, is compressed as a whole or truncated, or lacks the fields.
+    """
+    from stoker.sources.shards.shard_source import ShardSource
+
+    source = ShardSource(shards, fields, is_strict=on_error == "raise")
+    return _begin(source, seed, on_error)
+
+
 @overload
 def from_tokens(
     files: Paths,

@@ -180,6 +180,50 @@ def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
     return _begin(ArraySource(arrays), seed)
 
 
+def from_parquet(
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
+
+    Numbers are NumPy's, lists of numbers arrays, text and bytes Python's, structs dicts; what is
+    null is None. Row groups are read whole, and kept in up to a quarter of the memory that is free
+    now (in each process that reads); ``print(pipeline)`` says how much that is.
+
+    Args:
+        paths: local files, patterns, or folders of files ``*.parquet``.
+        columns: the columns that are read; all, if there are none.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for what is no
+    Parquet file, for files whose columns differ, and where there are no rows; ImportError.
+    """
+    from stoker.sources.parquet import ParquetSource
+
+    return _begin(ParquetSource(paths, columns), seed, on_error)
+
+
+def from_table(
+    table: Any, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of a table in memory: dicts by column, as in ``from_parquet``.
+
+    Args:
+        table: a ``pyarrow.Table``, or a DataFrame of pandas, Polars or another library with
+            Arrow's protocol (``__arrow_c_stream__``, ``__dataframe__``). Not to be changed later.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises TypeError for what is no table, ValueError for one without rows; ImportError without
+    pyarrow (``pip install 'stoker[parquet]'``).
+    """
+    from stoker.sources.table import TableSource
+
+    return _begin(TableSource(table), seed, on_error)
+
+
 def from_tar(
     shards: Paths,
     fields: Sequence[str] | None = None,

@@ -15,7 +15,7 @@ from stoker.sources.dataset import DatasetSource
 from stoker.sources.folder import FolderSource, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.sources.patterns import Paths
+from stoker.sources.patterns import Paths, has_urls
 from stoker.sources.source import IndexedSource, Source
 from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
@@ -230,6 +230,9 @@ def from_tar(
     *,
     seed: int | None = None,
     on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards as WebDataset has them, or zip archives: examples are dicts of bytes.
 
@@ -239,18 +242,34 @@ def from_tar(
     changes. Examples are read by offset.
 
     Args:
-        shards: paths or patterns (``*``, ``{000..146}``) of local archives, not compressed as a
-            whole.
+        shards: paths, URLs or patterns (``*``, ``{000..146}``) of archives that are not
+            compressed as a whole; URLs of tar archives alone, on one file system.
         fields: the fields that are read, and that every example must have; else all it has.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
             and examples that are not all there may be skipped.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each example
+            one range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
-    archive, is compressed as a whole or truncated, or lacks the fields.
+    archive, is compressed as a whole or truncated, or lacks the fields; RemoteError when a server
+    fails for good, or sends no ranges.
     """
     from stoker.sources.shards.shard_source import ShardSource
 
-    source = ShardSource(shards, fields, is_strict=on_error == "raise")
+    is_strict = on_error == "raise"
+    if has_urls(shards):
+        from stoker.sources.remote.shards import RemoteShardSource
+
+        source: ShardSource = RemoteShardSource(
+            shards,
+            fields,
+            is_strict=is_strict,
+            requests=requests,
+            retry_s=retry_s,
+            storage_options=storage_options,
+        )
+    else:
+        source = ShardSource(shards, fields, is_strict=is_strict)
     return _begin(source, seed, on_error)
 
 

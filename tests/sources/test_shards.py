@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shards import pack, pairs
 
 import stoker
 from stoker.testing import check_resume
@@ -26,31 +27,6 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let indexes lie in a folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "stoker" / "indexes"
-
-
-def pack(path: Path, files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> str:
-    """Make an archive: zip (half of it deflated) by its suffix, else tar."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for number, (name, data) in enumerate(files.items()):
-                kind = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
-                archive.writestr(name, data, kind)
-        return str(path)
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return str(path)
-
-
-def pairs(first: int, count: int) -> dict[str, bytes]:
-    """Return an image and a class for each example."""
-    files = {}
-    for n in range(first, first + count):
-        files[f"{n:06}.jpg"] = b"image %d" % n * (n % 7)
-        files[f"{n:06}.cls"] = b"%d" % (n % 10)
-    return files
 
 
 def grouped(files: dict[str, bytes]) -> list[dict[str, Any]]:

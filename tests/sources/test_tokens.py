@@ -125,7 +125,9 @@ def test_a_cache_knows_windows_again(tmp_path: Path) -> None:
     train = stoker.from_tokens(paths, 8, dtype="uint16", seed=0).cache("2MiB").batch(2)
     first, second = stream(train), stream(train)
     assert first == second
-    assert train.stats().cache.hits == len(train) * 2 - 1
+    cache = train.stats().cache
+    assert cache is not None
+    assert cache.hits == len(train) * 2 - 1
 
 
 def test_many_files_take_few_descriptors(tmp_path: Path) -> None:

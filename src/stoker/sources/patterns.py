@@ -49,6 +49,12 @@ def expand_braces(text: str) -> Iterator[str]:
         yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
 
 
+def has_urls(given: Paths) -> bool:
+    """Whether URLs are among what was given."""
+    alone = isinstance(given, (str, os.PathLike))
+    return any("://" in str(each) for each in ([given] if alone else given))  # type: ignore[union-attr]
+
+
 def shown(given: Paths) -> str:
     """Return what was given in a few letters."""
     if isinstance(given, (str, os.PathLike)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from typing import NamedTuple
 
@@ -10,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.sources.names import Names
-from stoker.sources.open_files import FileVersion, OpenFile
+from stoker.sources.open_files import FileVersion
 from stoker.sources.shards.members import (
     DamagedError,
     Member,
+    ShardFile,
     UnusableShardError,
     refuse_compressed,
 )
@@ -74,7 +74,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return folder + slash + stem, field.lower()
 
 
-def build_index(path: str) -> ShardIndex:
+def build_index(file: ShardFile) -> ShardIndex:
     """Read the headers of a shard.
 
     Damage is told in the index: what comes before it can be read.
@@ -82,8 +82,7 @@ def build_index(path: str) -> ShardIndex:
     Raises UnusableShardError for what is no shard, and for one whose example has a field twice;
     OSError.
     """
-    file = OpenFile(path)
-    version = file.version()
+    path, version = file.path, file.version()
     if not version.size_bytes:
         raise UnusableShardError(f"{path} is empty: it is no tar archive")
     head = file.read(0, min(8, version.size_bytes))
@@ -140,9 +139,3 @@ class _Grouping:
 
 
 _NO_ROWS: NDArray[np.int64] = np.empty((0, 5), np.int64)
-
-
-def version_of(path: str) -> FileVersion:
-    """Look up the present version of a shard."""
-    found = os.stat(path)
-    return FileVersion(found.st_size, found.st_mtime_ns)

@@ -51,7 +51,7 @@ def load_index(path: str, version: FileVersion) -> ShardIndex | None:
     except (OSError, msgspec.MsgspecError):
         return None
     told = FileVersion(stored.size_bytes, stored.modified_ns)
-    if (stored.format, stored.path, told) != (_FORMAT, os.path.realpath(path), version):
+    if (stored.format, stored.path, told) != (_FORMAT, _real(path), version):
         return None
     if len(stored.columns) != len(Places._fields):
         return None
@@ -65,7 +65,7 @@ def save_index(index: ShardIndex) -> None:
     """Write the index of a shard, as a whole or not at all. Without a folder nothing is kept."""
     stored = _Stored(
         _FORMAT,
-        os.path.realpath(index.path),
+        _real(index.path),
         *index.version,
         index.damage,
         _encode("\0".join(index.keys)),
@@ -87,8 +87,12 @@ def save_index(index: ShardIndex) -> None:
 
 
 def _file_of(path: str) -> str:
-    name = xxhash.xxh3_128_hexdigest(_encode(os.path.realpath(path)))
+    name = xxhash.xxh3_128_hexdigest(_encode(_real(path)))
     return os.path.join(index_folder(), name)
+
+
+def _real(path: str) -> str:
+    return path if "://" in path else os.path.realpath(path)
 
 
 def _encode(text: str) -> bytes:

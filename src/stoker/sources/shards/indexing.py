@@ -7,17 +7,23 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stoker.one_shot import OneShot
-from stoker.sources.shards.index import ShardIndex, build_index, version_of
+from stoker.sources.open_files import OpenFile
+from stoker.sources.shards.index import ShardIndex, build_index
 from stoker.sources.shards.index_files import load_index, save_index
+from stoker.sources.shards.members import ShardFile
 
 _THREADS = 8  # more than cores: they wait for a disk
 _SHOW_EVERY_S = 2.0
 
 
-def index_shards(paths: Sequence[str]) -> list[ShardIndex]:
+def index_shards(
+    paths: Sequence[str],
+    open_shard: Callable[[str], ShardFile] = OpenFile,
+    at_once: int = _THREADS,
+) -> list[ShardIndex]:
     """Return the indexes of shards: those that were kept, and those that are built now.
 
     Raises what ``build_index`` does for the first shard that cannot be used.
@@ -29,13 +35,13 @@ def index_shards(paths: Sequence[str]) -> list[ShardIndex]:
     def run() -> None:
         while not given_up and (number := next(numbers)) < len(paths):
             try:
-                results[number].give(_index(paths[number]))
+                results[number].give(_index(open_shard(paths[number])))
             except BaseException as error:
                 results[number].give(error=error)
 
     threads = [
         threading.Thread(target=run, name=f"stoker-index-{number}", daemon=True)
-        for number in range(min(_THREADS, len(paths)))
+        for number in range(min(at_once, len(paths)))
     ]
     for thread in threads:
         thread.start()
@@ -60,11 +66,14 @@ def index_shards(paths: Sequence[str]) -> list[ShardIndex]:
     return indexes
 
 
-def _index(path: str) -> ShardIndex:
-    index = load_index(path, version_of(path))
+def _index(file: ShardFile) -> ShardIndex:
+    version = file.version()
+    is_told = version.modified_ns != 0  # not all servers tell it
+    index = load_index(file.path, version) if is_told else None
     if index is None:
-        index = build_index(path)
-        save_index(index)
+        index = build_index(file)
+        if is_told:
+            save_index(index)
     return index
 
 

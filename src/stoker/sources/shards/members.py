@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from stoker.sources.open_files import FileVersion
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -11,6 +13,17 @@ _COMPRESSED = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+
+
+class ShardFile(Protocol):
+    """A file that is read by offset: ``OpenFile``, or one behind a URL."""
+
+    @property
+    def path(self) -> str: ...
+
+    def version(self) -> FileVersion: ...
+
+    def read(self, start: int, nbytes: int) -> bytes: ...
 
 
 class Member(NamedTuple):

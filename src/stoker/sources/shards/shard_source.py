@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,9 @@ class ShardSource(IndexedSource):
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
         if isinstance(fields, str) or not all(isinstance(each, str) for each in fields or ()):
             raise TypeError(f"fields is a list of names such as ['jpg', 'cls'], not {fields!r}")
-        paths = find_files(shards, "from_tar")
+        self._shards = self._index(shards)
         self._given = shown(shards)
         self._fields = None if fields is None else tuple(fields)
-        self._shards = index_shards(paths)
         self._ends = np.cumsum([len(shard.keys) for shard in self._shards])
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)
@@ -68,7 +68,12 @@ class ShardSource(IndexedSource):
         return int(self._ends[-1])
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return [self._read(*self._locate(int(index))) for index in indices]
+        examples = []
+        for index in indices:
+            shard, number = self._locate(int(index))
+            read = functools.partial(self._opened.read, shard.path, shard.version)
+            examples.append(self._make(shard, number, read))
+        return examples
 
     def extent(self, *, is_followed: bool) -> str:
         return f"{len(self):,} examples in {len(self._shards):,} shards"
@@ -96,7 +101,13 @@ class ShardSource(IndexedSource):
         shard = self._shards[number]
         return shard, int(index - self._ends[number]) + len(shard.keys)
 
-    def _read(self, shard: ShardIndex, number: int) -> dict[str, Any]:
+    def _index(self, shards: Paths) -> list[ShardIndex]:
+        return index_shards(find_files(shards, "from_tar"))
+
+    def _make(
+        self, shard: ShardIndex, number: int, read: Callable[[int, int], bytes]
+    ) -> dict[str, Any]:
+        """Make an example, whose files ``read(start, nbytes)`` returns."""
         files = shard.files_of(number)
         example: dict[str, Any] = {KEY: shard.keys[number]}
         for field in self._fields or files:
@@ -109,7 +120,7 @@ class ShardSource(IndexedSource):
             start, nbytes, inflated_bytes = found
             refuse_too_large(max(nbytes, inflated_bytes), shard.path)
             try:
-                data = self._opened.read(shard.path, shard.version, start, nbytes)
+                data = read(start, nbytes)
                 example[field] = data if inflated_bytes < 0 else inflate(data, inflated_bytes)
             except ValueError as error:
                 raise ValueError(f"{field!r} of example {example[KEY]!r}: {error}") from error

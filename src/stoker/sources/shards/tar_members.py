@@ -6,16 +6,21 @@ minutes.
 
 from __future__ import annotations
 
-from stoker.sources.open_files import OpenFile
-from stoker.sources.shards.members import DamagedError, Member, Members, UnusableShardError
+from stoker.sources.shards.members import (
+    DamagedError,
+    Member,
+    Members,
+    ShardFile,
+    UnusableShardError,
+)
 
-_BLOCK = 512
+HEADER_BYTES = 512
 _REGULAR = (b"0", b"\0", b"7")
 _LONGEST_NAME = 1 << 20
-_ZEROS = bytes(_BLOCK)
+_ZEROS = bytes(HEADER_BYTES)
 
 
-def tar_members(file: OpenFile) -> Members:
+def tar_members(file: ShardFile) -> Members:
     """Yield the regular files of an archive; links, folders and devices are passed over.
 
     A member that reaches beyond the end of the file is yielded, too, before the end is told.
@@ -27,17 +32,17 @@ def tar_members(file: OpenFile) -> Members:
     long_name: str | None = None
     long_size: int | None = None
     while at < size:
-        if size - at < _BLOCK:
+        if size - at < HEADER_BYTES:
             raise DamagedError(f"is truncated: a header at byte {at:,} is cut off")
-        head = file.read(at, _BLOCK)
+        head = file.read(at, HEADER_BYTES)
         if head == _ZEROS:
             return
-        if not _is_header(head):
+        if not is_header(head):
             if at == 0:
                 raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
         kind = head[156:157]
-        nbytes, start = _number(head[124:136]), at + _BLOCK
+        nbytes, start = _number(head[124:136]), at + HEADER_BYTES
         if kind in (b"L", b"x"):
             if nbytes > min(_LONGEST_NAME, size - start):
                 raise DamagedError(f"is truncated or damaged: a long name at byte {at:,}")
@@ -62,7 +67,7 @@ def tar_members(file: OpenFile) -> Members:
                 nbytes = 0 if kind in b"123456" else nbytes
             if kind not in (b"g", b"K"):
                 long_name = long_size = None
-        at = start + -(-nbytes // _BLOCK) * _BLOCK
+        at = start + -(-nbytes // HEADER_BYTES) * HEADER_BYTES
         if start + nbytes > size:
             raise DamagedError(
                 f"is truncated: it ends at byte {size:,}, and {_name(head)!r} at byte "
@@ -70,12 +75,15 @@ def tar_members(file: OpenFile) -> Members:
             )
 
 
-def _is_header(head: bytes) -> bool:
+def is_header(head: bytes, nbytes: int | None = None) -> bool:
+    """Whether a block is a header; of a file of so many bytes, if that is known."""
     try:
-        told = _number(head[148:156])
-    except ValueError:
+        told, size = _number(head[148:156]), _number(head[124:136])
+    except (ValueError, IndexError):
         return False
-    return sum(head) - sum(head[148:156]) + 8 * 32 == told
+    # Of more than 8 GiB another header may tell the size.
+    fits = nbytes is None or size == nbytes or nbytes >= 1 << 33
+    return fits and sum(head) - sum(head[148:156]) + 8 * 32 == told
 
 
 def _number(field: bytes) -> int:

@@ -6,20 +6,27 @@ import struct
 import zipfile
 import zlib
 
-from stoker.sources.open_files import OpenFile
-from stoker.sources.shards.members import DamagedError, Member, Members, UnusableShardError
+from stoker.sources.shards.members import (
+    DamagedError,
+    Member,
+    Members,
+    ShardFile,
+    UnusableShardError,
+)
 
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _HEADER_BYTES = 30
 _ENCRYPTED = 1
 
 
-def zip_members(file: OpenFile) -> Members:
-    """Yield the files of an archive.
+def zip_members(file: ShardFile) -> Members:
+    """Yield the files of a local archive.
 
     Raises DamagedError; UnusableShardError for files that are encrypted, or compressed by other
-    means than deflate.
+    means than deflate, and for an archive at a URL.
     """
+    if "://" in file.path:
+        raise UnusableShardError(f"{file.path} is a zip archive: copy it to a local disk")
     try:
         with zipfile.ZipFile(file.path) as archive:
             found = archive.infolist()

@@ -53,6 +53,13 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing of clients that have gone."""
+
+
 @pytest.fixture
 def handler(tmp_path: Path) -> type[Ranges]:
     class Handler(Ranges):
@@ -67,8 +74,7 @@ def handler(tmp_path: Path) -> type[Ranges]:
 @pytest.fixture
 def url(handler: type[Ranges], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -1,5 +1,6 @@
 """stoker: data loading that keeps accelerators fed."""
 
+from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.cached_dataset import CachedDataset, cached
@@ -16,6 +17,10 @@ from stoker.constructors import (
     from_folder,
     from_iterable,
     from_loader,
+    from_parquet,
+    from_table,
+    from_tar,
+    from_tokens,
 )
 from stoker.errors import (
     BudgetSpent,
@@ -46,6 +51,7 @@ __all__ = [
     "CacheStats",
     "CacheWarning",
     "Clock",
+    "collate",
     "CopyValue",
     "echo",
     "EpochWait",
@@ -57,6 +63,10 @@ __all__ = [
     "from_folder",
     "from_iterable",
     "from_loader",
+    "from_parquet",
+    "from_table",
+    "from_tar",
+    "from_tokens",
     "Gap",
     "images",
     "live",

@@ -345,7 +345,8 @@ class SegmentStream(PulledStream):
 
     def _gather(self, number: int) -> None:
         """Gather the next batch here and now; a few of them where they are known to cost little."""
-        assert self._order is not None and self.total is not None
+        assert self._order is not None
+        assert self.total is not None
         group, count = self._group, 1
         if self._gathers and 0 < self._cost.batch_ns() < self._cost.inline_ns:
             count = min(_GATHER_BATCHES, self.total - number)

@@ -61,7 +61,8 @@ class CostEstimate:
         if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
         else:
-            self.row_ns += 0.2 * (each - self.row_ns)
+            # Once another process had the processor for a while, that is no news about the work.
+            self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
         self.rows += rows
         self.work_ns += work_ns
 

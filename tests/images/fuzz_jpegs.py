@@ -1,4 +1,4 @@
-"""Mutated JPEGs, cropped by every path: exceptions only. Run by test_native_jpegs.py with a count."""
+"""Mutated JPEGs, cropped by every path: exceptions only. test_native_jpegs.py runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMITS = {"max_pixels": 2_000_000, "max_scan_pixels": 20_000_000}
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    """Change some bytes, most of them near the beginning, where the tables are; or cut, or repeat."""
+    """Change some bytes, often near the beginning, where the tables are; or cut, or repeat."""
     changed = bytearray(data)
     kind = rng.integers(8)
     if kind == 0:

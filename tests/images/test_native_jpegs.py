@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 native = pytest.importorskip("stoker_native", reason="stoker-native is not built here")
 
 ROOT = Path(__file__).parents[2]
-FULL = "full" in __import__("os").environ.get("STOKER_TEST_PROFILE", "")
 NO_LIMITS = {"max_pixels": 1 << 40, "max_scan_pixels": 1 << 50}
 
 sizes = st.integers(1, 70)
@@ -43,10 +43,8 @@ def drawn_box(data: Any, height: int, width: int) -> tuple[int, int, int, int]:
     return top, left, tall, wide
 
 
-@pytest.fixture(params=["avx2", "sse2", "scalar"])
+@pytest.fixture(params=native.paths())
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param not in native.paths():
-        pytest.skip("needs a GPU or another processor")
     native.use_path(request.param)
     yield request.param
     native.use_path("")
@@ -117,12 +115,11 @@ def test_the_best_path_is_taken() -> None:
 
 
 def test_large_reductions_stay_within_one_level() -> None:
-    rows = photograph(900, 1300)
-    for size in [(20, 30), (1, 1), (900, 7), (31, 1300)]:
-        crop = native.Crop(0, 0, 1300, 900, *size, False, True, False, False)
+    rows = photograph(450, 650)
+    for size in [(10, 15), (1, 1), (450, 4), (16, 650)]:
+        crop = native.Crop(0, 0, 650, 450, *size, False, True, False, False)
         assert (
-            levels_apart(native.pixels_crop(rows, crop), by_hand(rows, (0, 0, 900, 1300), size))
-            <= 1
+            levels_apart(native.pixels_crop(rows, crop), by_hand(rows, (0, 0, 450, 650), size)) <= 1
         )
 
 
@@ -186,22 +183,20 @@ def test_more_pixels_than_allowed_are_refused() -> None:
 def test_more_scans_than_allowed_are_refused() -> None:
     data = bomb(200)
     crop = native.Crop(0, 0, 4, 4, 4, 4, False, True, False, False)
-    with pytest.raises(native.TooLarge, match="8000 x 8000 pixels in at least 2 scans"):
-        native.jpeg_crop(data, crop, max_pixels=1 << 40, max_scan_pixels=100_000_000)
+    with pytest.raises(native.TooLarge, match="2000 x 2000 pixels in at least 2 scans"):
+        native.jpeg_crop(data, crop, max_pixels=1 << 40, max_scan_pixels=6_000_000)
 
 
 def bomb(scans: int) -> bytes:
     """A small progressive JPEG that says it is large, and of many scans."""
     data = encoded(photograph(16, 16), progressive=True)
     frame = data.index(b"\xff\xc2")
-    data = data[: frame + 5] + (8000).to_bytes(2, "big") * 2 + data[frame + 9 :]
+    data = data[: frame + 5] + (2000).to_bytes(2, "big") * 2 + data[frame + 9 :]
     last = data.rindex(b"\xff\xda")
     return data[:-2] + data[last:-2] * scans + data[-2:]
 
 
 def fuzz(count: int, **environment: str) -> None:
-    import os
-
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("fuzz_jpegs.py"), str(count)],
         env={**os.environ, **environment},

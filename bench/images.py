@@ -66,7 +66,7 @@ class Arm:
 
     Attributes:
         python: of its environment.
-        peer: its file, in ``peers/``.
+        peer: its file, in ``peers/jpegs/``.
         variant: what it is told.
     """
 
@@ -79,8 +79,15 @@ class Serving:
     """An arm's process, ready to run epochs; to be closed."""
 
     def __init__(self, arm: Arm, folder: Path) -> None:
-        peers = environment.HERE
-        command = [arm.python, "-W", "ignore", peers / "serve_jpegs.py", arm.peer, folder]
+        peers = environment.HERE / "jpegs"
+        command: list[Any] = [
+            arm.python,
+            "-W",
+            "ignore",
+            peers / "serve_jpegs.py",
+            arm.peer,
+            folder,
+        ]
         self._process = subprocess.Popen(
             [*command, arm.variant, str(BATCH), str(WORKERS)],
             stdin=subprocess.PIPE,
@@ -153,7 +160,17 @@ def resized(files: list[bytes], size: tuple[int, int]) -> list[bytes]:
 def compiled(source: str, folder: Path) -> Path:
     """Compile the C program that is the limit."""
     program = folder / "limit"
-    command = ["cc", "-O3", "-march=native", source, "-o", program, "-ljpeg", "-lm", "-lpthread"]
+    command: list[Any] = [
+        "cc",
+        "-O3",
+        "-march=native",
+        source,
+        "-o",
+        program,
+        "-ljpeg",
+        "-lm",
+        "-lpthread",
+    ]
     subprocess.run(command, check=True)
     return program
 
@@ -162,7 +179,7 @@ def limit(program: Path, folder: Path, seconds: float) -> dict[str, float]:
     """Run the C program on files, with as many threads as there are workers."""
     names = folder.parent / f"{folder.name}.list"
     names.write_text("".join(f"{path}\n" for path in sorted((folder / "0").iterdir())))
-    arguments = [names, "crop_resize", str(WORKERS), str(seconds), "file"]
+    arguments: list[Any] = [names, "crop_resize", str(WORKERS), str(seconds), "file"]
     out = subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
     per_s = json.loads(out.partition("RESULT ")[2])["ips"]
     return {"steady_examples": per_s, "steady_s": 1.0}

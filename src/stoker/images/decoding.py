@@ -40,7 +40,8 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
     """
     library = native.library()
     if library is None or not is_jpeg(data):
-        return _with_pillow(data, orient, max_pixels)
+        image = by_pillow(data, max_pixels)
+        return _turned(np.array(image), _orientation(data) if orient else 1)
     turn = _orientation(data) if orient else 1
     data = bytes(data)
     height, width = library.jpeg_size(data)
@@ -84,17 +85,18 @@ def scan_limit(max_pixels: int) -> int:
     return _SCANS * max_pixels
 
 
-def _with_pillow(data: bytes, orient: bool, max_pixels: int) -> NDArray[np.uint8]:
+def by_pillow(data: bytes, max_pixels: int) -> Any:
+    """Decode an image to Pillow's own, of mode RGB. Raises as ``decode``."""
     with _opened(data) as image:
         _check_size(data, image, max_pixels)
-        turn = _turn_of(image) if orient else 1
         if image.mode.startswith("I"):
-            return _turned(_from_deep(np.asarray(image)), turn)
+            return pillow().fromarray(_from_deep(np.asarray(image)))
         if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
             image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
         if image.mode != "RGB":
-            image = image.convert("RGB")
-        return _turned(np.array(image), turn)
+            return image.convert("RGB")
+        image.load()  # pixels outlive the file
+        return image
 
 
 def _opened(data: bytes) -> Any:
@@ -126,11 +128,7 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _orientation(data: bytes) -> int:
     with _opened(data) as image:
-        return _turn_of(image)
-
-
-def _turn_of(image: Any) -> int:
-    turn = image.getexif().get(_ORIENTATION, 1)
+        turn = image.getexif().get(_ORIENTATION, 1)
     return turn if isinstance(turn, int) else 1
 
 

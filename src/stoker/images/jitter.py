@@ -51,8 +51,7 @@ def color_jitter(
 def _jittered(
     image: Any, *, rng: np.random.Generator, factors: dict[str, tuple[float, float]]
 ) -> Pixels:
-    opened = Reading(strict=True).opened(image)
-    assert not isinstance(opened, bytes)
+    opened = np.asarray(Reading(strict=True).opened(image))
     if opened.shape[2] != 3:
         raise ValueError(f"colours are changed of RGB, not of {opened.shape[2]} channels")
     colours = opened.astype(np.float32)

@@ -14,9 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.images import native
-from stoker.images.decoding import MAX_PIXELS, decode, is_jpeg, pillow, scan_limit
+from stoker.images.decoding import (
+    MAX_PIXELS,
+    by_pillow,
+    decode,
+    is_jpeg,
+    pillow,
+    scan_limit,
+)
 
 Pixels = NDArray[np.uint8]
+Opened = Any
+"""An image that was opened: a JPEG, of which the library decodes what it needs; Pillow's own RGB
+image, where there is no library; or pixels."""
+
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # not RGBA, of whose alpha Pillow would take notice
 
 
@@ -42,14 +53,16 @@ class Reading:
     strict: bool = False
     max_pixels: int = MAX_PIXELS
 
-    def opened(self, image: Any) -> bytes | Pixels:
-        """Return a JPEG that need not be decoded in full, or pixels.
+    def opened(self, image: Any) -> Opened:
+        """Open what holds an image.
 
         Raises TypeError, ValueError: it is no image; and what ``decode`` raises.
         """
         if isinstance(image, (bytes, bytearray, memoryview)):
             data = bytes(image)
-            if not self.strict and native.library() is not None and is_jpeg(data):
+            if native.library() is None:
+                return by_pillow(data, self.max_pixels)
+            if is_jpeg(data) and not self.strict:
                 return data
             return decode(data, max_pixels=self.max_pixels)
         if not isinstance(image, np.ndarray):
@@ -72,7 +85,7 @@ class Reading:
     def _limits(self) -> dict[str, int]:
         return {"max_pixels": self.max_pixels, "max_scan_pixels": scan_limit(self.max_pixels)}
 
-    def cut(self, image: bytes | Pixels, top: int, left: int, height: int, width: int) -> Pixels:
+    def cut(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
         """Return a part of an opened image as it is, a new array; what lies outside is 0."""
         rows, columns = size_of(image)
         first, last = max(top, 0), min(top + height, rows)
@@ -82,17 +95,19 @@ class Reading:
             if min(box[2:]) < 1:
                 return np.zeros((height, width, 3), np.uint8)
             found: Pixels = _library().jpeg_decode(image, box, **self._limits)
-        else:
+        elif isinstance(image, np.ndarray):
             found = image[first:last, begin:end]
+        else:
+            found = np.array(image.crop((begin, first, end, last)))
         if found.shape[:2] == (height, width):
-            return found if isinstance(image, bytes) else found.copy()
+            return found.copy() if isinstance(image, np.ndarray) else found
         out = np.zeros((height, width, found.shape[2]), np.uint8)
         out[first - top : last - top, begin - left : end - left] = found
         return out
 
     def resized(
         self,
-        image: bytes | Pixels,
+        image: Opened,
         box: Box,
         size: tuple[int, int],
         *,
@@ -114,7 +129,6 @@ class Reading:
         """
         library = native.library()
         if library is None:
-            assert not isinstance(image, bytes)
             return _with_pillow(image, box, size, flip, antialias, beyond)
         crop = library.Crop(
             box.left, box.top, box.width, box.height, *size, flip, antialias, beyond, dct_scaling
@@ -124,12 +138,14 @@ class Reading:
         return np.asarray(library.pixels_crop(image, crop))
 
 
-def size_of(image: bytes | Pixels) -> tuple[int, int]:
+def size_of(image: Opened) -> tuple[int, int]:
     """Return height and width of an opened image."""
     if isinstance(image, bytes):
         height, width = _library().jpeg_size(image)
         return height, width
-    return image.shape[0], image.shape[1]
+    if isinstance(image, np.ndarray):
+        return image.shape[0], image.shape[1]
+    return image.height, image.width
 
 
 def _library() -> Any:
@@ -139,21 +155,23 @@ def _library() -> Any:
 
 
 def _with_pillow(
-    pixels: Pixels, box: Box, size: tuple[int, int], flip: bool, antialias: bool, beyond: bool
+    image: Opened, box: Box, size: tuple[int, int], flip: bool, antialias: bool, beyond: bool
 ) -> Pixels:
     Image = pillow()
+    if isinstance(image, np.ndarray):
+        height, width, channels = image.shape
+        image = Image.frombytes(_MODES[channels], (width, height), image.tobytes())
     top, left = box.top, box.left
     if not beyond:
         bottom, right = round(top + box.height), round(left + box.width)
-        pixels = pixels[round(top) : bottom, round(left) : right]
+        image = image.crop((round(left), round(top), right, bottom))
         top = left = 0
-    height, width, channels = pixels.shape
-    image = Image.frombytes(_MODES[channels], (width, height), pixels.tobytes())
-    extent = (left, top, min(left + box.width, width), min(top + box.height, height))
+    extent = (left, top, min(left + box.width, image.width), min(top + box.height, image.height))
     bilinear, across = Image.Resampling.BILINEAR, (size[1], size[0])
     if antialias:
         image = image.resize(across, bilinear, box=extent)
     else:
         image = image.transform(across, Image.Transform.EXTENT, extent, bilinear)
-    made = np.array(image).reshape(*size, channels)
-    return made[:, ::-1].copy() if flip else made
+    if flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(image).reshape(*size, -1)

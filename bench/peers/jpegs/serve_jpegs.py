@@ -1,4 +1,4 @@
-"""Times a peer on a folder of JPEGs, as ``serve.py`` does on arrays; ``images.py`` starts it.
+"""Times a peer on a folder of JPEGs, as ``../serve.py`` does on arrays; ``images.py`` starts it.
 
 A peer's file has ``epochs(folder, variant, batch, workers)``, which returns a function that starts
 an epoch: an iterable of (images, labels), ``uint8 [batch, 224, 224, 3]``. ``folder/LABEL/NAME.jpg``
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))  # behind packages of the same names as peers
 
 from serve import timed
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,14 @@ def test_sanitizers_find_nothing_in_mutated_files(tmp_path: Path) -> None:
         LD_PRELOAD=asan,
         ASAN_OPTIONS="detect_leaks=0",  # Python's own
     )
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    rows = [photograph(60 + n, 80 + n) for n in range(4)]
+    work = [
+        (encoded(r), native.Crop(0, 0, 80, 60, 9 + n, 7, 0, 1, 0, 0)) for n, r in enumerate(rows)
+    ]
+    expected = [native.jpeg_crop(data, crop, **NO_LIMITS) for data, crop in work]
+    with ThreadPoolExecutor(8) as executor:
+        made = list(executor.map(lambda n: native.jpeg_crop(*work[n % 4], **NO_LIMITS), range(400)))
+    assert all(np.array_equal(one, expected[n % 4]) for n, one in enumerate(made))

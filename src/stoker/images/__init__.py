@@ -14,7 +14,7 @@ from stoker.images.cropping import (
 )
 from stoker.images.decoding import decode, size
 from stoker.images.jitter import color_jitter
-from stoker.images.layout import normalize, to_chw
+from stoker.images.normalizing import normalize, to_chw
 
 __all__ = [
     "center_crop",

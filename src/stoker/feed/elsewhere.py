@@ -35,7 +35,7 @@ from stoker.feed.served import Made, Served
 from stoker.feed.url import FeedUrl
 from stoker.ipc.portable import Portable
 from stoker.ipc.shared_memory import Blocks
-from stoker.net.link import Link, LinkError, LinkRefused
+from stoker.net.link import LinkError, LinkRefused
 
 _STARTING_S = 10.0  # how long a feed may take until it is there
 _LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
@@ -103,9 +103,7 @@ class PreparedElsewhere:
         return str(self._url)
 
     def _connect(self) -> tuple[RelayEnd, Welcome]:
-        token = find_token()
-        link = Link.connect(self._url.address, token, crossing.PURPOSE, timeout_s=crossing.SILENT_S)
-        end = RelayEnd(link)
+        end = crossing.connect(self._url.address, find_token())
         seed, outline = self._goes_on_for or (None, [])
         label = plain(f"relay on {socket.gethostname()}", 100)
         try:

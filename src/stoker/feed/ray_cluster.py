@@ -16,7 +16,6 @@ from stoker.feed.relayed import relay_settings
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
 from stoker.net.address import joined_address
-from stoker.net.link import Link
 
 _LOOK_AGAIN_S = 0.2
 
@@ -71,10 +70,7 @@ class SharedInCluster:
     def _hold(self, answer: FeedPlace) -> bool:
         """Join the feed, so that it is there until the relay has joined; False if it is lost."""
         try:
-            link = Link.connect(
-                answer.address, answer.token, crossing.PURPOSE, timeout_s=crossing.SILENT_S
-            )
-            self._held = end = RelayEnd(link)
+            self._held = end = crossing.connect(answer.address, answer.token)
             end.send(
                 Join(crossing.VERSION, self._settings.name, "a job that starts a relay", None, [])
             )

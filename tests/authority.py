@@ -18,5 +18,7 @@ def certificates(folder: Path) -> Tls:
     commands = DOCS.read_text().partition("```bash\nopenssl")[2].partition("```")[0]
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl, to make a certificate")
-    subprocess.run(["bash", "-ec", "openssl" + commands], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        ["bash", "-ec", "openssl" + commands], cwd=folder, check=True, capture_output=True
+    )
     return Tls(*(folder / name for name in ("certificate.pem", "key.pem", "authority.pem")))

@@ -114,6 +114,11 @@ class CacheCounts:
         return [getattr(self, name) for name in (f.name for f in fields(CacheCounts))]
 
     @property
+    def local_hits(self) -> int:
+        """Of the hits, those that were found in this host's store."""
+        return self.hits - self.peer_hits
+
+    @property
     def hit_fraction(self) -> float:
         """Hits, of all examples that were asked for."""
         asked = self.hits + self.misses
@@ -156,9 +161,8 @@ class CacheStats(CacheCounts):
             f"{', full' if self.full else ''}",
         ]
         if self.members:
-            here = self.hits - self.peer_hits
             lines.append(
-                f"by place: {here:,} here, {self.peer_hits:,} from other nodes "
+                f"by place: {self.local_hits:,} here, {self.peer_hits:,} from other nodes "
                 f"({format_bytes(self.peer_bytes)}), {self.misses:,} from storage; "
                 f"{self.members_alive} of {self.members} nodes answer, map {self.map_version}"
             )

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
 from stoker.cache import inventory
@@ -26,6 +26,7 @@ from stoker.cluster.keeper import Keeper
 from stoker.cluster.partitioned import PartitionedCache
 from strategies import frozen, stream
 
+pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
 
 

@@ -218,9 +218,7 @@ def test_what_is_encrypted_cannot_be_read_on_its_way(encrypting: Listener, tls: 
     assert not any(word in seen for word in (b"the header", b"the body", b"STKF", b"echo"))
 
 
-def test_both_ends_of_an_encrypted_connection_may_be_busy(
-    encrypting: Listener, tls: Tls
-) -> None:
+def test_both_ends_of_an_encrypted_connection_may_be_busy(encrypting: Listener, tls: Tls) -> None:
     """One thread sends all the time, another receives: neither waits for the other."""
     link = Link.connect(encrypting.address, TOKEN, "echo", timeout_s=30, tls=tls)
     sent = [bytes([number % 256]) * (number * 37 % 5_000) for number in range(1_500)]
@@ -237,7 +235,7 @@ def test_both_ends_of_an_encrypted_connection_may_be_busy(
 
 
 def test_who_does_not_encrypt_is_told_by_who_does(encrypting: Listener) -> None:
-    with pytest.raises(LinkRefused, match="encrypts its connections .TLS.: this host needs"):
+    with pytest.raises(LinkRefused, match="encrypts its connections"):
         connected(encrypting)
 
 
@@ -286,7 +284,7 @@ def test_the_files_of_a_host(tls: Tls, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("STOKER_TLS_FOLDER", str(tls.key.parent))
     assert own_tls() == tls
     monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "none"))
-    with pytest.raises(TokenError, match="STOKER_TLS_FOLDER names .*, which is no folder"):
+    with pytest.raises(TokenError, match=r"STOKER_TLS_FOLDER names .*, which is no folder"):
         own_tls()
     monkeypatch.delenv("STOKER_TLS_FOLDER")
     found.key.chmod(0o640)

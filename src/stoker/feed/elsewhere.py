@@ -124,9 +124,10 @@ class PreparedElsewhere:
         while True:
             try:
                 return self._connect()
+            except LinkRefused as error:
+                raise FeedError(f"{self._url} cannot be joined: {error}") from error
             except _GONE as error:
-                refused = isinstance(error, LinkRefused)
-                if refused or self.is_closed or time.monotonic() > until_s:
+                if self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
                         f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
                         f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"

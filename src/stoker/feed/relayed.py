@@ -12,6 +12,7 @@ from stoker.feed.connection import FeedAddress
 from stoker.feed.secret import find_token
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
+from stoker.net.tls import own_tls
 
 _PATIENCE_S = 30.0  # shorter than a feeder's for the relay itself
 
@@ -19,9 +20,10 @@ _PATIENCE_S = 30.0  # shorter than a feeder's for the relay itself
 def relayed(url: FeedUrl) -> FeedAddress:
     """Return the address of a feed on another host, through the relay on this one.
 
-    Raises TokenError where the relay could not read the token.
+    Raises TokenError where the relay could not read the token, or how to encrypt.
     """
     find_token()
+    own_tls()
     settings = relay_settings(url)
     return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
 

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import secrets
 import statistics
@@ -52,6 +53,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ from harness import Ratio, Report, interleaved, parser, report
 from throttled import read_bytes, write_files
 
 import stoker
+from stoker.analysis.model import Change, Measured, predict
 from stoker.cluster.keeper import Keeper
 from stoker.net.token import make_token_file, read_token
 
@@ -323,6 +326,45 @@ def evaluate(made: Report) -> None:
             )
     if rows:
         made.show(("", "of the files read", "epoch, s", "times as fast"), rows)
+        foretell(made)
+
+
+def foretell(made: Report) -> None:
+    """Hold what `stoker what-if --hosts` would have said against what was measured."""
+    gets, slow = made.having("case"), made.having("arm")
+    local, remote = (
+        statistics.median(row["items_per_s"] for row in gets if row["case"] == case)
+        for case in ("a whole copy here", "three keepers")
+    )
+    network = (1 - 1 / 3) / (1 / remote - 1 / local)  # of three keepers two are elsewhere
+    rows: list[tuple[object, ...]] = []
+    for world in dict.fromkeys(row["nodes"] for row in slow):
+        own_bytes = slow[0]["bytes"] / world  # of an epoch, on each node
+        first_s = statistics.median(
+            r["epoch_s"] for r in slow if r["nodes"] == world and not r["epoch"]
+        )
+        one = Measured(
+            ingestion=math.inf,
+            prep=((4, math.inf),),
+            workers=4,
+            cores=2,
+            batch_size=64,
+            storage=own_bytes / FILE_BYTES / first_s,
+            cache=local * ITEM_BYTES / FILE_BYTES,
+            example_bytes=FILE_BYTES,
+            examples=round(slow[0]["bytes"] / FILE_BYTES),
+        )
+        alone = Change(cache_bytes=int(slow[0]["bytes"] / 3))
+        together = replace(alone, hosts=world, network_mbps=network * ITEM_BYTES / 1e6)
+        for arm, change in ((ARMS[1], alone), (ARMS[2], together)):
+            times = [
+                r["epoch_s"] for r in slow if (r["arm"], r["nodes"]) == (arm, world) and r["epoch"]
+            ]
+            foretold_s = own_bytes / FILE_BYTES / predict(one, change).rate
+            rows.append(
+                (f"{world} nodes: {arm}", f"{foretold_s:.2f}", f"{statistics.median(times):.2f}")
+            )
+    made.show(("what-if", "epoch, s", "measured, s"), rows)
 
 
 if __name__ == "__main__":

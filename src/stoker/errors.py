@@ -7,7 +7,7 @@
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
     ├── FeedError     a feed is not there, cannot be made or has failed: it says which
     ├── CacheError    a cache is damaged, in use or cannot be made: it says which
-    ├── ClusterError  this process has joined no cluster: join it first
+    ├── ClusterError  this process has joined no cluster that answers: join one first
     ├── TokenError    the secret of a cluster cannot be read: look at its file
     └── StateError    a saved state cannot be loaded or taken: use another state
 
@@ -159,7 +159,7 @@ class CacheError(StokerError):
 
 
 class ClusterError(StokerError):
-    """This process has joined no Ray cluster, or its parent has: join one first."""
+    """This process has joined no Ray cluster, or one whose head does not answer."""
 
 
 class TokenError(StokerError):

@@ -40,7 +40,7 @@ def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
                 at = train.state_dict()["loader"]
                 found.append((at["epoch"] - (not at["number"]), served.digest(batch)))
                 with open(log, "a") as out:
-                    out.write(f"{at}\n")
+                    out.write(f"{time.time()} {at}\n")
                 time.sleep(0.05)
     return found
 
@@ -145,5 +145,9 @@ def test_the_node_of_the_feeder_is_lost(cluster: Any, jobs: Jobs) -> None:
     for found in ray.get(made, timeout=WITHIN_S):
         check(found, 4)
     print(f"took {time.monotonic() - began:.1f} s", file=sys.stderr)
+    for log in jobs._logs:
+        ts = [float(l.split()[0]) for l in log.read_text().splitlines()]
+        gaps = sorted(((b - a), a - ts[0], b - ts[0]) for a, b in zip(ts, ts[1:]))[-3:]
+        print("GAPS", log, len(ts), ts[0], ts[-1], gaps, file=sys.stderr)
     with pytest.raises(ray.exceptions.RayError):
         ray.get(lost, timeout=WITHIN_S)

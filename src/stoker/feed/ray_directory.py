@@ -7,11 +7,14 @@ only one node starts it again.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from stoker.errors import ClusterError
 from stoker.net.ray_session import check_installed, joined_ray
 from stoker.net.token import new_token
 
@@ -47,7 +50,8 @@ class _Claim(msgspec.Struct):
 class Directory:
     """The cluster that this process has joined, as it knows feeds.
 
-    Raises ClusterError where it has joined none, ImportError without Ray.
+    Raises ClusterError where it has joined none or its head does not answer, ImportError without
+    Ray.
 
     Attributes:
         host: this node's address on the cluster's network.
@@ -64,6 +68,18 @@ class Directory:
 
     def find(self, name: str, lost: int) -> FeedPlace:
         """Say where a feed is; one that is nowhere, or whose claim is ``lost``, is to be here."""
+        with _answering():
+            return self._find(name, lost)
+
+    def tell(self, name: str, address: str) -> None:
+        """Say that a feed listens on this node."""
+        with _answering():
+            number, claim = self._latest(name)
+            if claim is None or claim.node != self._node:
+                number += 1  # it was given up in between, and is there after all
+            self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
+
+    def _find(self, name: str, lost: int) -> FeedPlace:
         while True:
             number, claim = self._latest(name)
             is_here = claim is not None and claim.node == self._node
@@ -72,13 +88,6 @@ class Directory:
             if self._enter(name, number + 1):
                 self._store._internal_kv_del(_key(name, number), namespace=_NAMESPACE)
                 return FeedPlace(self._token(), number + 1, True, "")
-
-    def tell(self, name: str, address: str) -> None:
-        """Say that a feed listens on this node."""
-        number, claim = self._latest(name)
-        if claim is None or claim.node != self._node:
-            number += 1  # it was given up in between, and is there after all
-        self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
 
     def _latest(self, name: str) -> tuple[int, _Claim | None]:
         keys = self._store._internal_kv_list(f"{name}/", namespace=_NAMESPACE)
@@ -104,6 +113,17 @@ class Directory:
         self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=_NAMESPACE)
         token: bytes = self._store._internal_kv_get(_TOKEN, namespace=_NAMESPACE)
         return token
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Turn Ray's errors, which are of many kinds, into ClusterError."""
+    try:
+        yield
+    except Exception as error:
+        raise ClusterError(
+            f"{_WHAT}: the head of the Ray cluster does not answer: {error}"
+        ) from error
 
 
 def _key(name: str, number: int) -> str:

@@ -56,7 +56,8 @@ class SharedInCluster:
                 return connect_or_start(settings, place.token)
             if place.address and self._hold(place):
                 url = FeedUrl(place.address, self._settings.name)
-                return connect_or_start(relay_settings(url), place.token)
+                settings = relay_settings(url, self._settings.patience_s)
+                return connect_or_start(settings, place.token)
             if claim != place.claim:
                 since_s, claim = time.monotonic(), place.claim
             if time.monotonic() - since_s >= self._patience_s(place):

@@ -100,6 +100,8 @@ class CacheCounts:
     """Of the hits, those that were found in another node's store."""
     peer_bytes: int = 0
     """Their bytes."""
+    peer_timeouts: int = 0
+    """Of the misses, those for which other nodes were waited for in vain, for 5 s."""
 
     def __add__(self, other: CacheCounts) -> CacheCounts:
         """Return both together."""
@@ -165,6 +167,11 @@ class CacheStats(CacheCounts):
                 f"by place: {self.local_hits:,} here, {self.peer_hits:,} from other nodes "
                 f"({format_bytes(self.peer_bytes)}), {self.misses:,} from storage; "
                 f"{self.members_alive} of {self.members} nodes answer, map {self.map_version}"
+            )
+        if self.peer_timeouts:
+            lines.append(
+                f"{self.peer_timeouts:,} were waited for in vain, for 5 s: the network or the "
+                "other nodes are slower than storage"
             )
         if self.damaged:
             lines.append(f"{self.damaged:,} were found damaged, and read from the source")

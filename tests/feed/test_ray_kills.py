@@ -98,7 +98,7 @@ def until(condition: Callable[[], Any]) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with ray_cluster(sys.modules[__name__]) as made:
-        yield made
+        yield made  # the last test kills its head
 
 
 @pytest.fixture(autouse=True)
@@ -154,17 +154,15 @@ def test_the_node_of_the_feeder_is_lost(cluster: Any, jobs: Jobs) -> None:
         ray.get(lost, timeout=WITHIN_S)
 
 
-def test_without_the_head_a_feed_that_is_lost_is_an_error(tmp_path: Path) -> None:
+def test_without_the_head_a_feed_that_is_lost_is_an_error(
+    cluster: Any, jobs: Jobs, tmp_path: Path
+) -> None:
     """What is there goes on; what would have to be found is not waited for without end."""
-    with ray_cluster(sys.modules[__name__]) as cluster:
-        jobs = Jobs(tmp_path)
-        jobs.start("left", epochs=100)
-        jobs.wait_for(3)
-        cluster.head_node.kill_gcs_server()
-        before = jobs.outputs()
-        until(lambda: jobs.outputs() > before + 5)
-        jobs.kill("served.py")
-        until(lambda: (tmp_path / "log-0-ended").exists())
-        assert (
-            "the head of the Ray cluster does not answer" in (tmp_path / "log-0-ended").read_text()
-        )
+    jobs.start("left", epochs=100)
+    jobs.wait_for(3)
+    cluster.head_node.kill_gcs_server()
+    jobs.wait_for(jobs.outputs() + 5)
+    jobs.kill("served.py")
+    ended = tmp_path / "log-0-ended"
+    until(ended.exists)
+    assert "the head of the Ray cluster does not answer" in ended.read_text()

@@ -183,6 +183,8 @@ def print_info(name: str) -> None:
             f"{counts.local_hits:,} here, {counts.peer_hits:,} from other nodes "
             f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
         )
+        if counts.peer_timeouts:
+            lines["places"] += f" ({counts.peer_timeouts:,} after 5 s in vain)"
     for label, text in lines.items():
         print(f"{label:<8}{text}")
 

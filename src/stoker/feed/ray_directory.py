@@ -7,20 +7,24 @@ only one node starts it again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from stoker.errors import ClusterError
 from stoker.net.ray_session import check_installed, joined_ray
 from stoker.net.token import new_token
+from stoker.one_shot import OneShot
 
 _WHAT = 'stoker.share(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
 _TOKEN = "token"  # no claim: those have a number
+_ANSWER_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,16 +72,17 @@ class Directory:
 
     def find(self, name: str, lost: int) -> FeedPlace:
         """Say where a feed is; one that is nowhere, or whose claim is ``lost``, is to be here."""
-        with _answering():
-            return self._find(name, lost)
+        return _answered(lambda: self._find(name, lost))
 
     def tell(self, name: str, address: str) -> None:
         """Say that a feed listens on this node."""
-        with _answering():
-            number, claim = self._latest(name)
-            if claim is None or claim.node != self._node:
-                number += 1  # it was given up in between, and is there after all
-            self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
+        _answered(lambda: self._tell(name, address))
+
+    def _tell(self, name: str, address: str) -> None:
+        number, claim = self._latest(name)
+        if claim is None or claim.node != self._node:
+            number += 1  # it was given up in between, and is there after all
+        self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
 
     def _find(self, name: str, lost: int) -> FeedPlace:
         while True:
@@ -115,14 +120,26 @@ class Directory:
         return token
 
 
-@contextlib.contextmanager
-def _answering() -> Iterator[None]:
-    """Turn Ray's errors, which are of many kinds, into ClusterError."""
+def _answered(call: Callable[[], T]) -> T:
+    """Return what a call of Ray's returns, unless that takes too long: it could be for ever.
+
+    Raises ClusterError.
+    """
+    answer: OneShot[T] = OneShot()
+
+    def ask() -> None:
+        try:
+            answer.give(call())
+        except BaseException as error:
+            answer.give(error=error)
+
+    threading.Thread(target=ask, name="stoker-feed-directory", daemon=True).start()
     try:
-        yield
-    except Exception as error:
+        return answer.wait(_ANSWER_S)
+    except Exception as error:  # Ray's are of many kinds
         raise ClusterError(
-            f"{_WHAT}: the head of the Ray cluster does not answer: {error}"
+            f"{_WHAT}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({str(error) or f'within {_ANSWER_S:.0f} s'})"
         ) from error
 
 

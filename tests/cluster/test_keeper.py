@@ -21,6 +21,8 @@ from stoker.cluster.backoff import Backoff
 from stoker.cluster.definition import Definition
 from stoker.cluster.keeper import Keeper
 from stoker.cluster.line import DefinitionRefused, Line, Record
+from stoker.cluster.membership import Members, NamedHosts
+from stoker.cluster.owners import Member
 from stoker.cluster.peer import key_of
 from stoker.net.link import Link, LinkError
 
@@ -158,6 +160,25 @@ def test_a_path_where_no_keeper_keeps_is_told(keeper: Keeper) -> None:
     cache = train.stats().cache
     assert cache is not None
     assert (cache.local_hits, cache.peer_hits, cache.misses) == (0, 0, EXAMPLES)
+
+
+def test_a_member_that_does_not_encrypt_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a membership names it, as that of torchrun does, without having asked it."""
+    certificates(tmp_path)
+    with keepers(tmp_path / "plain", 1) as plain:
+        monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path))
+        with keepers(tmp_path / "encrypting", 1) as encrypting:
+            hosts = [*encrypting, *plain]
+            names = tuple(Member(k.address, k.address, k.limit_bytes) for k in hosts)
+            monkeypatch.setattr(NamedHosts, "members", lambda self: Members(2, names))
+            train = over(stoker.from_dataset(Numbered(), seed=0), hosts, None).batch(7)
+            with pytest.warns(stoker.CacheWarning, match="does not encrypt.*It is left out"):
+                assert len(list(train)) == 9
+            cache = train.stats().cache
+            assert cache is not None
+            assert (cache.members, cache.members_alive) == (2, 1)
 
 
 def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from stoker.cluster.owners import OwnerMap
 from stoker.cluster.peer import MemberMap, Peer
 from stoker.errors import CacheError, CacheWarning
 from stoker.fork_safety import OwningProcess
-from stoker.net.link import LinkError
+from stoker.net.link import LinkError, LinkRefused
 from stoker.signals import deferred
 
 _REFRESH_S = 1.0
@@ -191,6 +191,9 @@ class PeerGroup:
             peer.backoff.failed()
             if refuse:
                 raise
+            self._warn(str(error))
+        except LinkRefused as error:
+            peer.backoff.failed()
             self._warn(str(error))
         except LinkError:
             peer.backoff.failed()

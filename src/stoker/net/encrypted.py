@@ -48,7 +48,7 @@ class EncryptedSocket:
         while True:
             try:
                 with self._lock:
-                    return self._state.read(size, into)  # type: ignore[arg-type, return-value]
+                    return self._state.read(size, into)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
                 self._take_in()
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):

@@ -111,8 +111,12 @@ def loader_of(examples: Any, quick: bool, size: int, **settings: Any) -> Callabl
 
 
 def pipeline_of(pipeline: Any, size: int, quick: bool) -> Callable[[], float]:
-    for _ in pipeline:
-        pass
+    is_warm = False
+    while not is_warm:
+        for _ in pipeline:
+            pass
+        cache = pipeline.stats().cache
+        is_warm = cache is None or not cache.misses  # what came too fast to be written comes again
     return rate(lambda: pipeline, size, quick)
 
 

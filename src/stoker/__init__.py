@@ -1,5 +1,6 @@
 """stoker: data loading that keeps accelerators fed."""
 
+from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.cached_dataset import CachedDataset, cached
@@ -16,6 +17,10 @@ from stoker.constructors import (
     from_folder,
     from_iterable,
     from_loader,
+    from_parquet,
+    from_table,
+    from_tar,
+    from_tokens,
 )
 from stoker.errors import (
     BudgetSpent,
@@ -48,6 +53,7 @@ __all__ = [
     "CacheWarning",
     "Clock",
     "ClusterError",
+    "collate",
     "CopyValue",
     "echo",
     "EpochWait",
@@ -59,6 +65,10 @@ __all__ = [
     "from_folder",
     "from_iterable",
     "from_loader",
+    "from_parquet",
+    "from_table",
+    "from_tar",
+    "from_tokens",
     "Gap",
     "images",
     "live",

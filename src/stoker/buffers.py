@@ -82,6 +82,10 @@ class Recycler:
             out = self.array(leaf.shape, leaf.dtype)
             np.copyto(out, leaf)
             return out
+        if pytree.is_tensor(leaf) and _is_like_array(leaf):
+            import torch
+
+            return torch.from_numpy(self._copied_leaf(leaf.detach().numpy()))
         return pytree.copied(leaf)
 
     def _returned(self, reference: weakref.ref[Any]) -> None:
@@ -89,6 +93,22 @@ class Recycler:
         free = self._free.get(len(raw))
         if free is not None and len(free) < self.spare:
             free.append(raw)
+
+
+def _is_like_array(tensor: Any) -> bool:
+    """Tell whether a tensor is large, and lies in memory as one of NumPy's usual arrays does."""
+    import torch
+
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.nbytes >= _RECYCLED_FROM_BYTES
+        and tensor.dtype in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int64)
+        and tensor.is_contiguous()
+        and not tensor.is_neg()  # its numbers are what it holds
+        and not tensor.is_pinned()
+    )
 
 
 class _Block(np.ndarray[Any, Any]):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
@@ -15,7 +15,9 @@ from stoker.sources.dataset import DatasetSource
 from stoker.sources.folder import FolderSource, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
+from stoker.sources.patterns import Paths, has_urls
 from stoker.sources.source import IndexedSource, Source
+from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
 from stoker.stages.skip import OnError, budget_of
 
@@ -176,6 +178,156 @@ def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
     straight from the arrays, which are never written to.
     """
     return _begin(ArraySource(arrays), seed)
+
+
+def from_parquet(
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
+
+    Numbers are NumPy's, lists of numbers arrays, text and bytes Python's, structs dicts; what is
+    null is None. Row groups are read whole, and kept in up to a quarter of the memory that is free
+    now (in each process that reads); ``print(pipeline)`` says how much that is.
+
+    Args:
+        paths: local files, patterns, or folders of files ``*.parquet``.
+        columns: the columns that are read; all, if there are none.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for what is no
+    Parquet file, for files whose columns differ, and where there are no rows; ImportError.
+    """
+    from stoker.sources.parquet import ParquetSource
+
+    return _begin(ParquetSource(paths, columns), seed, on_error)
+
+
+def from_table(
+    table: Any, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of a table in memory: dicts by column, as in ``from_parquet``.
+
+    Args:
+        table: a ``pyarrow.Table``, or a DataFrame of pandas, Polars or another library with
+            Arrow's protocol (``__arrow_c_stream__``, ``__dataframe__``). Not to be changed later.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises TypeError for what is no table, ValueError for one without rows; ImportError without
+    pyarrow (``pip install 'stoker[parquet]'``).
+    """
+    from stoker.sources.table import TableSource
+
+    return _begin(TableSource(table), seed, on_error)
+
+
+def from_tar(
+    shards: Paths,
+    fields: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[dict[str, Any]]:
+    """Read tar shards as WebDataset has them, or zip archives: examples are dicts of bytes.
+
+    Files that share their path up to the first dot of its last part are an example:
+    ``a/01.jpg`` and ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``.
+    Headers are read once, now; their index is kept in the user's cache folder until the shard
+    changes. Examples are read by offset.
+
+    Args:
+        shards: paths, URLs or patterns (``*``, ``{000..146}``) of archives that are not
+            compressed as a whole; URLs of tar archives alone, on one file system.
+        fields: the fields that are read, and that every example must have; else all it has.
+        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
+            and examples that are not all there may be skipped.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each example
+            one range is requested.
+
+    Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
+    archive, is compressed as a whole or truncated, or lacks the fields; RemoteError when a server
+    fails for good, or sends no ranges.
+    """
+    from stoker.sources.shards.shard_source import ShardSource
+
+    is_strict = on_error == "raise"
+    if has_urls(shards):
+        from stoker.sources.remote.shards import RemoteShardSource
+
+        source: ShardSource = RemoteShardSource(
+            shards,
+            fields,
+            is_strict=is_strict,
+            requests=requests,
+            retry_s=retry_s,
+            storage_options=storage_options,
+        )
+    else:
+        source = ShardSource(shards, fields, is_strict=is_strict)
+    return _begin(source, seed, on_error)
+
+
+@overload
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: None = None,
+    seed: int | None = None,
+) -> Pipeline[Window]: ...
+
+
+@overload
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: int,
+    seed: int | None = None,
+) -> Pipeline[DocumentWindow]: ...
+
+
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: int | None = None,
+    seed: int | None = None,
+) -> Pipeline[Any]:
+    """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
+
+    Targets are the inputs one token later. Windows do not cross the borders of files, and what is
+    left at a file's end is no example. Nothing but file sizes is read now.
+
+    Args:
+        files: paths or patterns (``*``, ``{000..146}``) of local files: raw tokens, or
+            one-dimensional ``.npy`` arrays.
+        length: of a window, in tokens.
+        stride: from one window to the next, in tokens; ``length`` if there is none, so that each
+            token is a target once.
+        dtype: of raw tokens, such as ``"uint16"``.
+        separator: the token that ends a document. Examples are then ``(inputs, targets,
+            documents)``: ``documents``, ``int32 [length]``, numbers the documents of a window from
+            0 on (for attention masks), and the target of a separator is -100, which
+            ``cross_entropy`` leaves out.
+        seed: as in ``from_dataset``.
+
+    Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for files that are no
+    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``.
+    """
+    return _begin(TokenSource(files, length, stride, dtype, separator), seed)
 
 
 @overload

@@ -15,10 +15,13 @@ from typing import Any, TypeGuard
 import numpy as np
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
+_USUAL_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """Return the named children of a node in order, or None for a leaf."""
+    if type(value) in _USUAL_LEAVES:
+        return None
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None) or range(len(value))
         return [(str(name), child) for name, child in zip(names, value, strict=True)]
@@ -51,7 +54,7 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     """Apply ``fn`` to every leaf; nodes are built anew."""
     kind = type(value)
-    if kind is np.ndarray or isinstance(value, _IMMUTABLE):  # the usual leaves and nodes first
+    if kind in _USUAL_LEAVES:
         return fn(value)
     if isinstance(value, tuple):
         made = [map_leaves(fn, child) for child in value]

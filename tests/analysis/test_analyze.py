@@ -172,7 +172,7 @@ SHAPES = {
 
 
 # In short, test_drains.py drains the other shapes.
-@pytest.mark.parametrize("shape", shortened(SHAPES, 1))
+@pytest.mark.parametrize("shape", shortened(SHAPES, 0))
 def test_loaders_of_every_shape_are_analyzed(tmp_path: Path, shape: str) -> None:
     write_script(tmp_path, SHAPES[shape])
     found = analyze(tmp_path, "train.py")
@@ -194,7 +194,7 @@ def test_without_workers_the_job_does_one_after_the_other(tmp_path: Path) -> Non
 
 
 # That it is found is shown in test_scripts.py, too.
-@pytest.mark.parametrize("wanted", shortened(["test", None], 1))
+@pytest.mark.parametrize("wanted", shortened(["test", None], 0))
 def test_the_training_loader_is_found_or_chosen(tmp_path: Path, wanted: str | None) -> None:
     path = write_script(
         tmp_path,
@@ -397,7 +397,7 @@ def test_a_shell_script_that_starts_the_training_and_prints_megabytes(tmp_path: 
 
 
 @pytest.mark.interrupts
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", shortened([signal.SIGKILL, signal.SIGINT], 1))
 def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None:
     write_script(
         tmp_path,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.pool.autotune import INLINE_BATCH_NS, choose_threads
+from stoker.engine.pool.autotune import INLINE_BATCH_NS, Autotuner, choose_threads
 
 CHEAP = INLINE_BATCH_NS / 2
 COSTLY = 4 * INLINE_BATCH_NS
@@ -47,3 +47,17 @@ def test_nothing_clearly_slower_is_chosen(
         takes_ns[0] = inline_ns
     assert chosen in takes_ns
     assert 0.9 * takes_ns[chosen] <= min(takes_ns.values()) / 0.9
+
+
+def test_what_was_learnt_while_a_cache_was_filled_is_forgotten() -> None:
+    autotuner = Autotuner()
+    autotuner.begin_epoch(0)
+    filled = autotuner.cost(0, 32)
+    filled.note(32, int(COSTLY))
+    autotuner.active, autotuner.factor = 4, 2
+    autotuner.begin_epoch(100)  # all examples were missing in the epoch before
+    assert autotuner.active is None
+    assert autotuner.cost(0, 32).row_ns is None
+    autotuner.active = 1
+    autotuner.begin_epoch(100)  # none was
+    assert (autotuner.active, autotuner.factor) == (1, 2)

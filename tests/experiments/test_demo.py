@@ -158,6 +158,7 @@ def test_runs_that_are_compared_are_neighbours_and_memory_is_first() -> None:
         assert abs(gap) == 1
 
 
+@pytest.mark.full
 def test_without_a_scene_there_is_none(tmp_path: Path) -> None:
     shown, text = screen()
     arms = [Arm("none"), Arm("batch", "auto")]
@@ -191,6 +192,7 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) ->
     assert accuracies[2] == accuracies[0]
 
 
+@pytest.mark.full
 def test_an_evaluation_takes_no_time(tmp_path: Path) -> None:
     images = composed_digits(TINY.digits, tmp_path, lambda done, total: None)
     source = EmulatedSource(images, Limits(0.01, 4))

@@ -245,6 +245,7 @@ def test_relays_and_jobs_that_are_killed(
         play_out(makes, cast, kind, [(behind, feed.url(host)) for behind, host in kills])
 
 
+@pytest.mark.full
 @settings(max_examples=100 if FULL else 2)
 @given(
     plays(),

@@ -342,3 +342,50 @@ def test_recycled_arrays_are_nobody_else_s(orders: list[str]) -> None:
         del array
         assert all((part == value).all() for part, value in kept)
     assert recycler.held_bytes() <= recycler.spare * 2 * (1 << 14) * 8
+
+
+@given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=30))
+def test_copies_of_tensors_are_nobody_else_s(orders: list[str]) -> None:
+    from stoker.buffers import Recycler
+
+    recycler = Recycler()
+    stored = torch.zeros(2, BIG)
+    kept: list[tuple[Any, int]] = []
+    for number, order in enumerate(orders):
+        copy = recycler.copied({"x": stored})["x"]
+        assert not copy.any()
+        copy.fill_(number + 1)
+        if order == "keep":
+            kept.append((copy[1:].numpy() if number % 2 else copy.T, number + 1))
+        elif order == "forget" and kept:
+            kept.pop(number % len(kept))
+        del copy
+        assert all((part == value).all() for part, value in kept)
+    assert not stored.any()
+    if "keep" not in orders:
+        assert recycler.held_bytes() == stored.nbytes
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(2.0 * BIG).reshape(2, -1),
+        torch.arange(2.0 * BIG).reshape(-1, 2).T,
+        torch.arange(2.0 * BIG)[::2],
+        torch.arange(2.0 * BIG).bfloat16(),
+        torch.arange(2.0 * BIG).to(torch.complex64).conj(),
+        torch.arange(2.0 * BIG).to(torch.complex64).conj().imag,
+        torch.arange(2.0 * BIG).requires_grad_(),
+        torch.nn.Parameter(torch.arange(2.0 * BIG)),
+        torch.arange(2.0 * BIG).to_sparse(),
+        torch.arange(3.0),
+    ],
+)
+def test_copies_of_tensors_are_what_clones_are(tensor: Any) -> None:
+    from stoker.buffers import Recycler
+
+    copy, clone = Recycler().copied(tensor), tensor.detach().clone()
+    assert (type(copy), copy.dtype, copy.shape) == (type(clone), clone.dtype, clone.shape)
+    assert (copy.layout, copy.requires_grad) == (clone.layout, False)
+    assert copy.is_sparse or copy.stride() == clone.stride()
+    assert torch.equal(copy.to_dense(), clone.to_dense())

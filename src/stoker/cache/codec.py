@@ -10,6 +10,7 @@ not nested has an empty outline, and no numbers.
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 import sys
 import weakref
@@ -257,6 +258,8 @@ def _find_class(name: str, names: Sequence[str], *, is_tuple: bool) -> type | No
 class _Contents:
     """The contents of a record, taken one after the other."""
 
+    __slots__ = ("_at", "_record")
+
     def __init__(self, record: memoryview, start: int) -> None:
         self._record = record
         self._at = start
@@ -336,10 +339,10 @@ def _make_named_reader(name: str, names: list[str], parts: list[_Read], *, is_tu
 
 
 def _read_array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
-    out = np.ndarray(shape, dtype)  # np.empty has no strings of no length
-    if out.nbytes:
-        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(contents.take(out.nbytes), np.uint8)
-    return out
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.ndarray(shape, dtype)  # np.empty has no strings of no length
+    return np.ndarray(shape, dtype, contents.take(size)).copy()
 
 
 def _make_tensor_reader(name: str) -> _Read:

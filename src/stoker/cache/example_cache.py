@@ -144,10 +144,12 @@ class ExampleCache:
         )
         hits = []
         saved_bytes = 0
-        for at, item in enumerate(found):
-            if not isinstance(item, Missing) and not isinstance(item[0], Missing):
-                hits.append((at, item[0]))
-                saved_bytes += sizes[at] if sizes[at] >= 0 else item[1]
+        for at, (item, size) in enumerate(zip(found, sizes, strict=True)):
+            if not isinstance(item, Missing):
+                value, record_bytes = item
+                if value is not MISSING:
+                    hits.append((at, value))
+                    saved_bytes += size if size >= 0 else record_bytes
         return hits, saved_bytes
 
     def gather(self) -> Any:

@@ -20,6 +20,7 @@ import xxhash
 from stoker.cache.fingerprint import Fingerprint
 
 _OWN = "stoker."
+_ENCODER = msgspec.msgpack.Encoder()
 _count = 0
 
 
@@ -64,7 +65,7 @@ def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
     name = fingerprint.name
     if isinstance(name, str):
         fingerprint = fingerprint._replace(name=os.fsencode(name))
-    return xxhash.xxh3_128_digest(chain + msgspec.msgpack.encode(fingerprint))
+    return xxhash.xxh3_128_digest(chain + _ENCODER.encode(fingerprint))
 
 
 def digest(identity: str) -> bytes:

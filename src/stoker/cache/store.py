@@ -169,16 +169,7 @@ class Store:
         ``read`` is handed the store's own memory, which it may not keep; ``on_damage`` is told what
         is not as it was written, and missing for that.
         """
-        return list(self.iterate(keys, read, on_damage))
-
-    def iterate(
-        self,
-        keys: Sequence[bytes],
-        read: Callable[[memoryview], T],
-        on_damage: Callable[[str], None],
-    ) -> Iterator[T | Missing]:
-        """Yield the same, one by one; until the end this thread asks for no other, nor forks."""
-        done = 0
+        found: list[T | Missing] = []
         with self._gate.door(), self._turn:
             env: Any = None
             try:
@@ -186,13 +177,12 @@ class Store:
                 with env.begin(buffers=True) as txn:
                     for key in keys:
                         record = self._find_record(txn, key, on_damage)
-                        done += 1
-                        yield MISSING if record is None else read(record)
+                        found.append(MISSING if record is None else read(record))
             except self._lmdb.ReadersFullError:
                 env.reader_check()  # those of processes that were killed
             except (self._lmdb.Error, struct.error) as error:
                 on_damage(self._describe(error))
-        yield from [MISSING] * (len(keys) - done)
+        return found + [MISSING] * (len(keys) - len(found))
 
     def records(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | memoryview] | None]:
         """Return checksums and records as they are in the store, for whoever verifies them.

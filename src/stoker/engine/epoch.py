@@ -77,6 +77,8 @@ class Run:
         self.complete = False
         self._cache = plan.cache.cache if plan.cache is not None else None
         self._cache_before = self._cache.counts() if self._cache is not None else None
+        if self._cache_before is not None:
+            setup.autotuner.begin_epoch(self._cache_before.misses)
         self._streams = streams = EpochStreams(setup)
         self._pools, self._planning = streams.pools, streams.planning
         self._skip_log = streams.skip_log

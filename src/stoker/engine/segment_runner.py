@@ -68,8 +68,8 @@ class SegmentRunner:
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
-    def gather(self, indices: Any) -> Any:
-        """Return a batch that is gathered from arrays here and now."""
+    def gather(self, indices: Any) -> list[Any]:
+        """Return batches that are gathered from arrays here and now."""
         began = time.perf_counter_ns()
         assert self.rows is not None
         batch = self.rows.allocate(len(indices), self._recycler)
@@ -77,7 +77,7 @@ class SegmentRunner:
         spent = time.perf_counter_ns() - began
         self.cost.note(len(indices), spent)
         self._tally.add(self._names[:1], [spent], len(indices))
-        return batch
+        return self.rows.split(batch, self._group)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * len(self._names)

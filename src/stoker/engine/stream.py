@@ -11,8 +11,8 @@ The window holds the outputs that were submitted and not taken yet:
 - 8 batches where batches are gathered from arrays, so that their memory stays in the CPU's caches;
 - at least twice as many as a source that reads ahead has requests;
 - around an adaptive echo, see ``adaptive_feed``;
-- nothing inline, and nothing after a feed that blocks in the consumer's thread (a loader, a
-  device).
+- nothing inline, but for what is left of a few small batches that were gathered at once; and
+  nothing after a feed that blocks in the consumer's thread (a loader, a device).
 
 A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
 task would cost more.
@@ -325,12 +325,7 @@ class SegmentStream(PulledStream):
         if self._ended or number == self.total:
             return False
         if self._gathers_here:
-            assert self._order is not None
-            start = number * self._group
-            stop = min(start + self._group, self._examples)
-            batch = self._runner.gather(self._order.span(start, stop))
-            self._next += 1
-            self._window.append(done_item(batch, number, 0, stop, stop - start))
+            self._gather(number)
             return True
         count = self._task_size(at_most)
         if self.total is not None:
@@ -347,6 +342,21 @@ class SegmentStream(PulledStream):
         self._next += count
         self._window.extend(self._submit(number, count, uses))
         return True
+
+    def _gather(self, number: int) -> None:
+        """Gather the next batch here and now; a few of them where they are known to cost little."""
+        assert self._order is not None
+        assert self.total is not None
+        group, count = self._group, 1
+        if self._gathers and 0 < self._cost.batch_ns() < self._cost.inline_ns:
+            count = min(_GATHER_BATCHES, self.total - number)
+        start = number * group
+        stop = min(start + count * group, self._examples)
+        for batch in self._runner.gather(self._order.span(start, stop)):
+            end = min(start + group, stop)
+            self._window.append(done_item(batch, self._next, 0, end, end - start))
+            self._next += 1
+            start = end
 
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""

@@ -1,6 +1,35 @@
-"""Images: decoding them (extra ``[images]``), and changing batches of them at random."""
+"""Images: decoding, cropping and changing them at random (extras ``[images]`` and ``[fast]``).
 
-from stoker.images.augmenting import mixup, random_erase, random_flip, random_noise
-from stoker.images.decoding import decode
+With ``stoker-native``, crops of JPEGs decode only what they need. Without, Pillow does everything,
+with the same pixels within one level.
+"""
 
-__all__ = ["decode", "mixup", "random_erase", "random_flip", "random_noise"]
+from stoker.images.augmenting import flip, mixup, random_erase, random_flip, random_noise
+from stoker.images.cropping import (
+    center_crop,
+    random_crop,
+    random_resized_crop,
+    resize,
+    resized_center_crop,
+)
+from stoker.images.decoding import decode, size
+from stoker.images.jitter import color_jitter
+from stoker.images.normalizing import normalize, to_chw
+
+__all__ = [
+    "center_crop",
+    "color_jitter",
+    "decode",
+    "flip",
+    "mixup",
+    "normalize",
+    "random_crop",
+    "random_erase",
+    "random_flip",
+    "random_noise",
+    "random_resized_crop",
+    "resize",
+    "resized_center_crop",
+    "size",
+    "to_chw",
+]

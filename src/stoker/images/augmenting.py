@@ -7,7 +7,8 @@ returns a new batch, and leaves the one that it was given as it is.
 
 The images of a batch are its only array of four axes, or of three if none has four: ``[n, height,
 width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``. Channels are an axis
-of length 1, 3 or 4. If both could be, a tensor has its channels first and an array last.
+of length 1, 3 or 4. If both could be, a tensor has its channels first and an array last. Three axes
+of which the last is one of channels are one image, ``[height, width, channels]``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ from stoker import pytree
 
 _CHANNELS = (1, 3, 4)
 _ASPECT = 3.3  # the longest side of what is erased, over the shorter
+
+
+def flip(images: Any) -> Any:
+    """Flip an image, or each of a batch, left to right.
+
+    Args:
+        images: one image ``[height, width, channels]``, or images as ``random_flip`` takes them.
+
+    Returns, raises: as ``random_flip``.
+    """
+    return _with_images(images, _flipped, "flip")
 
 
 def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
@@ -42,13 +54,11 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
         ValueError: no images were found in the batch, or several.
     """
 
-    def flip(images: Any) -> Any:
-        _, across, _ = _axes(images)
+    def change(images: Any) -> Any:
         chosen = _per_image(_uniform(rng, (len(images),), images) < p, images)
-        mirrored = images.flip(across) if _is_torch(images) else np.flip(images, across)
-        return _where(chosen, mirrored, images)
+        return _where(chosen, _flipped(images), images)
 
-    return _with_images(batch, flip, "random_flip")
+    return _with_images(batch, change, "random_flip")
 
 
 def random_erase(
@@ -151,9 +161,18 @@ def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.
     return pytree.map_leaves(replaced, batch)
 
 
+def _flipped(images: Any) -> Any:
+    across = _axes(images)[1]
+    return images.flip(across) if _is_torch(images) else np.flip(images, across).copy()
+
+
 def _with_images(batch: Any, change: Callable[[Any], Any], name: str) -> Any:
     images = _images(batch, name)
-    return pytree.map_leaves(lambda leaf: change(leaf) if leaf is images else leaf, batch)
+    if images.ndim == 3 and images.shape[2] in _CHANNELS:
+        changed = change(images[None])[0]
+    else:
+        changed = change(images)
+    return pytree.map_leaves(lambda leaf: changed if leaf is images else leaf, batch)
 
 
 def _images(batch: Any, name: str) -> Any:

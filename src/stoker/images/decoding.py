@@ -1,4 +1,4 @@
-"""Decoding images (extra ``[images]``)."""
+"""Decoding images (extra ``[images]``; JPEGs with the extra ``[fast]``)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,116 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.images import native
 
-def decode(data: bytes) -> NDArray[np.uint8]:
-    """Decode an encoded image with Pillow.
+MAX_PIXELS = 89_478_485
+"""Images of more are refused: as many as Pillow takes without a warning."""
+
+_SCANS = 10
+"""How often a file may go over as many pixels: those of photographs do so about ten times."""
+
+_ORIENTATION = 0x0112  # the tag of EXIF
+
+
+def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """Decode an encoded image: JPEGs with ``stoker-native`` where it is installed, or Pillow.
 
     Args:
-        data: a whole image file: JPEG, PNG, or whatever Pillow reads.
+        data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), or whatever Pillow reads.
+        orient: whether to turn the image as its EXIF data says.
+        max_pixels: what is larger is refused before it is decoded. A progressive JPEG is refused
+            as soon as its scans go over ten times as many pixels.
 
     Returns:
         RGB ``uint8 [height, width, 3]``, an own writable array. Grey, palette, CMYK and
-        transparent images are converted; 16-bit ones are scaled to 8 bits.
+        transparent images are converted; 16-bit ones are scaled to 8 bits. Both libraries give the
+        same pixels.
 
     Raises:
         ImportError: Pillow is missing.
         PIL.UnidentifiedImageError, OSError: the data is no image or is cut short.
+        ValueError: the image is too large.
     """
-    Image = _pillow()
-    with Image.open(io.BytesIO(data)) as image:
+    library = native.library()
+    if library is None or not is_jpeg(data):
+        image = by_pillow(data, max_pixels)
+        return _turned(np.array(image), _orientation(data) if orient else 1)
+    turn = _orientation(data) if orient else 1
+    data = bytes(data)
+    height, width = library.jpeg_size(data)
+    pixels = library.jpeg_decode(
+        data,
+        (0, 0, width, height),
+        max_pixels=max_pixels,
+        max_scan_pixels=scan_limit(max_pixels),
+    )
+    return _turned(pixels, turn)
+
+
+def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
+    """Return height and width of an encoded image; only its header is read.
+
+    Args:
+        data: as for ``decode``; the beginning of the file is enough, as far as the header goes.
+        orient: whether as they are once the image is turned as its EXIF data says.
+
+    Raises:
+        ImportError, PIL.UnidentifiedImageError, OSError: as ``decode``.
+    """
+    library = native.library()
+    if library is not None and is_jpeg(data):
+        height, width = library.jpeg_size(bytes(data))
+    else:
+        with _opened(data) as image:
+            width, height = image.size
+    if orient and _orientation(data) >= 5:
+        return width, height
+    return height, width
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Return whether this is how a JPEG begins."""
+    return bytes(data[:3]) == b"\xff\xd8\xff"
+
+
+def scan_limit(max_pixels: int) -> int:
+    """Return how many pixels, times scans, an image of at most so many pixels may have."""
+    return _SCANS * max_pixels
+
+
+def by_pillow(data: bytes, max_pixels: int) -> Any:
+    """Decode an image to Pillow's own, of mode RGB. Raises as ``decode``."""
+    with _opened(data) as image:
+        _check_size(data, image, max_pixels)
         if image.mode.startswith("I"):
-            return _from_deep(np.asarray(image))
+            return pillow().fromarray(_from_deep(np.asarray(image)))
         if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
             image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
         if image.mode != "RGB":
-            image = image.convert("RGB")
-        return np.array(image)
+            return image.convert("RGB")
+        image.load()  # pixels outlive the file
+        return image
+
+
+def _opened(data: bytes) -> Any:
+    Image = pillow()
+    try:
+        return Image.open(io.BytesIO(data))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(f"the image is too large for Pillow: {error}") from error
+
+
+def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
+    # A scan begins with this marker, which occurs nowhere else but in previews.
+    scans = bytes(data).count(b"\xff\xda") if image.format == "JPEG" else 1
+    if scans > 1 and width * height * scans > scan_limit(max_pixels):
+        raise ValueError(
+            f"{width} x {height} pixels in {scans} scans: more than {scan_limit(max_pixels)} "
+            "times pixel"
+        )
 
 
 def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
@@ -40,7 +126,25 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
     return np.repeat(eight[..., None], 3, axis=-1)
 
 
-def _pillow() -> Any:
+def _orientation(data: bytes) -> int:
+    with _opened(data) as image:
+        turn = image.getexif().get(_ORIENTATION, 1)
+    return turn if isinstance(turn, int) else 1
+
+
+def _turned(pixels: NDArray[np.uint8], turn: int) -> NDArray[np.uint8]:
+    """Turn pixels as an orientation of EXIF says."""
+    if not 2 <= turn <= 8:
+        return pixels
+    if turn >= 5:  # rows and columns change places
+        pixels = pixels.swapaxes(0, 1)
+    down = -1 if turn in (3, 4, 7, 8) else 1
+    across = -1 if turn in (2, 3, 6, 7) else 1
+    return pixels[::down, ::across].copy()
+
+
+def pillow() -> Any:
+    """Return ``PIL.Image``. Raises ImportError with what to install."""
     try:
         from PIL import Image
     except ImportError as error:

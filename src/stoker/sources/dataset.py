@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.arrow_rows import is_table
 from stoker.sources.source import IndexedSource, Indices
 
 
@@ -25,6 +26,11 @@ class DatasetSource(IndexedSource):
                     f"from_dataset needs an object with __len__ and __getitem__; "
                     f"{type(dataset).__name__} has no {method}"
                 )
+        if is_table(dataset) and not hasattr(dataset, "__getitems__"):
+            raise TypeError(
+                f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
+                "are columns: use from_table"
+            )
         self.dataset = dataset
         self._length = len(dataset)
         self.takes_many = getattr(dataset, "__getitems__", None) is not None

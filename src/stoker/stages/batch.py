@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -147,8 +147,8 @@ class Builder:
             if self._leaves is None:
                 self._template = template
                 self._leaves = [
-                    _leaf(name, column[0], self._rows, self._recycler)
-                    for name, column in zip(_names(template), columns, strict=True)
+                    _leaf(_Name(template, place), column[0], self._rows, self._recycler)
+                    for place, column in enumerate(columns)
                 ]
             return self._leaves
 
@@ -157,8 +157,8 @@ def collated(examples: list[Any], recycler: Recycler) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
     template = examples[0]
     stacked = []
-    for name, column in zip(_names(template), _columns(template, examples), strict=True):
-        leaf = _leaf(name, column[0], len(examples), recycler)
+    for place, column in enumerate(_columns(template, examples)):
+        leaf = _leaf(_Name(template, place), column[0], len(examples), recycler)
         leaf.put(0, column)
         stacked.append(leaf.finish(False))
     return Columns(pytree.map_leaves(lambda _: None, template), stacked)
@@ -212,8 +212,14 @@ def _unlike(what: str) -> TypeError:
     )
 
 
-def _names(template: Any) -> list[str]:
-    return [name or "the example" for name in pytree.leaf_names(template)]
+class _Name(NamedTuple):
+    """A leaf's name, for errors: it is put together when one is raised."""
+
+    template: Any
+    place: int
+
+    def __str__(self) -> str:
+        return repr(pytree.leaf_names(self.template)[self.place] or "the example")
 
 
 _form = operator.attrgetter("shape", "dtype")
@@ -223,7 +229,7 @@ _TEXT = (str, bytes, type(None))  # NumPy's own strings included
 class _Leaf(ABC):
     """The rows of one leaf, in ``out``."""
 
-    def __init__(self, name: str, out: Any) -> None:
+    def __init__(self, name: _Name, out: Any) -> None:
         self.name = name
         self.out = out
 
@@ -248,7 +254,7 @@ class _Leaf(ABC):
             seen.append("another in rows before")
         shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
         return ValueError(
-            f"{self.name!r} differs within a batch: {shown}; make the examples alike in a map "
+            f"{self.name} differs within a batch: {shown}; make the examples alike in a map "
             "(resize, crop, pad), or give .batch(collate=...)"
         )
 
@@ -256,7 +262,7 @@ class _Leaf(ABC):
 class _DenseLeaf(_Leaf):
     """Arrays, or tensors, of one shape and dtype."""
 
-    def __init__(self, name: str, first: Any, out: Any) -> None:
+    def __init__(self, name: _Name, first: Any, out: Any) -> None:
         super().__init__(name, out)
         self._shape, self._dtype = first.shape, first.dtype
 
@@ -311,7 +317,7 @@ class _TensorLeaf(_DenseLeaf):
 
 
 class _ScalarLeaf(_Leaf):
-    def __init__(self, name: str, first: Any, rows: int) -> None:
+    def __init__(self, name: _Name, first: Any, rows: int) -> None:
         super().__init__(name, np.empty(rows, np.asarray(first).dtype))
         self._kind = type(first)
         self._first = first
@@ -344,7 +350,7 @@ class _ListLeaf(_Leaf):
             self.out[row] = kind(value)  # NumPy's own strings become plain ones
 
 
-def _leaf(name: str, first: Any, rows: int, recycler: Recycler) -> _Leaf:
+def _leaf(name: _Name, first: Any, rows: int, recycler: Recycler) -> _Leaf:
     if isinstance(first, np.ndarray):
         return _ArrayLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
     if isinstance(first, _TEXT):
@@ -357,6 +363,6 @@ def _leaf(name: str, first: Any, rows: int, recycler: Recycler) -> _Leaf:
         out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
         return _TensorLeaf(name, first, out)
     raise TypeError(
-        f"{name!r} is a {type(first).__name__}, which cannot be stacked; turn it into an array "
+        f"{name} is a {type(first).__name__}, which cannot be stacked; turn it into an array "
         "in a map, or give .batch(collate=...)"
     )

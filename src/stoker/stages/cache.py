@@ -26,17 +26,18 @@ _SAMPLED = 64
 
 
 class Hit:
-    """An example that was found in the cache, until the cache's turn comes."""
+    """An example that was found in the cache, until the cache's turn comes.
 
-    def __init__(self, value: Any) -> None:
+    Attributes:
+        value: what was found.
+        left_out: whether a filter in front of the cache left it out.
+    """
+
+    __slots__ = ("left_out", "value")
+
+    def __init__(self, value: Any, *, left_out: bool) -> None:
         self.value = value
-
-    @property
-    def left_out(self) -> bool:
-        """Whether a filter in front of the cache left it out."""
-        from stoker.cache.codec import LEFT_OUT
-
-        return self.value is LEFT_OUT
+        self.left_out = left_out
 
 
 class Miss:
@@ -155,28 +156,36 @@ class CacheStage(Stage):
         Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
         for is with ``gather``.
         """
-        found: list[Any] = [self._missing(source, index) for index in indices]
-        asked = [
-            (at, miss.key, miss.fingerprint.size_bytes)
-            for at, miss in enumerate(found)
-            if miss.fingerprint is not None and miss.index not in expected
-        ]
-        places, keys, sizes = zip(*asked, strict=True) if asked else ((), (), ())
-        for at, value in (gather or self.cache).find(keys, sizes):
-            found[places[at]] = Hit(value)
-        self.cache.count(misses=len(indices) - len(asked))
-        return found
+        from stoker.cache.codec import LEFT_OUT
 
-    def _missing(self, source: IndexedSource, index: int) -> Miss:
+        known = [self._known(source, index) for index in indices]
+        found: list[Any] = [None] * len(known)
+        asked = [
+            at
+            for at, (fingerprint, _) in enumerate(known)
+            if fingerprint is not None and indices[at] not in expected
+        ]
+        keys = [known[at][1] for at in asked]
+        sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
+        for at, value in (gather or self.cache).find(keys, sizes):
+            found[asked[at]] = Hit(value, left_out=value is LEFT_OUT)
+        if len(asked) < len(indices):
+            self.cache.count(misses=len(indices) - len(asked))
+        return [
+            hit or Miss(index, *one) for hit, index, one in zip(found, indices, known, strict=True)
+        ]
+
+    def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
+        """Return an example's fingerprint and key; none, and b"", where its file is not found."""
         try:
             fingerprint = source.fingerprint(index)
         except OSError:  # the source says what is wrong when it is read
-            return Miss(index, None, b"")
-        return Miss(index, fingerprint, self.cache.key(fingerprint, index))
+            return None, b""
+        return fingerprint, self.cache.key(fingerprint, index)
 
     def keys(self, source: IndexedSource, indices: Sequence[int]) -> list[bytes]:
         """Return the keys of examples; b"" where their files cannot be found."""
-        return [self._missing(source, index).key for index in indices]
+        return [self._known(source, index)[1] for index in indices]
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""
@@ -213,7 +222,7 @@ class CacheStage(Stage):
     def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
         """Tell whether an example is the one that was looked up; it may change while it is read."""
         known = miss.fingerprint
-        return known is not None and self._missing(source, miss.index).fingerprint == known
+        return known is not None and self._known(source, miss.index)[0] == known
 
     def _warn_of_what_cannot_help(self, chain: Chain) -> None:
         source = chain.source

@@ -12,7 +12,8 @@ Never a number between. The stream does not depend on it. The decision:
    one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
    than that, the work goes back to the consumer.
 
-``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch.
+``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
+one in which examples were missing from a cache: what is found there costs less.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class CostEstimate:
         if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
         else:
-            self.row_ns += 0.2 * (each - self.row_ns)
+            # Once another process had the processor for a while, that is no news about the work.
+            self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
         self.rows += rows
         self.work_ns += work_ns
 
@@ -77,6 +79,13 @@ class Autotuner:
         self.active: int | None = None
         self.factor: int | None = None
         self.costs: dict[int, CostEstimate] = {}
+        self._misses = 0
+
+    def begin_epoch(self, misses: int) -> None:
+        """Forget what was learnt if a cache has missed more examples than an epoch ago."""
+        if misses != self._misses:
+            self._misses, self.active = misses, None
+            self.costs.clear()
 
     def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
         """Return the cost of a segment."""

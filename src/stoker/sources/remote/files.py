@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.sources.folder import LabeledImage
 from stoker.sources.local_files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
+from stoker.sources.names import Names
 from stoker.sources.remote.access import Access, Root
-from stoker.sources.remote.listing import Lister, Names
+from stoker.sources.remote.listing import Lister
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import IndexedSource, Indices

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.sources.local_files import IMAGE_SUFFIXES
+from stoker.sources.names import Names
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.storage import Entries, Storage
 
@@ -21,25 +22,6 @@ _SUFFIXES = "|".join(re.escape(suffix[1:]) for suffix in IMAGE_SUFFIXES)
 # Nothing hidden on the way, and a suffix of images; as FolderSource has it.
 _IMAGE = re.compile(rf"(?:(?!\.)[^/]+/)*(?!\.)[^/]+\.(?:{_SUFFIXES})", re.DOTALL | re.IGNORECASE)
 _HIDDEN = re.compile(r"(?:^|/)\.")
-
-
-class Names(Sequence[str]):
-    """Strings in one piece of memory, since a million objects take long to pickle and to scan."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
-        self._bytes = b"".join(encoded)
-        self._ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: Any) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        start = self._ends[index - 1] if index else 0
-        return self._bytes[start : self._ends[index]].decode("utf-8", "surrogateescape")
 
 
 class Listing(NamedTuple):

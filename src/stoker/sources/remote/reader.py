@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +32,8 @@ class RemoteFile(NamedTuple):
     """As people have it."""
     size: int
     """In bytes, or ``UNKNOWN``."""
+    start: int | None = None
+    """Where the part begins that is read, and is of this size; None: all of it is read."""
 
 
 class Files(Protocol):
@@ -176,11 +179,15 @@ class RemoteReader:
                 raise
 
     async def _read(self, index: int) -> bytes:
-        path, url, size = self._files.locate(index)
+        path, url, size, start = self._files.locate(index)
         found = self._storage.to_path(url) if path is None else path
-        return await retry(
-            lambda: self._storage.read(found, size), url, self._retry_s, self._count_retry
-        )
+
+        def attempt() -> Awaitable[bytes]:
+            if start is None:
+                return self._storage.read(found, size)
+            return self._storage.read_part(found, start, size)
+
+        return await retry(attempt, url, self._retry_s, self._count_retry)
 
     def _count_retry(self) -> None:
         if self._closing is not None:  # a cancellation that came too late for an attempt

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stoker.sources.local_files import read_file
@@ -46,6 +46,14 @@ class Storage(ABC):
     @abstractmethod
     async def read(self, path: str, size: int) -> bytes:
         """Read a file, whose size is known or ``UNKNOWN``."""
+
+    @abstractmethod
+    async def read_part(self, path: str, start: int, nbytes: int) -> bytes:
+        """Read so many bytes, at least one; UnusableError where whole files alone are sent."""
+
+    @abstractmethod
+    async def look_up(self, path: str) -> tuple[int, int]:
+        """Return the size of a file and its version, as in ``Entries``."""
 
     @abstractmethod
     async def list_folder(self, path: str) -> Entries:
@@ -92,17 +100,17 @@ class FileStorage(Storage):
 
     async def read(self, path: str, size: int) -> bytes:
         """Read a file, and compare its length."""
-        allowed_s = STALL_S + (_LARGE_BYTES if size == UNKNOWN else size) / _SLOWEST_BYTES_PER_S
-        try:
-            async with asyncio.timeout(allowed_s) as limit:
-                data: bytes = await self._read_whole(path)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise StalledError(f"not read in {allowed_s:.3g} s") from error
-        if len(data) != size != UNKNOWN:
-            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
-        return data
+        return await self._read_in_time(self._read_whole(path), size)
+
+    async def read_part(self, path: str, start: int, nbytes: int) -> bytes:
+        """Read a part of a file, and compare its length."""
+        part = self._call("cat_file", path, start=start, end=start + nbytes)
+        return await self._read_in_time(part, nbytes)
+
+    async def look_up(self, path: str) -> tuple[int, int]:
+        self._fs.invalidate_cache()
+        sizes, versions = _read_infos([await self._call("info", path)])
+        return sizes[0], versions[0]
 
     async def list_folder(self, path: str) -> Entries:
         self._fs.invalidate_cache()
@@ -135,6 +143,19 @@ class FileStorage(Storage):
     async def close(self) -> None:
         """Close nothing: fsspec keeps one such file system for all."""
 
+    async def _read_in_time(self, reading: Awaitable[Any], size: int) -> bytes:
+        allowed_s = STALL_S + (_LARGE_BYTES if size == UNKNOWN else size) / _SLOWEST_BYTES_PER_S
+        try:
+            async with asyncio.timeout(allowed_s) as limit:
+                data: bytes = await reading
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StalledError(f"not read in {allowed_s:.3g} s") from error
+        if len(data) != size != UNKNOWN:
+            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+        return data
+
     async def _read_whole(self, path: str) -> Any:
         if self._local:  # where there are pipes and devices, too
             return await _run_in_thread(lambda: read_file(path))
@@ -146,6 +167,12 @@ class FileStorage(Storage):
         return await _run_in_thread(lambda: getattr(self._fs, method)(*args, **options))
 
 
+def digest_of(told: Sequence[str]) -> int:
+    """Return a number for what a server tells of a file's content; 0 where it tells nothing."""
+    digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") if told else 0
+
+
 def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
     sizes, versions = [], []
     for info in infos:
@@ -154,8 +181,7 @@ def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int
         told = _find_values(info, _TAGS)[:1] or _find_values(info, _TIMES)
         if told:
             told += _find_values(info, _WEAK)
-        digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
-        versions.append(int.from_bytes(digest, "little") if told else 0)
+        versions.append(digest_of(told))
     return sizes, versions
 
 

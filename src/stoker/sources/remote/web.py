@@ -22,7 +22,7 @@ from stoker.sources.remote.failures import (
     TruncatedError,
     UnusableError,
 )
-from stoker.sources.remote.storage import UNKNOWN, Entries, Storage, import_extra
+from stoker.sources.remote.storage import UNKNOWN, Entries, Storage, digest_of, import_extra
 
 _LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-"
 _LEGAL_NAME = re.compile(rf"[{_LEGAL}]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}]*)*")
@@ -67,6 +67,27 @@ class WebStorage(Storage):
             raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
+    async def read_part(self, path: str, start: int, nbytes: int) -> bytes:
+        data, answer = await self._get(path, (start, start + nbytes))
+        told = answer.headers.get("Content-Range", "")
+        size = told.rpartition("/")[2]
+        if size.isdecimal() and int(size) < start + nbytes:
+            raise UnusableError(
+                f"it has {int(size):,} bytes now, and byte {start + nbytes:,} was asked for"
+            )
+        if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
+            raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
+        return data
+
+    async def look_up(self, path: str) -> tuple[int, int]:
+        """Ask for the first byte: not all servers answer HEAD."""
+        _, answer = await self._get(path, (0, 1))
+        size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        told = [
+            answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers
+        ]
+        return int(size) if size.isdecimal() else UNKNOWN, digest_of(told[:1])
+
     async def list_folder(self, path: str) -> Entries:
         """Read an index page."""
         url = f"{path}/"
@@ -91,11 +112,20 @@ class WebStorage(Storage):
         if self._fs._session is not None:
             await self._fs._session.close()
 
-    async def _get(self, url: str) -> tuple[bytes, Any]:
+    async def _get(self, url: str, span: tuple[int, int] | None = None) -> tuple[bytes, Any]:
         session = await self._fs.set_session()
+        request, expected = self._request, 200
+        if span is not None:
+            headers = {**request["headers"], "Range": f"bytes={span[0]}-{span[1] - 1}"}
+            request, expected = {**request, "headers": headers}, 206
         try:
-            async with session.get(self._yarl.URL(url, encoded=True), **self._request) as answer:
-                if answer.status != 200:
+            async with session.get(self._yarl.URL(url, encoded=True), **request) as answer:
+                if expected == 206 and answer.status == 200:
+                    raise UnusableError(
+                        "the server sends whole files only, not parts of them (ranges): copy the "
+                        "file to a local disk"
+                    )
+                if answer.status != expected:
                     retry_after = answer.headers.get("Retry-After")
                     raise StatusError(answer.status, answer.reason, retry_after)
                 encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()

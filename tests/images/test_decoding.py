@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import backend  # noqa: F401 - for every test here
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 import stoker
-from stoker.images import decode
+from stoker.images import decode, size
 
 
 def encoded(image: Any, kind: str = "PNG", **how: Any) -> bytes:
@@ -164,3 +165,58 @@ def test_a_broken_file_in_a_folder_is_named(tmp_path: Path, workers: int, kind: 
     assert len(batches) == 8
     assert batches[0].image.shape == (2, 24, 32, 3)
     assert batches[0].label.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_images_are_turned_as_exif_says_if_that_is_asked_for(kind: str, turn: int) -> None:
+    image = Image.fromarray(gradient(3))
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encoded(image, kind, exif=exif)
+    with Image.open(io.BytesIO(data)) as read:
+        upright = np.array(ImageOps.exif_transpose(read).convert("RGB"))
+        as_kept = np.array(read.convert("RGB"))
+    assert np.array_equal(decode(data, orient=True), upright)
+    assert decode(data, orient=True).flags.c_contiguous
+    assert np.array_equal(checked(data), as_kept)
+    assert size(data) == (24, 32)
+    assert size(data, orient=True) == upright.shape[:2]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_larger_images_than_allowed_are_refused(kind: str) -> None:
+    data = encoded(Image.fromarray(gradient(3)), kind)
+    assert decode(data, max_pixels=24 * 32).shape == (24, 32, 3)
+    with pytest.raises(ValueError, match=f"32 x 24 pixels: more than {24 * 32 - 1}"):
+        decode(data, max_pixels=24 * 32 - 1)
+
+
+def test_a_file_of_too_many_scans_is_refused() -> None:
+    data = encoded(Image.fromarray(gradient(3)), "JPEG", progressive=True)
+    assert decode(data, max_pixels=24 * 32 * 8).shape == (24, 32, 3)
+    last = data.rindex(b"\xff\xda")
+    many = data[:-2] + data[last:-2] * 300 + data[-2:]
+    with pytest.raises(ValueError, match="scans: more than"):
+        decode(many, max_pixels=24 * 32 * 8)
+
+
+def test_what_pillow_takes_for_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(Image.fromarray(gradient(3)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="too large for Pillow"):
+        decode(data)
+
+
+@pytest.mark.parametrize("made", [bytearray, memoryview])
+def test_other_kinds_of_bytes(made: Any) -> None:
+    data = encoded(Image.fromarray(gradient(3)), "JPEG")
+    assert np.array_equal(decode(made(data)), decode(data))
+    assert size(made(data)) == (24, 32)
+
+
+def test_sizes_of_damaged_files_are_errors() -> None:
+    with pytest.raises(OSError, match=r"ends early|truncated|cannot identify"):
+        size(encoded(Image.fromarray(gradient(3)), "JPEG")[:20])
+    with pytest.raises(UnidentifiedImageError):
+        size(b"this is a text")

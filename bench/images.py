@@ -1,0 +1,319 @@
+"""JPEGs, cropped at random and resized: how much of what the codec can do arrives?
+
+Files are read, random boxes of 8 to 100 % of their area resized to 224 x 224, half of them flipped,
+``uint8`` batches of 64, by two workers, from a warm page cache. Everything runs in a process of its
+own, all of them in turns. The limit is a C program that reads the files, decodes the rows and
+columns of the boxes alone, and resizes them.
+
+1. photographs: stoker with stoker-native, stoker with Pillow, and peers;
+2. the same, decoded in full once and cropped e times (``echo``), against a loop by hand that does
+   the same copies, by whole epochs;
+3. files of 32 x 32 pixels;
+4. photographs of 2,000 x 1,500 pixels, with and without scaling by the codec.
+
+Peers: torch's ``DataLoader`` with Pillow, which resizes with antialiasing, as stoker does; the same
+with OpenCV, and tf.data, which take the two nearest pixels only.
+
+Command::
+
+    python bench/images.py --jpegs imagenet-sample.tar --limit jpeg_floor.c --peers all --install
+
+Results::
+
+    [results/images.json]
+    [end]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from gil import jpegs
+from harness import Ratio, Report, interleaved, parser, report
+from peers import environment
+from peers.serve import steady_rates, whole_rates
+from PIL import Image
+
+from stoker.images import native
+
+BATCH = 64
+WORKERS = 2
+FILES = 3_000  # of an epoch, at least: the same files again
+PEERS = {
+    "torch, OpenCV": ("opencv", "torch_jpegs", "opencv"),
+    "tf.data": ("tensorflow", "tensorflow_jpegs", ""),
+}
+"""Their environments, files and variants; torch with Pillow needs no environment of its own."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What loads JPEGs, in a process of its own.
+
+    Attributes:
+        python: of its environment.
+        peer: its file, in ``peers/jpegs/``.
+        variant: what it is told.
+    """
+
+    python: Path
+    peer: str
+    variant: str
+
+
+class Serving:
+    """An arm's process, ready to run epochs; to be closed."""
+
+    def __init__(self, arm: Arm, folder: Path) -> None:
+        peers = environment.HERE / "jpegs"
+        command: list[Any] = [
+            arm.python,
+            "-W",
+            "ignore",
+            peers / "serve_jpegs.py",
+            arm.peer,
+            folder,
+        ]
+        self._process = subprocess.Popen(
+            [*command, arm.variant, str(BATCH), str(WORKERS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        try:
+            self.first_s = self._answer()["first_s"]
+        except BaseException:
+            self.close()
+            raise
+
+    def timed(self, least_s: float) -> dict[str, float]:
+        """Run epochs; see ``peers/serve.py``. Memory is what the process and its workers hold."""
+        assert self._process.stdin is not None
+        print(least_s, file=self._process.stdin, flush=True)
+        return self._answer() | {"memory_bytes": self._memory_bytes()}
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # some print while they are imported
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise RuntimeError(f"an arm ended with code {self._process.wait()}")
+
+    def _memory_bytes(self) -> int:
+        whole = psutil.Process(self._process.pid)
+        total = 0
+        for each in [whole, *whole.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += each.memory_full_info().pss
+        return total
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def written(files: list[bytes], folder: Path, count: int) -> Path:
+    """Write files, and links to them, until there are so many."""
+    (folder / "0").mkdir(parents=True)
+    for number, data in enumerate(files):
+        (folder / "0" / f"{number:05}.jpg").write_bytes(data)
+    for label in range(1, -(-count // len(files))):
+        (folder / str(label)).mkdir()
+        for number in range(len(files)):
+            name = f"{number:05}.jpg"
+            os.link(folder / "0" / name, folder / str(label) / name)
+    return folder
+
+
+def colour(files: list[bytes]) -> list[bytes]:
+    """Leave out what is not RGB, which the limit cannot decode."""
+    return [data for data in files if Image.open(io.BytesIO(data)).mode == "RGB"]
+
+
+def resized(files: list[bytes], size: tuple[int, int]) -> list[bytes]:
+    """Make the same files in another size (width, height)."""
+    made = []
+    for data in files:
+        out = io.BytesIO()
+        image = Image.open(io.BytesIO(data)).resize(size, Image.Resampling.LANCZOS)
+        image.save(out, "JPEG", quality=90)
+        made.append(out.getvalue())
+    return made
+
+
+def compiled(source: str, folder: Path) -> Path:
+    """Compile the C program that is the limit."""
+    program = folder / "limit"
+    command: list[Any] = [
+        "cc",
+        "-O3",
+        "-march=native",
+        source,
+        "-o",
+        program,
+        "-ljpeg",
+        "-lm",
+        "-lpthread",
+    ]
+    subprocess.run(command, check=True)
+    return program
+
+
+def limit(program: Path, folder: Path, seconds: float) -> dict[str, float]:
+    """Run the C program on files, with as many threads as there are workers."""
+    names = folder.parent / f"{folder.name}.list"
+    names.write_text("".join(f"{path}\n" for path in sorted((folder / "0").iterdir())))
+    arguments: list[Any] = [names, "crop_resize", str(WORKERS), str(seconds), "file"]
+    out = subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+    per_s = json.loads(out.partition("RESULT ")[2])["ips"]
+    return {"steady_examples": per_s, "steady_s": 1.0}
+
+
+def arms_of(task: str, peers: list[str]) -> dict[str, Arm]:
+    """Return what runs in a task; the first is what the others are compared with."""
+    here = Path(sys.executable)
+    stoker = partial(Arm, here, "stoker_jpegs")
+    own = {"stoker": stoker("fast")} if native.library() else {}
+    if task.startswith("echo"):
+        factor = task.rpartition(" ")[2]
+        return (
+            {
+                name: stoker(f"{kind}-{factor}")
+                for name, kind in (("stoker", "echo"), ("by hand", "hand"))
+            }
+            if own
+            else {}
+        )
+    if task == "large" and own:
+        own["stoker, scaled by the codec"] = stoker("dct")
+    arms = own | {
+        "stoker, Pillow": stoker("pillow"),
+        "torch, Pillow": Arm(here, "torch_jpegs", "pillow"),
+    }
+    for name in peers:
+        place, peer, variant = PEERS[name]
+        arms[name] = Arm(environment.python(place), peer, variant)
+    return arms
+
+
+def measure(
+    made: Report,
+    task: str,
+    folder: Path,
+    peers: list[str],
+    program: Path | None,
+    seconds: float,
+    rounds: int,
+) -> None:
+    """Run the arms of a task in turns."""
+    with ExitStack() as within:
+        cases: dict[str, Callable[[], dict[str, float]]] = {}
+        first_s: dict[str, float] = {}
+        for name, arm in arms_of(task, peers).items():
+            serving = Serving(arm, folder)
+            within.callback(serving.close)
+            first_s[name] = serving.first_s
+            cases[name] = partial(serving.timed, seconds)
+        if program and not task.startswith("echo"):
+            cases["limit"] = partial(limit, program, folder, seconds)
+        for name, samples in interleaved(cases, rounds).items():
+            made.add(task=task, arm=name, samples=samples, first_s=first_s.get(name))
+
+
+def evaluate(made: Report) -> None:
+    """Compare with the limit, with peers, with loops by hand."""
+    for task in dict.fromkeys(row["task"] for row in made.rows):
+        rows = {row["arm"]: row for row in made.rows if row["task"] == task}
+        # A loop by hand fills its pool before it begins: only whole epochs compare.
+        rates_of = whole_rates if task.startswith("echo") else steady_rates
+        rates = {name: rates_of(row["samples"]) for name, row in rows.items()}
+        base = "limit" if "limit" in rates else next(iter(reversed(rates)))
+        made.show(
+            (task, "images/s", f"over {base}", "first batch", "memory"),
+            [line(name, row, rates[name], rates[base]) for name, row in rows.items()],
+        )
+        expect(made, task, rates)
+
+
+def line(name: str, row: dict[str, Any], rates: list[float], base: list[float]) -> tuple[Any, ...]:
+    """Return a line of a table."""
+    held = [sample["memory_bytes"] for sample in row["samples"] if "memory_bytes" in sample]
+    return (
+        name,
+        f"{median(rates):,.0f}",
+        Ratio.of(rates, base),
+        "" if row["first_s"] is None else f"{row['first_s']:.2f} s",
+        f"{max(held) / 1e6:,.0f} MB" if held else "",
+    )
+
+
+def expect(made: Report, task: str, rates: dict[str, list[float]]) -> None:
+    """Set the targets of a task."""
+
+    def over(one: str, other: str, least: float) -> None:
+        if one in rates and other in rates:
+            ratio = Ratio.of(rates[one], rates[other]).median
+            made.expect(f"{task}: {one} over {other}", ratio, least)
+
+    if task == "photographs":
+        over("stoker", "limit", 0.8)
+        for peer in ("torch, Pillow", *PEERS):
+            over("stoker", peer, 1.0)
+        over("stoker, Pillow", "torch, Pillow", 1.0)
+    over("stoker", "by hand", 0.9)
+
+
+def tasks(place: str | None, quick: bool, within: Path) -> Iterator[tuple[str, Path]]:
+    """Write the files of each task."""
+    files = colour(jpegs(place, BATCH if quick else 500))
+    few = files[:BATCH]
+    count = 4 * BATCH if quick else FILES
+    photographs = written(files, within / "photographs", count)
+    for task in ("photographs", "echo 2", "echo 4"):
+        yield task, photographs
+    yield "small", written(resized(few, (32, 32)), within / "small", count)
+    large = (400, 300) if quick else (2_000, 1_500)
+    yield "large", written(resized(few, large), within / "large", 4 * BATCH)
+
+
+def main() -> None:
+    options = parser(__doc__, evaluate)
+    options.add_argument("--jpegs", help="a folder or a tar of JPEGs; by default some are made")
+    options.add_argument("--limit", help="the C program that is the limit, its source")
+    options.add_argument(
+        "--peers", default="", help=f"of {', '.join(PEERS)}, with ; between them, or all"
+    )
+    options.add_argument("--install", action="store_true", help="make the peers' environments")
+    options.add_argument("--only", default="", help="tasks whose names have this in them")
+    arguments = options.parse_args()
+    names = arguments.peers.replace("all", ";".join(PEERS))
+    peers = [name.strip() for name in names.split(";") if name.strip()]
+    for name in peers:
+        if arguments.install:
+            environment.install(PEERS[name][0])
+    rounds, seconds = (1, 0.1) if arguments.quick else (arguments.rounds, 2.0)
+    with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as folder:
+        program = compiled(arguments.limit, Path(folder)) if arguments.limit else None
+        for task, files in tasks(arguments.jpegs, arguments.quick, Path(folder)):
+            if arguments.only in task:
+                measure(made, task, files, peers, program, seconds, rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""torch's DataLoader over JPEGs, with Pillow (variant ``pillow``) or OpenCV (``opencv``)."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from serve_jpegs import SIDE, box, files_of
+from torch.utils.data import DataLoader, Dataset
+
+
+def by_pillow(path: str) -> Any:
+    from PIL import Image
+
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    top, left, height, width = box(image.height, image.width, random.random)
+    image = image.crop((left, top, left + width, top + height))
+    made = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    return made[:, ::-1].copy() if random.random() < 0.5 else made
+
+
+def by_opencv(path: str) -> Any:
+    import cv2
+
+    cv2.setNumThreads(0)
+    with open(path, "rb") as file:
+        image = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR_RGB)
+    top, left, height, width = box(*image.shape[:2], random.random)
+    made = cv2.resize(
+        image[top : top + height, left : left + width],
+        (SIDE, SIDE),
+        interpolation=cv2.INTER_LINEAR,
+    )
+    return cv2.flip(made, 1) if random.random() < 0.5 else made
+
+
+class Crops(Dataset[Any]):
+    """Random resized crops of files."""
+
+    def __init__(self, folder: str, crop: Callable[[str], Any]) -> None:
+        self._files, self._crop = files_of(folder), crop
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self._files[index]
+        return self._crop(path), label
+
+
+def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:
+    warnings.filterwarnings("ignore", message=".*not writable.*")
+    loader: DataLoader[Any] = DataLoader(
+        Crops(folder, {"pillow": by_pillow, "opencv": by_opencv}[variant]),
+        batch_size=batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=True,
+    )
+    return lambda: loader

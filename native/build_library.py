@@ -1,0 +1,48 @@
+"""Compiles the library and puts it into the wheel, which serves every Python: py3-none-PLATFORM.
+
+``CC`` and ``CFLAGS`` are those of make. ``STOKER_NATIVE_LIBJPEG`` names a folder with ``include``
+and ``lib/libjpeg.a``, which is then linked statically; otherwise it is the system's shared libjpeg.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
+
+
+def command(here: Path, made: Path) -> list[str]:
+    """Return the command that compiles the library."""
+    libjpeg = os.environ.get("STOKER_NATIVE_LIBJPEG")
+    include = [f"-I{libjpeg}/include"] if libjpeg else []
+    library = [f"{libjpeg}/lib/libjpeg.a"] if libjpeg else ["-ljpeg"]
+    sources = sorted(map(str, (here / "csrc").glob("*.c")))
+    given = shlex.split(os.environ.get("CFLAGS", ""))
+    cc = shlex.split(os.environ.get("CC", "cc"))
+    return [*cc, *FLAGS, *given, *include, *sources, "-o", str(made), *library, "-lm"]
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """The hook that hatchling calls."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and say what the wheel is called."""
+        self._folder = tempfile.TemporaryDirectory()
+        made = Path(self._folder.name, "libstoker_native.so")
+        subprocess.run(command(Path(self.root), made), check=True)
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["force_include"][str(made)] = f"stoker_native/{made.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was compiled."""
+        self._folder.cleanup()

@@ -1,0 +1,51 @@
+// What the library offers. Every function may be called by any number of threads.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+// Everything else is hidden.
+#define OFFERED __attribute__((visibility("default")))
+
+enum outcome {
+    DONE = 0,
+    DAMAGED = 1,    // no JPEG, or one that ends early or cannot be decoded
+    TOO_LARGE = 2,  // more pixels, or more pixels times scans, than the limits say
+    NO_MEMORY = 3,
+    WRONG = 4,      // an argument
+};
+
+enum { MESSAGE = 256 };  // bytes of a message; it is set where the outcome is not DONE
+
+struct limits {
+    int64_t pixels;       // of the whole image
+    int64_t scan_pixels;  // times the scans that it comes in
+};
+
+// A box and what becomes of it.
+struct crop {
+    double x, y, width, height;
+    int32_t out_height, out_width;
+    int32_t flip;
+    int32_t antialias;
+    int32_t beyond;   // whether pixels around the box may have a part in its edge
+    int32_t dct;      // whether the codec may make it smaller first, by 2, 4 or 8
+};
+
+// Height and width, and the number of colour components.
+OFFERED int stoker_jpeg_size(const uint8_t *data, size_t size, int32_t found[3], char *message);
+
+// Writes RGB [height][width][3] of a box whose sides are within the image.
+OFFERED int stoker_jpeg_decode(const uint8_t *data, size_t size, const int32_t box[4],
+                       const struct limits *limits, uint8_t *out, char *message);
+
+// Writes RGB [out_height][out_width][3]; rows and columns that it is not made of are not decoded.
+OFFERED int stoker_jpeg_crop(const uint8_t *data, size_t size, const struct crop *crop,
+                     const struct limits *limits, uint8_t *out, char *message);
+
+// The same of pixels [height][width][channels], with so many bytes from row to row.
+OFFERED int stoker_pixels_crop(const uint8_t *pixels, int32_t height, int32_t width, int32_t channels,
+                       int64_t row_bytes, const struct crop *crop, uint8_t *out, char *message);
+
+OFFERED const char *stoker_paths(void);
+OFFERED int stoker_use_path(const char *name);
+OFFERED const char *stoker_last_path(void);

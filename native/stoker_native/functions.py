@@ -1,0 +1,190 @@
+"""The functions of the library, as ``csrc/stoker_native.h`` declares them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LIBRARY = "STOKER_NATIVE_LIBRARY"
+"""Names another build of the library, such as one with sanitizers."""
+
+_MESSAGE_BYTES = 256
+_DAMAGED, _TOO_LARGE, _NO_MEMORY = 1, 2, 3
+
+
+class TooLarge(ValueError):
+    """An image has more pixels, or more pixels times scans, than the limits say."""
+
+
+class Limits(ctypes.Structure):
+    """``struct limits``."""
+
+    _fields_ = [("pixels", c_int64), ("scan_pixels", c_int64)]
+
+
+class Crop(ctypes.Structure):
+    """``struct crop``: a box, as it lies in the image, and what becomes of it.
+
+    Args:
+        x, y, width, height: the box, in pixels; it need not begin or end between two of them.
+        out_height, out_width: the size that it is given.
+        flip: whether left and right change places.
+        antialias: whether all pixels of the box count where it is made smaller.
+        beyond: whether pixels around the box have a part in its edge.
+        dct: whether the codec may make the image smaller first, by 2, 4 or 8.
+    """
+
+    _fields_ = [
+        ("x", c_double),
+        ("y", c_double),
+        ("width", c_double),
+        ("height", c_double),
+        ("out_height", c_int32),
+        ("out_width", c_int32),
+        ("flip", c_int32),
+        ("antialias", c_int32),
+        ("beyond", c_int32),
+        ("dct", c_int32),
+    ]
+    out_height: int
+    out_width: int
+
+
+def _load() -> ctypes.CDLL:
+    beside = Path(__file__).with_name("libstoker_native.so")
+    try:
+        library = ctypes.CDLL(os.environ.get(_LIBRARY) or str(beside))
+    except OSError as error:
+        raise ImportError(f"the library of stoker-native cannot be loaded: {error}") from error
+    data: list[Any] = [c_char_p, c_size_t]
+    crop, limits, out = POINTER(Crop), POINTER(Limits), c_void_p
+    library.stoker_jpeg_size.argtypes = [*data, c_int32 * 3, c_char_p]
+    library.stoker_jpeg_decode.argtypes = [*data, c_int32 * 4, limits, out, c_char_p]
+    library.stoker_jpeg_crop.argtypes = [*data, crop, limits, out, c_char_p]
+    library.stoker_pixels_crop.argtypes = [
+        c_void_p, c_int32, c_int32, c_int32, c_int64, crop, out, c_char_p,
+    ]  # fmt: skip
+    library.stoker_use_path.argtypes = [c_char_p]
+    for name in ("jpeg_size", "jpeg_decode", "jpeg_crop", "pixels_crop", "use_path"):
+        getattr(library, f"stoker_{name}").restype = c_int
+    library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
+    return library
+
+
+_library = _load()
+
+
+def jpeg_size(data: bytes) -> tuple[int, int]:
+    """Return height and width, of the header alone.
+
+    Raises OSError where the data is no JPEG, or its header is damaged or not whole.
+    """
+    found, message = (c_int32 * 3)(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    outcome = _library.stoker_jpeg_size(data, len(data), found, message)
+    if outcome:
+        _fail(outcome, message)
+    return found[0], found[1]
+
+
+def jpeg_decode(
+    data: bytes,
+    box: tuple[int, int, int, int],
+    *,
+    max_pixels: int,
+    max_scan_pixels: int,
+) -> NDArray[np.uint8]:
+    """Decode a box ``(x, y, width, height)`` of a JPEG to RGB ``uint8 [height, width, 3]``.
+
+    Rows below the box are not looked at. Columns beside it, and rows above it, are not decoded
+    further than is needed to find the box.
+
+    Raises OSError as ``jpeg_size``, and where what is looked at is damaged; TooLarge where the
+    image is beyond the limits; ValueError where the box is not within the image.
+    """
+    out = np.empty((max(box[3], 0), max(box[2], 0), 3), np.uint8)
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    limits = Limits(max_pixels, max_scan_pixels)
+    outcome = _library.stoker_jpeg_decode(
+        data, len(data), (c_int32 * 4)(*box), byref(limits), out.ctypes.data, message
+    )
+    if outcome:
+        _fail(outcome, message)
+    return out
+
+
+def jpeg_crop(
+    data: bytes, crop: Crop, *, max_pixels: int, max_scan_pixels: int
+) -> NDArray[np.uint8]:
+    """Make a resized crop of a JPEG: RGB ``uint8 [out_height, out_width, 3]``.
+
+    Raises as ``jpeg_decode``.
+    """
+    out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), 3), np.uint8)
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    limits = Limits(max_pixels, max_scan_pixels)
+    outcome = _library.stoker_jpeg_crop(
+        data, len(data), byref(crop), byref(limits), out.ctypes.data, message
+    )
+    if outcome:
+        _fail(outcome, message)
+    return out
+
+
+def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
+    """Make a resized crop of pixels ``uint8 [height, width, channels]``, of 1 to 4 channels.
+
+    Rows may lie anywhere; the pixels of a row lie one after the other, or are copied first. Raises
+    TypeError and ValueError where that is not what was given, or the box is not within it.
+    """
+    if pixels.dtype != np.uint8:
+        raise TypeError(f"pixels are uint8, not {pixels.dtype}")
+    if pixels.ndim != 3 or not 1 <= pixels.shape[2] <= 4:
+        raise ValueError(f"pixels are [height, width, 1 to 4 channels], not {list(pixels.shape)}")
+    height, width, channels = pixels.shape
+    if pixels.strides[1:] != (channels, 1):
+        pixels = np.ascontiguousarray(pixels)
+    out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), channels), np.uint8)
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    outcome = _library.stoker_pixels_crop(
+        pixels.ctypes.data, height, width, channels, pixels.strides[0],
+        byref(crop), out.ctypes.data, message,
+    )  # fmt: skip
+    if outcome:
+        _fail(outcome, message)
+    return out
+
+
+def paths() -> list[str]:
+    """Return the instruction sets that this processor can run, the best one first."""
+    return str(_library.stoker_paths().decode()).split()
+
+
+def use_path(name: str) -> None:
+    """Have all threads resample with this instruction set from now on; "" is the best one.
+
+    Raises ValueError where the processor, or the library, does not have it.
+    """
+    if not _library.stoker_use_path(name.encode()):
+        raise ValueError(f"{name!r} is none of {', '.join(paths())}")
+
+
+def last_path() -> str:
+    """Return the instruction set of this thread's last resampling, "" before the first."""
+    return str(_library.stoker_last_path().decode())
+
+
+def _fail(outcome: int, message: ctypes.Array[ctypes.c_char]) -> NoReturn:
+    words = message.value.decode(errors="replace")
+    if outcome == _DAMAGED:
+        raise OSError(words)
+    if outcome == _TOO_LARGE:
+        raise TooLarge(words)
+    if outcome == _NO_MEMORY:
+        raise MemoryError(words)
+    raise ValueError(words)

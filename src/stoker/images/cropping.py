@@ -1,0 +1,314 @@
+"""Crops and sizes, as torchvision's transforms of the same names make them.
+
+Each function here returns a transform for ``.map()`` or ``.random_map()``. It takes an image,
+encoded (``bytes``) or decoded (``uint8 [height, width, channels]``), and returns a new one,
+``uint8``. It also takes a batch, a list of images or ``uint8 [n, height, width, channels]``, and
+returns one array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stoker.checks import is_whole_number
+from stoker.images.decoding import MAX_PIXELS
+from stoker.images.image_map import ImageMap, RandomImageMap
+from stoker.images.resampling import Box, Pixels, Reading, size_of
+
+_TRIES = 10  # boxes that are drawn, until one fits
+
+Size = int | Sequence[int]
+
+
+# -- the transforms
+
+
+def random_resized_crop(
+    size: Size,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    *,
+    flip_p: float = 0.0,
+    antialias: bool = True,
+    dct_scaling: bool = False,
+    strict: bool = False,
+    max_pixels: int = MAX_PIXELS,
+) -> RandomImageMap:
+    """Crop at random, and resize: what classifiers of photographs are trained with.
+
+    Boxes are drawn as torchvision's ``RandomResizedCrop`` does: area and aspect ratio, up to ten
+    times until the box fits, or else the largest one in the middle. Of a JPEG, with
+    ``stoker-native``, only the box is decoded.
+
+    Args:
+        size: of the result: one number, or height and width.
+        scale: the box's share of the image's area, at least and at most.
+        ratio: the box's width over its height, at least and at most; its logarithm is uniform.
+        flip_p: the probability that left and right change places. It costs nothing here.
+        antialias: whether all pixels count where a box is made smaller, as in Pillow's ``resize``,
+            or the nearest two of each row and column alone.
+        dct_scaling: whether a JPEG of at least twice the size may be decoded at 1/2, 1/4 or 1/8.
+            Faster for large photographs, and not the same pixels. Only ``stoker-native`` does it.
+        strict: whether a file is decoded in full. Otherwise damage in a part of a JPEG that the box
+            does not need is not noticed.
+        max_pixels: images of more are refused, as in ``decode``.
+
+    Returns:
+        A function for ``.random_map(fn, on="image")``.
+
+    Raises:
+        TypeError, ValueError: wrong arguments. The function raises those for what is no image, and
+            whatever ``decode`` raises.
+    """
+    height, width = _size(size)
+    _check_range("scale", scale)
+    _check_range("ratio", ratio)
+    _check_probability("flip_p", flip_p)
+    fn = partial(
+        _random_resized_crop,
+        size=(height, width),
+        scale=scale,
+        ratio=ratio,
+        flip_p=flip_p,
+        antialias=antialias,
+        dct_scaling=dct_scaling,
+        reading=Reading(strict, max_pixels),
+    )
+    return RandomImageMap(f"random_resized_crop({_words(size)})", fn)
+
+
+def random_crop(
+    size: Size, padding: int = 0, *, strict: bool = False, max_pixels: int = MAX_PIXELS
+) -> RandomImageMap:
+    """Crop at a random place.
+
+    Args:
+        size: of the result: one number, or height and width.
+        padding: how many pixels of 0 are thought around the image.
+        strict, max_pixels: as in ``random_resized_crop``.
+
+    Returns:
+        A function for ``.random_map(fn, on="image")``. It raises ValueError where an image with its
+        padding is smaller than the crop.
+    """
+    height, width = _size(size)
+    if not is_whole_number(padding) or padding < 0:
+        raise ValueError(f"padding= takes a number of pixels, not {padding!r}")
+    fn = partial(
+        _random_crop, size=(height, width), padding=padding, reading=Reading(strict, max_pixels)
+    )
+    return RandomImageMap(f"random_crop({_words(size)})", fn)
+
+
+def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) -> ImageMap:
+    """Resize whole images.
+
+    Args:
+        size: of the shorter side, the other in proportion; or height and width.
+        antialias, max_pixels: as in ``random_resized_crop``.
+
+    Returns:
+        A function for ``.map(fn, on="image")``.
+    """
+    sides = int(size) if is_whole_number(size) else _size(size)
+    _size(size)
+    fn = partial(_resize, size=sides, antialias=antialias, reading=Reading(max_pixels=max_pixels))
+    return ImageMap(f"resize({_words(size)})", fn)
+
+
+def center_crop(size: Size, *, strict: bool = False, max_pixels: int = MAX_PIXELS) -> ImageMap:
+    """Crop the middle; images that are smaller get a border of 0.
+
+    Args:
+        size: of the result: one number, or height and width.
+        strict, max_pixels: as in ``random_resized_crop``.
+
+    Returns:
+        A function for ``.map(fn, on="image")``.
+    """
+    fn = partial(_center_crop, size=_size(size), reading=Reading(strict, max_pixels))
+    return ImageMap(f"center_crop({_words(size)})", fn)
+
+
+def resized_center_crop(
+    size: Size,
+    resized: int,
+    *,
+    antialias: bool = True,
+    dct_scaling: bool = False,
+    strict: bool = False,
+    max_pixels: int = MAX_PIXELS,
+) -> ImageMap:
+    """Resize the shorter side, and crop the middle, in one: what classifiers are evaluated with.
+
+    The pixels are those of ``resize(resized)`` and ``center_crop(size)``, within one level.
+
+    Args:
+        size: of the result: one number, or height and width, at most ``resized``.
+        resized: what the shorter side becomes.
+        antialias, dct_scaling, strict, max_pixels: as in ``random_resized_crop``.
+
+    Returns:
+        A function for ``.map(fn, on="image")``.
+    """
+    height, width = _size(size)
+    if not is_whole_number(resized) or resized < max(height, width):
+        raise ValueError(f"{height} x {width} cannot be cropped of a shorter side of {resized!r}")
+    fn = partial(
+        _resized_center_crop,
+        size=(height, width),
+        resized=resized,
+        antialias=antialias,
+        dct_scaling=dct_scaling,
+        reading=Reading(strict, max_pixels),
+    )
+    return ImageMap(f"resized_center_crop({_words(size)}, {resized})", fn)
+
+
+# -- what they do to one image
+
+
+def _random_resized_crop(
+    image: Any,
+    *,
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    flip_p: float,
+    antialias: bool,
+    dct_scaling: bool,
+    reading: Reading,
+) -> Pixels:
+    opened = reading.opened(image)
+    return reading.resized(
+        opened,
+        random_box(*size_of(opened), scale, ratio, rng),
+        size,
+        flip=rng.random() < flip_p,
+        antialias=antialias,
+        dct_scaling=dct_scaling,
+    )
+
+
+def _random_crop(
+    image: Any, *, rng: np.random.Generator, size: tuple[int, int], padding: int, reading: Reading
+) -> Pixels:
+    opened = reading.opened(image)
+    spare = [have + 2 * padding - want for have, want in zip(size_of(opened), size, strict=True)]
+    if min(spare) < 0:
+        height, width = size_of(opened)
+        raise ValueError(
+            f"an image of {height} x {width}, with a padding of {padding}, is smaller than a crop "
+            f"of {size[0]} x {size[1]}"
+        )
+    top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
+    return reading.cut(opened, top, left, *size)
+
+
+def _resize(
+    image: Any, *, size: int | tuple[int, int], antialias: bool, reading: Reading
+) -> Pixels:
+    opened = reading.opened(image)
+    height, width = size_of(opened)
+    sides = _shorter_side(height, width, size) if isinstance(size, int) else size
+    return reading.resized(opened, Box(0, 0, height, width), sides, antialias=antialias)
+
+
+def _center_crop(image: Any, *, size: tuple[int, int], reading: Reading) -> Pixels:
+    opened = reading.opened(image)
+    (height, width), (rows, columns) = size, size_of(opened)
+    return reading.cut(opened, _middle(rows, height), _middle(columns, width), height, width)
+
+
+def _resized_center_crop(
+    image: Any,
+    *,
+    size: tuple[int, int],
+    resized: int,
+    antialias: bool,
+    dct_scaling: bool,
+    reading: Reading,
+) -> Pixels:
+    opened = reading.opened(image)
+    height, width = size_of(opened)
+    rows, columns = _shorter_side(height, width, resized)
+    down, across = height / rows, width / columns
+    top, left = _middle(rows, size[0]), _middle(columns, size[1])
+    return reading.resized(
+        opened,
+        Box(top * down, left * across, size[0] * down, size[1] * across),
+        size,
+        antialias=antialias,
+        beyond=True,
+        dct_scaling=dct_scaling,
+    )
+
+
+def random_box(
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    rng: np.random.Generator,
+) -> Box:
+    """Draw the box of a random resized crop, of whole pixels, within an image of this size."""
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
+        aspect = math.exp(low + (high - low) * rng.random())
+        across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < across <= width and 0 < down <= height:
+            top = int(rng.random() * (height - down + 1))
+            left = int(rng.random() * (width - across + 1))
+            return Box(top, left, down, across)
+    down, across = height, width
+    if width < ratio[0] * height:
+        down = max(1, round(width / ratio[0]))
+    elif width > ratio[1] * height:
+        across = max(1, round(height * ratio[1]))
+    return Box((height - down) // 2, (width - across) // 2, down, across)
+
+
+def _middle(have: int, want: int) -> int:
+    """Return where a crop in the middle begins; below 0 where there is less than that."""
+    return round((have - want) / 2) if have >= want else -((want - have) // 2)
+
+
+def _shorter_side(height: int, width: int, to: int) -> tuple[int, int]:
+    if height <= width:
+        return to, int(to * width / height)
+    return int(to * height / width), to
+
+
+# -- arguments
+
+
+def _size(size: Any) -> tuple[int, int]:
+    sides = [size, size] if is_whole_number(size) else size
+    if (
+        not isinstance(sides, Sequence)
+        or len(sides) != 2
+        or not all(is_whole_number(side) and side > 0 for side in sides)
+    ):
+        raise ValueError(f"a size is a number of pixels, or height and width, not {size!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _words(size: Size) -> str:
+    return str(size) if is_whole_number(size) else "{} x {}".format(*_size(size))
+
+
+def _check_range(name: str, given: Any) -> None:
+    if len(given) != 2 or not 0 < given[0] <= given[1]:
+        raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
+
+
+def _check_probability(name: str, given: float) -> None:
+    if not 0 <= given <= 1:
+        raise ValueError(f"{name}= takes a probability, not {given!r}")

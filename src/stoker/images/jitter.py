@@ -1,0 +1,123 @@
+"""Random changes of colour, as torchvision's ``ColorJitter`` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.images.image_map import RandomImageMap
+from stoker.images.resampling import Pixels, Reading
+
+Strength = float | tuple[float, float]
+Range = tuple[float, float] | None
+Colours = NDArray[np.float32]  # from 0 to 255
+
+
+def color_jitter(
+    brightness: Strength = 0.0,
+    contrast: Strength = 0.0,
+    saturation: Strength = 0.0,
+    hue: Strength = 0.0,
+) -> RandomImageMap:
+    """Change brightness, contrast, saturation and hue by random factors, in random order.
+
+    Args:
+        brightness, contrast, saturation: how far a factor is from 1 at most, as 0.4; or the least
+            and the most that it is.
+        hue: what part of the colour circle hues are turned by at most, up to 0.5; or the least and
+            the most, from -0.5 to 0.5.
+
+    Returns:
+        A function for ``.random_map(fn, on="image")``. It takes ``uint8 [height, width, 3]``, such
+        an image still encoded, or a batch of either, and returns ``uint8``.
+
+    Raises:
+        ValueError: a factor could be below 0, or a hue beyond half the circle.
+    """
+    factors = {
+        "brightness": _factors("brightness", brightness),
+        "contrast": _factors("contrast", contrast),
+        "saturation": _factors("saturation", saturation),
+        "hue": _turns(hue),
+    }
+    chosen = {name: limits for name, limits in factors.items() if limits is not None}
+    return RandomImageMap("color_jitter", partial(_jittered, factors=chosen))
+
+
+def _jittered(
+    image: Any, *, rng: np.random.Generator, factors: dict[str, tuple[float, float]]
+) -> Pixels:
+    opened = np.asarray(Reading(strict=True).opened(image))
+    if opened.shape[2] != 3:
+        raise ValueError(f"colours are changed of RGB, not of {opened.shape[2]} channels")
+    colours = opened.astype(np.float32)
+    names = list(factors)
+    drawn = {name: low + (high - low) * rng.random() for name, (low, high) in factors.items()}
+    for at in rng.permutation(len(names)):
+        name = names[at]
+        colours = np.clip(_CHANGES[name](colours, np.float32(drawn[name])), 0, 255)
+    return colours.round().astype(np.uint8)
+
+
+def _brightened(colours: Colours, factor: np.float32) -> Colours:
+    return colours * factor
+
+
+def _contrasted(colours: Colours, factor: np.float32) -> Colours:
+    return colours * factor + np.float32(_grey(colours).mean()) * (1 - factor)
+
+
+def _saturated(colours: Colours, factor: np.float32) -> Colours:
+    return colours * factor + _grey(colours)[..., None] * (1 - factor)
+
+
+def _grey(colours: Colours) -> Colours:
+    red, green, blue = colours[..., 0], colours[..., 1], colours[..., 2]
+    grey: Colours = 0.299 * red + 0.587 * green + 0.114 * blue
+    return grey
+
+
+def _turned_hue(colours: Colours, turn: np.float32) -> Colours:
+    """Turn the hue in HSV: value and saturation, so the largest and smallest channel, stay."""
+    high, low = colours.max(-1), colours.min(-1)
+    span = high - low
+    red, green, blue = colours[..., 0], colours[..., 1], colours[..., 2]
+    safe = np.where(span > 0, span, 1)
+    sixth = np.where(
+        high == red,
+        (green - blue) / safe,
+        np.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    sixth += 6 * turn
+    # Each channel is the same function of the hue, a third of the circle further on.
+    out = np.empty_like(colours)
+    for channel, ahead in enumerate((5, 3, 1)):
+        k = (sixth + ahead) % 6
+        out[..., channel] = high - span * np.clip(np.minimum(k, 4 - k), 0, 1)
+    return out
+
+
+_CHANGES: dict[str, Callable[[Colours, np.float32], Colours]] = {
+    "brightness": _brightened,
+    "contrast": _contrasted,
+    "saturation": _saturated,
+    "hue": _turned_hue,
+}
+
+
+def _factors(name: str, given: Strength) -> Range:
+    low, high = given if isinstance(given, tuple) else (max(0.0, 1 - given), 1 + given)
+    if not 0 <= low <= high:
+        raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
+    return None if low == high == 1 else (low, high)
+
+
+def _turns(given: Strength) -> Range:
+    low, high = given if isinstance(given, tuple) else (-given, given)
+    if not -0.5 <= low <= high <= 0.5:
+        raise ValueError(f"hue= takes up to 0.5, or two numbers from -0.5 to 0.5, not {given!r}")
+    return None if low == high == 0 else (low, high)

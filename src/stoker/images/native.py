@@ -1,0 +1,19 @@
+"""Whether the library in C is there: ``stoker-native``, which decodes only what a crop needs."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+
+@functools.cache
+def library() -> ModuleType | None:
+    """Return ``stoker_native``, or None where it is not installed: Pillow does its work then.
+
+    Raises ImportError where it is installed and cannot be loaded.
+    """
+    try:
+        import stoker_native
+    except ModuleNotFoundError:
+        return None
+    return stoker_native

@@ -1,0 +1,91 @@
+"""From pixels to what a network takes: floating point, normalized, channels first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker import pytree
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def normalize(
+    mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
+) -> Callable[[Any], Any]:
+    """Subtract a mean from each channel, and divide by a standard deviation.
+
+    Args:
+        mean, std: for each channel, where pixels go from 0 to 1. By default those of ImageNet.
+
+    Returns:
+        A function for ``.map(fn, on="image")``. It takes one image or a batch, arrays or torch
+        tensors, whose channels come last or before height and width, and returns a new one of the
+        same layout, ``float32``. ``uint8`` is divided by 255 first; floating point is taken as it
+        is. It raises ValueError where no axis of an image is as long as ``mean``.
+
+    Raises:
+        ValueError: ``mean`` and ``std`` are of different lengths, or a deviation is not above 0.
+    """
+    if len(mean) != len(std) or not mean or min(std) <= 0:
+        raise ValueError(f"normalize takes as many means as deviations above 0, not {mean}, {std}")
+    return _Normalized(tuple(map(float, mean)), tuple(map(float, std)))
+
+
+def to_chw(images: Any) -> Any:
+    """Move channels, the last axis, before height and width: as PyTorch takes images.
+
+    Args:
+        images: one image ``[height, width, channels]`` or a batch ``[n, height, width, channels]``,
+            an array or a torch tensor.
+
+    Returns:
+        A new array or tensor of the same dtype, contiguous.
+
+    Raises:
+        ValueError: it has neither three nor four axes.
+    """
+    if images.ndim not in (3, 4):
+        raise ValueError(f"images have three axes, a batch of them four, not {list(images.shape)}")
+    if pytree.is_tensor(images):
+        return images.movedim(-1, -3).contiguous()
+    return np.ascontiguousarray(np.moveaxis(images, -1, -3))
+
+
+@dataclass(frozen=True)
+class _Normalized:
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    __name__ = "normalize"
+
+    def __call__(self, images: Any) -> Any:
+        shape = [1] * images.ndim
+        shape[self._axis(images)] = len(self.mean)
+        mean, std = (np.array(x, np.float32).reshape(shape) for x in (self.mean, self.std))
+        is_tensor = pytree.is_tensor(images)
+        if not (images.is_floating_point() if is_tensor else images.dtype.kind == "f"):
+            mean, std = mean * 255, std * 255
+        if is_tensor:
+            torch = sys.modules["torch"]
+            scale, shift = (torch.from_numpy(x).to(images.device) for x in (1 / std, mean / std))
+            return images.to(torch.float32) * scale - shift
+        made = images.astype(np.float32)
+        made *= 1 / std
+        made -= mean / std
+        return made
+
+    def _axis(self, images: Any) -> int:
+        channels, last = len(self.mean), -1
+        order = (-3, last) if pytree.is_tensor(images) else (last, -3)
+        for axis in order:
+            if images.ndim in (3, 4) and images.shape[axis] == channels:
+                return axis
+        raise ValueError(
+            f"normalize has {channels} means, and images of {list(images.shape)} have no axis of "
+            "that length for their channels"
+        )

@@ -1,0 +1,177 @@
+"""Resized crops of one image, by the library in C or by Pillow: the same pixels within one level.
+
+An image is what a file holds, ``bytes``, or pixels, ``uint8 [height, width, channels]`` of 1, 3 or
+4 channels. With the library in C, only the part of a JPEG that a crop needs is decoded. Everything
+else is decoded in full first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.images import native
+from stoker.images.decoding import (
+    MAX_PIXELS,
+    by_pillow,
+    decode,
+    is_jpeg,
+    pillow,
+    scan_limit,
+)
+
+Pixels = NDArray[np.uint8]
+Opened = Any
+"""An image that was opened: a JPEG, of which the library decodes what it needs; Pillow's own RGB
+image, where there is no library; or pixels."""
+
+_MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # not RGBA, of whose alpha Pillow would take notice
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of an image, in pixels from its upper left corner."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are read.
+
+    Attributes:
+        strict: whether a file is decoded in full, so that damage anywhere in it is an error.
+        max_pixels: images of more are refused, as ``decode`` does.
+    """
+
+    strict: bool = False
+    max_pixels: int = MAX_PIXELS
+
+    def opened(self, image: Any) -> Opened:
+        """Open what holds an image.
+
+        Raises TypeError, ValueError: it is no image; and what ``decode`` raises.
+        """
+        if isinstance(image, (bytes, bytearray, memoryview)):
+            data = bytes(image)
+            if native.library() is None:
+                return by_pillow(data, self.max_pixels)
+            if is_jpeg(data) and not self.strict:
+                return data
+            return decode(data, max_pixels=self.max_pixels)
+        if not isinstance(image, np.ndarray):
+            raise TypeError(
+                f"an image is bytes or an array, not {type(image).__name__}: on= says which field "
+                "of an example it is"
+            )
+        if image.dtype != np.uint8:
+            raise TypeError(
+                f"images are cropped and resized as uint8, before they are {image.dtype}"
+            )
+        if image.ndim != 3 or image.shape[2] not in _MODES:
+            raise ValueError(
+                "an image is [height, width, channels] of 1, 3 or 4 channels, not "
+                f"{list(image.shape)}"
+            )
+        return image
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        return {"max_pixels": self.max_pixels, "max_scan_pixels": scan_limit(self.max_pixels)}
+
+    def cut(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
+        """Return a part of an opened image as it is, a new array; what lies outside is 0."""
+        rows, columns = size_of(image)
+        first, last = max(top, 0), min(top + height, rows)
+        begin, end = max(left, 0), min(left + width, columns)
+        if isinstance(image, bytes):
+            box = (begin, first, end - begin, last - first)
+            if min(box[2:]) < 1:
+                return np.zeros((height, width, 3), np.uint8)
+            found: Pixels = _library().jpeg_decode(image, box, **self._limits)
+        elif isinstance(image, np.ndarray):
+            found = image[first:last, begin:end]
+        else:
+            found = np.array(image.crop((begin, first, end, last)))
+        if found.shape[:2] == (height, width):
+            return found.copy() if isinstance(image, np.ndarray) else found
+        out = np.zeros((height, width, found.shape[2]), np.uint8)
+        out[first - top : last - top, begin - left : end - left] = found
+        return out
+
+    def resized(
+        self,
+        image: Opened,
+        box: Box,
+        size: tuple[int, int],
+        *,
+        flip: bool = False,
+        antialias: bool = True,
+        beyond: bool = False,
+        dct_scaling: bool = False,
+    ) -> Pixels:
+        """Return a box of an opened image in another size, bilinearly, a new array.
+
+        Args:
+            image: what ``opened`` returned.
+            box: within the image; of whole pixels, unless pixels beyond it count.
+            size: height and width of the result.
+            flip: whether left and right change places.
+            antialias: whether all pixels count where it is made smaller; else the nearest two.
+            beyond: whether pixels around the box have a part in its edge.
+            dct_scaling: whether the JPEG codec may make it smaller first.
+        """
+        library = native.library()
+        if library is None:
+            return _with_pillow(image, box, size, flip, antialias, beyond)
+        crop = library.Crop(
+            box.left, box.top, box.width, box.height, *size, flip, antialias, beyond, dct_scaling
+        )
+        if isinstance(image, bytes):
+            return np.asarray(library.jpeg_crop(image, crop, **self._limits))
+        return np.asarray(library.pixels_crop(image, crop))
+
+
+def size_of(image: Opened) -> tuple[int, int]:
+    """Return height and width of an opened image."""
+    if isinstance(image, bytes):
+        height, width = _library().jpeg_size(image)
+        return height, width
+    if isinstance(image, np.ndarray):
+        return image.shape[0], image.shape[1]
+    return image.height, image.width
+
+
+def _library() -> Any:
+    library = native.library()
+    assert library is not None  # who opened the image left it encoded
+    return library
+
+
+def _with_pillow(
+    image: Opened, box: Box, size: tuple[int, int], flip: bool, antialias: bool, beyond: bool
+) -> Pixels:
+    Image = pillow()
+    if isinstance(image, np.ndarray):
+        height, width, channels = image.shape
+        image = Image.frombytes(_MODES[channels], (width, height), image.tobytes())
+    top, left = box.top, box.left
+    if not beyond:
+        bottom, right = round(top + box.height), round(left + box.width)
+        image = image.crop((round(left), round(top), right, bottom))
+        top = left = 0
+    extent = (left, top, min(left + box.width, image.width), min(top + box.height, image.height))
+    bilinear, across = Image.Resampling.BILINEAR, (size[1], size[0])
+    if antialias:
+        image = image.resize(across, bilinear, box=extent)
+    else:
+        image = image.transform(across, Image.Transform.EXTENT, extent, bilinear)
+    if flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(image).reshape(*size, -1)

@@ -1,0 +1,84 @@
+"""Local files that stay open, to be read by offset from any thread.
+
+Reads go through the page cache as a memory map's would. But a map of a file that was cut short
+kills the process (SIGBUS), and a page fault holds the GIL.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import NamedTuple
+
+_MOST = 256  # descriptors
+
+
+class FileVersion(NamedTuple):
+    """What tells a file from what it was before."""
+
+    size_bytes: int
+    modified_ns: int
+
+
+class OpenFiles:
+    """Opens files when they are first read, in each process anew. Pickles as an empty one.
+
+    There is no lock, which a forked child could inherit held: a file that two threads open at the
+    same time is closed again with the last reference to it.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenFile] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OpenFiles, ()
+
+    def read(self, path: str, version: FileVersion, start: int, nbytes: int) -> bytes:
+        """Return bytes of a file that is still of this version.
+
+        Raises ValueError if it has changed, or has not so many bytes; OSError.
+        """
+        file = self._open.get(path)
+        if file is None:
+            file = OpenFile(path)
+            if len(self._open) >= _MOST:
+                self._open = {}  # who reads one of them has a reference
+            self._open[path] = file
+        if file.version() != version:
+            self._open.pop(path, None)
+            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+        return file.read(start, nbytes)
+
+
+class OpenFile:
+    """A regular file, closed with the last reference to it. Raises OSError for what is none."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # Opening a pipe would wait for its writer.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", path)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def version(self) -> FileVersion:
+        """Look up the version of what is open now."""
+        found = os.fstat(self._descriptor)
+        return FileVersion(found.st_size, found.st_mtime_ns)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return bytes. Raises ValueError where the file ends before."""
+        data = os.pread(self._descriptor, nbytes, start)
+        while len(data) < nbytes:  # a signal, or more than the kernel reads at once
+            more = os.pread(self._descriptor, nbytes - len(data), start + len(data))
+            if not more:
+                raise ValueError(
+                    f"{self.path} is truncated: {nbytes:,} bytes from byte {start:,} on reach "
+                    f"beyond its end at byte {start + len(data):,}"
+                )
+            data += more
+        return data

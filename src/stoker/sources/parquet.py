@@ -1,0 +1,203 @@
+"""Parquet files: rows by number, read by whole row groups."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.caution import warn
+from stoker.machine import format_bytes, usable_memory_bytes
+from stoker.sources.arrow_rows import import_pyarrow, to_examples
+from stoker.sources.open_files import FileVersion
+from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.row_groups import RowGroups
+from stoker.sources.source import IndexedSource, Indices
+
+_KEPT_SHARE = 0.25
+_RARELY = 20  # rows are read for each that is used
+
+
+class _File(NamedTuple):
+    path: str
+    version: FileVersion
+    first: int
+    """The number of its first row, among all."""
+
+
+class ParquetSource(IndexedSource):
+    """The rows of Parquet files, as dicts by column.
+
+    A row is had by reading its row group. Groups are kept, decoded, in up to a quarter of the
+    memory that was free when the source was made; in each process that reads.
+
+    Args:
+        paths: files, patterns, or folders of files ``*.parquet``.
+        columns: those that are read; all of them, where it is None.
+
+    Raises:
+        ImportError: there is no pyarrow.
+        FileNotFoundError: a path or a pattern fits nothing.
+        ValueError: a file is no Parquet file, files differ in their columns, there is no such
+            column, or there are no rows.
+        TypeError: wrong kinds of arguments.
+    """
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
+        if isinstance(columns, str) or not all(isinstance(each, str) for each in columns or ()):
+            raise TypeError(f"columns is a list of names, not {columns!r}")
+        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        found = find_files(paths, "from_parquet", ".parquet")
+        self._given = shown(paths)
+        self._files: list[_File] = []
+        self._groups: list[tuple[int, int]] = []  # file, and number in the file
+        counts: list[int] = []
+        self._nbytes = rows = 0
+        schema = None
+        for path in found:
+            told = os.stat(path)
+            metadata = _read_metadata(parquet, path)
+            if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
+                continue
+            schema = _check_schema(
+                path, metadata.schema.to_arrow_schema(), columns, self._files, schema
+            )
+            version = FileVersion(told.st_size, told.st_mtime_ns)
+            for number in range(metadata.num_row_groups):
+                group = metadata.row_group(number)
+                self._groups.append((len(self._files), number))
+                counts.append(group.num_rows)
+                self._nbytes += _size_of(group, schema.names)
+            self._files.append(_File(path, version, rows))
+            rows += metadata.num_rows
+        if schema is None:
+            raise ValueError(f"{self.name} has no rows, in {len(found):,} files")
+        self._columns: list[str] = list(schema.names)
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
+        self._used = 0
+        self._told = False
+
+    @property
+    def name(self) -> str:
+        return f"from_parquet({self._given})"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        return self._columns
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Read the row groups of these rows, each of them once."""
+        wanted = np.asarray(indices, np.int64)
+        groups = np.searchsorted(self._ends, wanted, side="right")
+        examples: list[Any] = [None] * len(wanted)
+        for group in dict.fromkeys(groups.tolist()):
+            table = self._held.get(group, functools.partial(self._read, group))
+            places = np.flatnonzero(groups == group)
+            rows = table.take(wanted[places] - (int(self._ends[group]) - table.num_rows))
+            for place, example in zip(places.tolist(), to_examples(rows), strict=True):
+                examples[place] = example
+        self._used += len(wanted)
+        self._tell_waste()
+        return examples
+
+    def extent(self, *, is_followed: bool) -> str:
+        kept = format_bytes(min(self._nbytes, self._held.limit_bytes))
+        return (
+            f"{len(self):,} examples in {len(self._groups):,} row groups of "
+            f"{format_bytes(self._nbytes)}; up to {kept} are kept in memory"
+        )
+
+    def path(self, index: int) -> str | None:
+        """Return the file's path, and the number of the row in it."""
+        file = self._file_of(index)
+        return f"{file.path}, row {index - file.first}"
+
+    def name_of(self, index: int) -> str:
+        file = self._file_of(index)
+        return f"{os.path.basename(file.path)}, row {index - file.first}"
+
+    def identity(self) -> str | None:
+        """Return the columns; rows are known by file, size and times, and number."""
+        return f"parquet {self._columns}"
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        file = self._file_of(index)
+        path = os.path.abspath(file.path)
+        return of_file(path, os.stat(path), int(index - file.first))
+
+    def _file_of(self, index: int) -> _File:
+        return self._files[self._groups[int(np.searchsorted(self._ends, index, side="right"))][0]]
+
+    def _read(self, group: int) -> Any:
+        number, within = self._groups[group]
+        path, version, _ = self._files[number]
+        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        found = os.stat(path)
+        if FileVersion(found.st_size, found.st_mtime_ns) != version:
+            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+        try:
+            with parquet.ParquetFile(path) as file:
+                table = file.read_row_group(within, columns=self._columns, use_threads=False)
+                return table.select(self._columns)
+        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
+            raise ValueError(f"{path}, row group {within}: {error}") from error
+
+    def _tell_waste(self) -> None:
+        """Warn once where nearly all that is read is dropped again."""
+        held = self._held
+        if self._told or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
+            return
+        self._told = True
+        warn(
+            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each that is "
+            f"used. Its row groups of {format_bytes(self._nbytes)} are read whole, in random "
+            f"order, and {format_bytes(held.limit_bytes)} of them are kept. Put .cache(...) behind "
+            "it, or write smaller row groups"
+        )
+
+
+def _read_metadata(parquet: Any, path: str) -> Any:
+    try:
+        return parquet.read_metadata(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
+
+
+def _check_schema(
+    path: str, schema: Any, columns: Sequence[str] | None, files: Sequence[_File], first: Any
+) -> Any:
+    """Return the schema of the columns that are read; the same for all files."""
+    import pyarrow as pa
+
+    names = schema.names if columns is None else columns
+    for name in names:
+        if name not in schema.names:
+            raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
+    chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])
+    if first is None or chosen.equals(first):
+        return chosen
+    for name in sorted({*first.names, *chosen.names}):
+        here, there = (
+            each.field(name).type if name in each.names else None for each in (chosen, first)
+        )
+        if here != there:
+            raise ValueError(
+                f"{path}: column {name!r} is {here or 'not there'}; in {files[0].path} it is "
+                f"{there or 'not there'}. Write them alike, or leave it out by columns="
+            )
+    return first  # the same in another order
+
+
+def _size_of(group: Any, names: Sequence[str]) -> int:
+    """Return the bytes of a row group's columns, uncompressed."""
+    columns = map(group.column, range(group.num_columns))
+    wanted = (c for c in columns if c.path_in_schema.partition(".")[0] in names)
+    return sum(column.total_uncompressed_size for column in wanted)

@@ -1,0 +1,86 @@
+"""Which local files are meant: paths, globs, and braces such as ``shard-{000..146}.tar``."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
+    """Return the files that are meant: a list in its order, what fits a pattern sorted.
+
+    Args:
+        given: paths or patterns; braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
+        asked: the function that was given them, for messages.
+        suffix: of a folder, the files below it that end so (hidden ones left out).
+
+    Raises FileNotFoundError where a pattern or a path fits nothing; ValueError for URLs and for no
+    paths at all; TypeError for something else.
+    """
+    alone = isinstance(given, (str, os.PathLike))
+    found: list[str] = []
+    for each in [given] if alone else given:  # type: ignore[union-attr]
+        text = os.fspath(each) if isinstance(each, os.PathLike) else each
+        if not isinstance(text, str):
+            raise TypeError(f"{asked} takes paths, not {type(text).__name__}")
+        if "://" in text:
+            raise ValueError(f"{asked} reads local files, not {text}: copy them to a local disk")
+        for path in expand_braces(text):
+            found += _find(path, suffix)
+    if not found:
+        raise ValueError(f"{asked} needs at least one file")
+    return found
+
+
+def expand_braces(text: str) -> Iterator[str]:
+    """Yield what a text with braces stands for: ``a{01..03}`` and ``{x,y}``, as a shell does."""
+    braces = _BRACES.search(text)
+    if braces is None:
+        yield text
+        return
+    for part in _parts(braces[1]):
+        yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
+
+
+def has_urls(given: Paths) -> bool:
+    """Whether URLs are among what was given."""
+    alone = isinstance(given, (str, os.PathLike))
+    return any("://" in str(each) for each in ([given] if alone else given))  # type: ignore[union-attr]
+
+
+def shown(given: Paths) -> str:
+    """Return what was given in a few letters."""
+    if isinstance(given, (str, os.PathLike)):
+        return repr(os.fspath(given))
+    return repr(os.fspath(given[0])) if len(given) == 1 else f"{len(given):,} paths"
+
+
+def _parts(inside: str) -> list[str]:
+    numbers = _RANGE.fullmatch(inside)
+    if numbers is None:
+        return inside.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    width = max(map(len, numbers.groups())) if inside.startswith("0") else 0
+    step = 1 if first <= last else -1
+    return [f"{n:0{width}}" for n in range(first, last + step, step)]
+
+
+def _find(path: str, suffix: str) -> list[str]:
+    if glob.has_magic(path) and not os.path.lexists(path):
+        found = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
+    elif suffix and os.path.isdir(path):
+        below = os.path.join(glob.escape(path), "**", f"*{suffix}")
+        found = sorted(file for file in glob.glob(below, recursive=True) if os.path.isfile(file))
+        path = below
+    else:
+        found = [path] if os.path.exists(path) else []
+    if not found:
+        raise FileNotFoundError(f"no file fits {path}")
+    return found

@@ -1,0 +1,70 @@
+"""Row groups that are kept decoded while there is memory for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from stoker.fork_safety import OwningProcess
+from stoker.one_shot import OneShot
+
+
+class RowGroups:
+    """Tables by key, those used last; each is read by one thread, and others wait for it.
+
+    Those that are being read come on top of ``limit_bytes``. Pickles as an empty one.
+
+    Attributes:
+        rows_read: how many rows were read in this process.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._begin()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RowGroups, (self.limit_bytes,)
+
+    def get(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        """Return a table that is held, or that ``read`` returns; raises what that raises."""
+        if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
+            self._begin()
+        mine: OneShot[Any] = OneShot()
+        try:
+            with self._lock:
+                found = self._held.pop(key, mine)
+                self._held[key] = found  # the last one is what was used last
+            if found is not mine:
+                return found.wait()
+            table = read()
+        except BaseException as error:
+            with self._lock:
+                if self._held.get(key) is mine:
+                    del self._held[key]
+            passed = error if isinstance(error, Exception) else OSError("reading was interrupted")
+            mine.give(error=passed)
+            raise
+        mine.give(table)
+        with self._lock:
+            self.rows_read += table.num_rows
+            self._sizes[mine] = table.nbytes
+            self._nbytes += table.nbytes
+            self._evict(mine)
+        return table
+
+    def _begin(self) -> None:
+        self._owner = OwningProcess()
+        self._lock = threading.Lock()
+        self._held: dict[Hashable, OneShot[Any]] = {}
+        self._sizes: dict[OneShot[Any], int] = {}  # of those that have been read
+        self._nbytes = 0
+        self.rows_read = 0
+
+    def _evict(self, newest: OneShot[Any]) -> None:
+        for key, held in list(self._held.items()):
+            if self._nbytes <= self.limit_bytes:
+                return
+            if held is not newest and held in self._sizes:
+                del self._held[key]
+                self._nbytes -= self._sizes.pop(held)

@@ -1,0 +1,1 @@
+"""Archives of many files, read by offset: tar shards as WebDataset has them, and zip."""

@@ -1,0 +1,142 @@
+"""Shards as a source: examples by number, read by the offsets of their files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.caution import warn
+from stoker.sources.local_files import refuse_too_large
+from stoker.sources.open_files import OpenFiles
+from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.shards.index import ShardIndex
+from stoker.sources.shards.indexing import index_shards
+from stoker.sources.shards.zip_members import inflate
+from stoker.sources.source import IndexedSource, Indices
+
+KEY = "__key__"
+
+
+class ShardSource(IndexedSource):
+    """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
+
+    Args:
+        shards: paths or patterns.
+        fields: the fields that are read; all that an example has, where it is None.
+        is_strict: whether a damaged shard is refused at once. Otherwise only those of its examples
+            fail that are not all there.
+
+    Raises:
+        FileNotFoundError: a path or a pattern fits nothing.
+        ValueError: a file is no shard, or compressed as a whole; an example has a field twice; no
+            shard has an example, or one of ``fields``; a shard is damaged.
+        TypeError: wrong kinds of arguments.
+    """
+
+    def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
+        if isinstance(fields, str) or not all(isinstance(each, str) for each in fields or ()):
+            raise TypeError(f"fields is a list of names such as ['jpg', 'cls'], not {fields!r}")
+        self._shards = self._index(shards)
+        self._given = shown(shards)
+        self._fields = None if fields is None else tuple(fields)
+        self._ends = np.cumsum([len(shard.keys) for shard in self._shards])
+        for shard in self._shards:
+            _tell_damage(shard, is_strict=is_strict)
+        if not self._ends[-1]:
+            raise ValueError(f"{self.name} has no examples: no files with a name and a suffix")
+        there = dict.fromkeys(field for shard in self._shards for field in shard.fields)
+        for field in self._fields or ():
+            if field not in there:
+                shown_fields = ", ".join(map(repr, there))
+                raise ValueError(f"{self.name} has no field {field!r}; it has {shown_fields}")
+        self._opened = OpenFiles()
+
+    @property
+    def name(self) -> str:
+        return f"from_tar({self._given})"
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        return None if self._fields is None else (KEY, *self._fields)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        examples = []
+        for index in indices:
+            shard, number = self._locate(int(index))
+            read = functools.partial(self._opened.read, shard.path, shard.version)
+            examples.append(self._make(shard, number, read))
+        return examples
+
+    def extent(self, *, is_followed: bool) -> str:
+        return f"{len(self):,} examples in {len(self._shards):,} shards"
+
+    def path(self, index: int) -> str | None:
+        """Return the shard's path, and the key."""
+        shard, number = self._locate(index)
+        return f"{shard.path}/{shard.keys[number]}"
+
+    def name_of(self, index: int) -> str:
+        shard, number = self._locate(index)
+        return f"{os.path.basename(shard.path)}/{shard.keys[number]}"
+
+    def identity(self) -> str | None:
+        """Return the fields; examples are known by the shard's path, size and times, and key."""
+        return f"shards {'all' if self._fields is None else list(self._fields)}"
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        shard, number = self._locate(index)
+        path = os.path.abspath(shard.path)
+        return of_file(f"{path}/{shard.keys[number]}", os.stat(path), number)
+
+    def _locate(self, index: int) -> tuple[ShardIndex, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        shard = self._shards[number]
+        return shard, int(index - self._ends[number]) + len(shard.keys)
+
+    def _index(self, shards: Paths) -> list[ShardIndex]:
+        return index_shards(find_files(shards, "from_tar"))
+
+    def _make(
+        self, shard: ShardIndex, number: int, read: Callable[[int, int], bytes]
+    ) -> dict[str, Any]:
+        """Make an example, whose files ``read(start, nbytes)`` returns."""
+        files = shard.files_of(number)
+        example: dict[str, Any] = {KEY: shard.keys[number]}
+        for field in self._fields or files:
+            found = files.get(field)
+            if found is None:
+                there = ", ".join(map(repr, files))
+                raise ValueError(
+                    f"{shard.path}: example {example[KEY]!r} has no {field!r}, only {there}"
+                )
+            start, nbytes, inflated_bytes = found
+            refuse_too_large(max(nbytes, inflated_bytes), shard.path)
+            try:
+                data = read(start, nbytes)
+                example[field] = data if inflated_bytes < 0 else inflate(data, inflated_bytes)
+            except ValueError as error:
+                raise ValueError(f"{field!r} of example {example[KEY]!r}: {error}") from error
+        return example
+
+
+def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
+    """Refuse a damaged shard, or warn of it."""
+    if not shard.damage:
+        return
+    key = shard.incomplete()
+    which = "" if key is None else f" (example {key!r} is not all there)"
+    text = f"{shard.path} {shard.damage}{which}"
+    if is_strict:
+        raise ValueError(
+            f"{text}. Write it again; or give on_error=, which leaves out such examples and what "
+            "comes behind them"
+        )
+    warn(f"{text}: what comes behind is left out")

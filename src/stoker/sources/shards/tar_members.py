@@ -1,0 +1,122 @@
+"""The members of a tar archive (ustar, GNU and pax), found by their headers alone.
+
+Python's ``tarfile`` makes an object with twenty attributes of each header; a million of them take
+minutes.
+"""
+
+from __future__ import annotations
+
+from stoker.sources.shards.members import (
+    DamagedError,
+    Member,
+    Members,
+    ShardFile,
+    UnusableShardError,
+)
+
+HEADER_BYTES = 512
+_REGULAR = (b"0", b"\0", b"7")
+_LONGEST_NAME = 1 << 20
+_ZEROS = bytes(HEADER_BYTES)
+
+
+def tar_members(file: ShardFile) -> Members:
+    """Yield the regular files of an archive; links, folders and devices are passed over.
+
+    A member that reaches beyond the end of the file is yielded, too, before the end is told.
+
+    Raises DamagedError, UnusableShardError for what is no tar archive or has sparse files.
+    """
+    size = file.version().size_bytes
+    at = 0
+    long_name: str | None = None
+    long_size: int | None = None
+    while at < size:
+        if size - at < HEADER_BYTES:
+            raise DamagedError(f"is truncated: a header at byte {at:,} is cut off")
+        head = file.read(at, HEADER_BYTES)
+        if head == _ZEROS:
+            return
+        if not is_header(head):
+            if at == 0:
+                raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
+            raise DamagedError(f"is damaged: there is no header at byte {at:,}")
+        kind = head[156:157]
+        nbytes, start = _number(head[124:136]), at + HEADER_BYTES
+        if kind in (b"L", b"x"):
+            if nbytes > min(_LONGEST_NAME, size - start):
+                raise DamagedError(f"is truncated or damaged: a long name at byte {at:,}")
+            told = file.read(start, nbytes)
+            if kind == b"L":
+                long_name = _text(told)
+            else:
+                records = _pax(told)
+                if any(key.startswith("GNU.sparse") for key in records):
+                    raise _sparse(file.path)
+                long_name = records.get("path", long_name)
+                long_size = int(records["size"]) if "size" in records else None
+        else:
+            if kind == b"S":
+                raise _sparse(file.path)
+            name = long_name or _name(head)
+            if kind in _REGULAR:
+                nbytes = nbytes if long_size is None else long_size
+                if not name.endswith("/"):
+                    yield Member(name, start, nbytes, -1)
+            elif kind not in (b"g", b"K"):
+                nbytes = 0 if kind in b"123456" else nbytes
+            if kind not in (b"g", b"K"):
+                long_name = long_size = None
+        at = start + -(-nbytes // HEADER_BYTES) * HEADER_BYTES
+        if start + nbytes > size:
+            raise DamagedError(
+                f"is truncated: it ends at byte {size:,}, and {_name(head)!r} at byte "
+                f"{start + nbytes:,}"
+            )
+
+
+def is_header(head: bytes, nbytes: int | None = None) -> bool:
+    """Whether a block is a header; of a file of so many bytes, if that is known."""
+    try:
+        told, size = _number(head[148:156]), _number(head[124:136])
+    except (ValueError, IndexError):
+        return False
+    # Of more than 8 GiB another header may tell the size.
+    fits = nbytes is None or size == nbytes or nbytes >= 1 << 33
+    return fits and sum(head) - sum(head[148:156]) + 8 * 32 == told
+
+
+def _number(field: bytes) -> int:
+    """Read an octal number, or one in binary where the first bit says so."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big")
+    return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+
+
+def _name(head: bytes) -> str:
+    name = _text(head[:100])
+    prefix = _text(head[345:500]) if head[257:263] == b"ustar\0" else ""  # GNU has others there
+    return f"{prefix}/{name}" if prefix else name
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def _pax(told: bytes) -> dict[str, str]:
+    """Read records such as ``30 path=a/very/long/name.jpg``."""
+    records = {}
+    at = 0
+    while at < len(told):
+        length, space, _ = told[at : at + 20].partition(b" ")
+        if not space or not length.isdigit() or int(length) <= len(length):
+            break
+        record = told[at + len(length) + 1 : at + int(length) - 1]
+        key, _, value = record.partition(b"=")
+        records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        at += int(length)
+    return records
+
+
+def _sparse(path: str) -> UnusableShardError:
+    return UnusableShardError(f"{path} holds sparse files: pack it without --sparse")

@@ -1,0 +1,56 @@
+"""Mutated JPEGs, cropped by every path: exceptions only. test_native_jpegs.py runs it."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import stoker_native as native
+from encoded_images import FILES, KINDS, encoded, photograph
+
+LIMITS = {"max_pixels": 2_000_000, "max_scan_pixels": 20_000_000}
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """Change some bytes, often near the beginning, where the tables are; or cut, or repeat."""
+    changed = bytearray(data)
+    kind = rng.integers(8)
+    if kind == 0:
+        del changed[int(rng.integers(len(changed))) :]
+    elif kind == 1:
+        first, last = sorted(rng.integers(len(changed), size=2))
+        changed[int(last) : int(last)] = changed[int(first) : int(last)]
+    else:
+        within = 200 if kind < 4 else len(changed)
+        for at in rng.integers(min(within, len(changed)), size=int(rng.integers(1, 9))):
+            changed[int(at)] = int(rng.integers(256))
+    return bytes(changed)
+
+
+def main(count: int) -> None:
+    rng = np.random.default_rng(count)
+    sources = [*FILES.values(), *(encoded(photograph(40, 56), **how) for how in KINDS.values())]
+    failed = 0
+    ran = set()
+    for number in range(count):
+        data = mutated(sources[int(rng.integers(len(sources)))], rng)
+        native.use_path(native.paths()[number % len(native.paths())])
+        try:
+            height, width = native.jpeg_size(data)
+            top, left = int(rng.integers(height)), int(rng.integers(width))
+            tall = int(rng.integers(1, min(height - top, 500) + 1))
+            wide = int(rng.integers(1, min(width - left, 500) + 1))
+            out = (int(rng.integers(1, 60)), int(rng.integers(1, 60)))
+            flags = (rng.integers(2, size=4) > 0).tolist()
+            native.jpeg_crop(data, native.Crop(left, top, wide, tall, *out, *flags), **LIMITS)
+            ran.add(native.last_path())
+            native.jpeg_decode(data, (left, top, wide, tall), **LIMITS)
+        except (OSError, ValueError, MemoryError):
+            failed += 1
+    assert ran == set(native.paths()), ran
+    assert 0 < failed < count
+    print(f"{failed} of {count} files raised")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

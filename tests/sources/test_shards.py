@@ -1,0 +1,232 @@
+"""Tar shards and zip archives."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from shards import pack, pairs
+
+import stoker
+from stoker.testing import check_resume
+from strategies import few, stream
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let indexes lie in a folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "stoker" / "indexes"
+
+
+def grouped(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    """Group files the slow way."""
+    examples: dict[str, dict[str, Any]] = {}
+    for name, data in files.items():
+        folder, slash, last = name.rpartition("/")
+        stem, _, field = last.partition(".")
+        key = folder + slash + stem
+        examples.setdefault(key, {"__key__": key})[field.lower()] = data
+    return list(examples.values())
+
+
+parts = st.text(st.sampled_from("abÅ0-"), min_size=1, max_size=6)
+names = st.builds(
+    "{}{}.{}".format,
+    st.sampled_from(["", "x/", "x.y/z/", "a" * 90 + "/", "long/" * 60]),
+    parts,
+    st.sampled_from(["jpg", "cls", "seg.png", "json"]),
+)
+
+
+@same_folder
+@given(
+    files=st.dictionaries(names, st.binary(max_size=1200), min_size=1, max_size=12),
+    form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, "zip"]),
+)
+def test_files_are_grouped_wherever_they_lie(
+    tmp_path: Path, files: dict[str, bytes], form: Any
+) -> None:
+    path = tmp_path / ("shard.zip" if form == "zip" else "shard.tar")
+    shard = pack(path, files, form)
+    os.utime(shard, ns=(0, hash(frozenset(files.items())) & 0xFFFFFFFF))
+    assert list(stoker.from_tar(shard)) == grouped(files)
+    assert list(stoker.from_tar(shard)) == grouped(files)  # by the index that was kept
+
+
+def test_what_is_no_field_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in [("d", tarfile.DIRTYPE), ("d/1.jpg", tarfile.SYMTYPE)]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "elsewhere"
+            tar.addfile(info)
+        for name in ("readme", ".hidden.jpg", "__MACOSX/1.jpg", "d/1.JPG"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+    assert list(stoker.from_tar(path)) == [{"__key__": "d/1", "jpg": b"x"}]
+
+
+def test_shards_by_braces_globs_and_lists(tmp_path: Path) -> None:
+    for n in range(3):
+        pack(tmp_path / f"train-{n:02}.tar", pairs(10 * n, 10))
+    listed = [tmp_path / f"train-{n:02}.tar" for n in range(3)]
+    found = [
+        [example["__key__"] for example in stoker.from_tar(shards)]
+        for shards in (tmp_path / "train-{00..02}.tar", tmp_path / "train-*.tar", listed)
+    ]
+    assert found == [[f"{n:06}" for n in range(30)]] * 3
+    assert "30 examples in 3 shards" in str(stoker.from_tar(listed))
+
+
+def test_only_the_fields_that_are_asked_for(tmp_path: Path) -> None:
+    shard = pack(tmp_path / "a.tar", pairs(0, 3))
+    train = stoker.from_tar(shard, ["cls"]).map(int, on="cls").batch(3)
+    (batch,) = train
+    assert batch["cls"].tolist() == [0, 1, 2]
+    assert batch["__key__"] == ["000000", "000001", "000002"]
+    with pytest.raises(LookupError, match="no field 'jpg'"):
+        stoker.from_tar(shard, ["cls"]).map(len, on="jpg")
+    with pytest.raises(ValueError, match="no field 'png'; it has 'jpg', 'cls'"):
+        stoker.from_tar(shard, ["png"])
+    with pytest.raises(TypeError, match="list of names"):
+        stoker.from_tar(shard, "cls")
+
+
+@settings(few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), kind=st.booleans())
+def test_resumes_anywhere_and_is_the_same_for_any_workers(
+    tmp_path: Path, counts: list[int], kind: bool
+) -> None:
+    suffix = "zip" if kind else "tar"
+    shards = [
+        pack(tmp_path / f"{n}-{count}.{suffix}", pairs(10 * n, count))
+        for n, count in enumerate(counts)
+    ]
+
+    def build(workers: int = 0) -> stoker.Pipeline:
+        return stoker.from_tar(shards, seed=3).shuffle().batch(4).workers(workers)
+
+    check_resume(build)
+    assert stream(build(0)) == stream(build(3))
+
+
+def test_process_workers_and_a_cache(tmp_path: Path) -> None:
+    shard = pack(tmp_path / "a.tar", pairs(0, 20))
+    train = stoker.from_tar(shard, seed=0).shuffle().cache("2MiB").map(len, on="jpg").batch(4)
+    first = stream(train.workers(1, kind="process"))
+    assert first == stream(train.workers(0))
+
+
+def test_an_index_is_kept_until_the_shard_changes(tmp_path: Path, cache_folder: Path) -> None:
+    shard = pack(tmp_path / "a.tar", pairs(0, 3))
+    assert len(stoker.from_tar(shard)) == 3
+    (kept,) = cache_folder.iterdir()
+    before = kept.stat().st_mtime_ns
+    assert len(stoker.from_tar(shard)) == 3
+    assert kept.stat().st_mtime_ns == before
+    pack(tmp_path / "a.tar", pairs(0, 5))
+    assert len(stoker.from_tar(shard)) == 5
+    (kept,) = cache_folder.iterdir()
+    for damaged in (b"", kept.read_bytes()[:-1], b"x" * 100):
+        kept.write_bytes(damaged)
+        assert len(stoker.from_tar(shard)) == 5
+    assert not [file for file in cache_folder.iterdir() if file.name.startswith(".")]
+
+
+def test_no_folder_for_indexes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(stoker.from_tar(pack(tmp_path / "a.tar", pairs(0, 3)))) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_changes_under_its_index(tmp_path: Path, workers: int) -> None:
+    shard = pack(tmp_path / "a.tar", pairs(0, 40))
+    train = stoker.from_tar(shard).batch(2).workers(workers)
+    pack(tmp_path / "a.tar", pairs(0, 41))
+    says = r"a\.tar/000000.*'jpg' of example '000000': .*a\.tar has changed.*build it anew"
+    with pytest.raises(stoker.StageError, match=says):
+        next(iter(train))
+
+
+def test_truncated_shards(tmp_path: Path) -> None:
+    shard = pack(tmp_path / "a.tar", {f"{n}.bin": bytes([n]) * 1000 for n in range(6)})
+    whole = Path(shard).read_bytes()
+    os.truncate(shard, 512 + 3 * 1536 + 700)
+    says = r"a\.tar is truncated: it ends .* '3\.bin'.*example '3' is not all there.*on_error="
+    with pytest.raises(ValueError, match=says):
+        stoker.from_tar(shard)
+    with pytest.warns(UserWarning, match="what comes behind is left out"):
+        train = stoker.from_tar(shard, on_error=1)
+    assert [example["__key__"] for example in train] == ["0", "1", "2"]
+    with pytest.warns(UserWarning, match="left out"):
+        train = stoker.from_tar(shard, on_error=0.001)
+    with pytest.raises(stoker.BudgetSpent, match=r"'bin' of example '3': .*a\.tar is truncated"):
+        list(train)
+    Path(shard).write_bytes(whole[:3072] + b"garbage!" * 64 + whole[3584:])
+    with pytest.raises(ValueError, match=r"a\.tar is damaged: there is no header at byte 3,072"):
+        stoker.from_tar(shard)
+    Path(shard).write_bytes(whole[:600] + whole[3_000:3_100])
+    with pytest.raises(ValueError, match="truncated"):
+        stoker.from_tar(shard)
+
+
+def test_truncated_and_damaged_zips(tmp_path: Path) -> None:
+    shard = pack(tmp_path / "a.zip", {f"{n}.bin": bytes(range(200)) for n in range(4)})
+    whole = Path(shard).read_bytes()
+    os.truncate(shard, 300)
+    with pytest.raises(ValueError, match=r"a\.zip is truncated or damaged"):
+        stoker.from_tar(shard)
+    at = whole.index(b"1.bin") + 5
+    Path(shard).write_bytes(whole[:at] + b"\xff" * 50 + whole[at + 50 :])
+    with pytest.raises(stoker.StageError, match=r"'bin' of example '1': .*damaged"):
+        list(stoker.from_tar(shard))
+
+
+def test_a_missing_field_names_shard_and_key_or_is_skipped(tmp_path: Path) -> None:
+    files = pairs(0, 6)
+    del files["000003.cls"]
+    shard = pack(tmp_path / "a.tar", files)
+    says = r"a\.tar: example '000003' has no 'cls', only 'jpg'"
+    with pytest.raises(stoker.StageError, match=says) as caught:
+        list(stoker.from_tar(shard, ["jpg", "cls"]))
+    assert caught.value.path == f"{shard}/000003"
+    assert len(list(stoker.from_tar(shard, ["jpg", "cls"], on_error=1))) == 5
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    def made(name: str, data: bytes) -> Path:
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    tar = Path(pack(tmp_path / "a.tar", pairs(0, 2))).read_bytes()
+    with tarfile.open(tmp_path / "twice.tar", "w") as twice:
+        for _ in range(2):
+            twice.addfile(tarfile.TarInfo("1.jpg"))
+    with zipfile.ZipFile(tmp_path / "lzma.zip", "w", zipfile.ZIP_LZMA) as odd:
+        odd.writestr("1.jpg", b"x")
+    wrong: list[tuple[str, Path]] = [
+        (r"compressed \(gzip\).*Decompress", made("a.tar.gz", gzip.compress(tar))),
+        (r"is no tar archive", made("text.tar", b"hello" * 300)),
+        (r"is empty", made("empty.tar", b"")),
+        (r"has no examples", made("none.tar", bytes(1024))),
+        (r"example '1' has 'jpg' twice", tmp_path / "twice.tar"),
+        (r"'1.jpg' is encrypted, or compressed by other", tmp_path / "lzma.zip"),
+    ]
+    for says, path in wrong:
+        with pytest.raises(ValueError, match=says):
+            stoker.from_tar(path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        stoker.from_tar(tmp_path / "nowhere-{0..3}.tar")

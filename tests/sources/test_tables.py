@@ -1,0 +1,241 @@
+"""Tables in memory and in Parquet files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker.testing import check_resume
+from strategies import few, frozen, stream
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "int32": (pa.int32(), st.integers(-9, 9)),
+    "float64": (pa.float64(), st.floats(allow_nan=False)),
+    "bool": (pa.bool_(), st.booleans()),
+    "text": (pa.string(), st.text(max_size=5)),
+    "bytes": (pa.large_binary(), st.binary(max_size=5)),
+    "list": (pa.list_(pa.int16()), st.lists(st.integers(0, 9), max_size=4)),
+    "large list": (pa.large_list(pa.float32()), st.lists(st.integers(0, 9), max_size=4)),
+    "fixed list": (pa.list_(pa.uint8(), 2), st.lists(st.integers(0, 9), min_size=2, max_size=2)),
+    "matrix": (
+        pa.list_(pa.list_(pa.int8(), 2)),
+        st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), max_size=3),
+    ),
+    "words": (pa.list_(pa.string()), st.lists(st.text(max_size=3), max_size=3)),
+    "struct": (pa.struct({"bytes": pa.binary()}), st.builds(dict, bytes=st.binary(max_size=3))),
+    "category": (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["a", "b"])),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Any:
+    rows = draw(st.integers(1, 12))
+    columns = {}
+    for name in draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, unique=True)):
+        kind, values = VALUES[name]
+        values = st.none() | values if draw(st.booleans()) else values
+        drawn = draw(st.lists(values, min_size=rows, max_size=rows))
+        columns[name] = pa.array(drawn, kind)
+    return pa.table(columns)
+
+
+def plain(value: Any) -> Any:
+    """Return what ``to_pylist`` would have."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, np.ndarray)):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+@few(12)
+@given(table=tables(), chunk=st.integers(1, 5))
+def test_rows_of_a_table_are_examples(table: Any, chunk: int) -> None:
+    chunked = pa.Table.from_batches(table.to_batches(max_chunksize=chunk), table.schema)
+    for given_ in (table, chunked, table.slice(1) if len(table) > 1 else table):
+        assert [plain(example) for example in stoker.from_table(given_)] == given_.to_pylist()
+
+
+@settings(few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    table=tables(), group=st.integers(1, 6), cut=st.integers(0, 12), limit=st.sampled_from([0, 1e9])
+)
+def test_rows_of_files_are_examples_in_order(
+    tmp_path: Path, table: Any, group: int, cut: int, limit: float
+) -> None:
+    parts = table.slice(0, cut), table.slice(cut)
+    paths = [tmp_path / f"{n}.parquet" for n in range(2)]
+    for path, part in zip(paths, parts, strict=True):
+        pq.write_table(part, path, row_group_size=group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: limit)
+        train = stoker.from_parquet(paths)
+    assert [plain(example) for example in train] == table.to_pylist()
+    name = table.column_names[-1]
+    only = stoker.from_parquet(tmp_path / "{0,1}.parquet", [name])
+    assert [plain(example) for example in only] == table.select([name]).to_pylist()
+
+
+def numbers(count: int, first: int = 0) -> Any:
+    ids = np.arange(first, first + count)
+    x = pa.array(np.repeat(ids[:, None], 3, 1).tolist(), pa.list_(pa.float32()))
+    return pa.table({"id": ids, "x": x})
+
+
+def test_arrays_belong_to_the_example_and_may_be_written_to(tmp_path: Path) -> None:
+    pq.write_table(numbers(10), tmp_path / "a.parquet")
+
+    def spoilt(x: Any) -> Any:
+        assert x.dtype == np.float32
+        x += 100
+        return x
+
+    train = stoker.from_parquet(tmp_path / "a.parquet").map(spoilt, on="x").batch(5)
+    for _ in range(2):
+        assert [batch["x"][:, 0].tolist() for batch in train] == [
+            [100, 101, 102, 103, 104],
+            [105, 106, 107, 108, 109],
+        ]
+
+
+@settings(few(3), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), table=st.booleans())
+def test_resumes_anywhere_and_is_the_same_for_any_workers(
+    tmp_path: Path, counts: list[int], table: bool
+) -> None:
+    parts = [numbers(count, 10 * n) for n, count in enumerate(counts)]
+    for n, part in enumerate(parts):
+        pq.write_table(part, tmp_path / f"{n}.parquet", row_group_size=4)
+    paths = [tmp_path / f"{n}.parquet" for n in range(len(parts))]
+
+    def build(workers: int = 0) -> stoker.Pipeline:
+        if table:
+            source = stoker.from_table(pa.concat_tables(parts), seed=3)
+        else:
+            source = stoker.from_parquet(paths, seed=3)
+        return source.shuffle().batch(4).workers(workers)
+
+    check_resume(build)
+    assert stream(build(0)) == stream(build(3))
+
+
+def test_process_workers_and_a_cache(tmp_path: Path) -> None:
+    pq.write_table(numbers(30), tmp_path / "a.parquet", row_group_size=7)
+    for source in (
+        stoker.from_parquet(tmp_path, seed=0).cache("2MiB"),
+        stoker.from_table(numbers(30), seed=0),
+    ):
+        train = source.shuffle().map(np.negative, on="x").batch(4)
+        assert stream(train.workers(1, kind="process")) == stream(train.workers(0))
+
+
+def test_each_row_group_is_read_once_where_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(numbers(60), tmp_path / "a.parquet", row_group_size=10)
+    read: list[int] = []
+    plainly = pq.ParquetFile.read_row_group
+
+    def counted(self: Any, number: int, **how: Any) -> Any:
+        read.append(number)
+        return plainly(self, number, **how)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    train = stoker.from_parquet(tmp_path, seed=0).shuffle().batch(4).workers(3)
+    assert "60 examples in 6 row groups" in str(train)
+    assert len(list(train)) == len(list(train)) == 15
+    assert sorted(read) == list(range(6))
+
+
+def test_reading_row_groups_again_and_again_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(numbers(400), tmp_path / "a.parquet", row_group_size=100)
+    monkeypatch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: 0)
+    train = stoker.from_parquet(tmp_path, seed=0).shuffle().workers(0)
+    with pytest.warns(UserWarning, match=r"rows are read for each that is used.*\.cache\(") as told:
+        assert len(list(train)) == 400
+    assert len(told) == 1
+
+
+def test_dataframes_by_their_protocols() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.5, 2.5, 3.5], "name": ["a", "b", "c"]}, index=[7, 8, 9])
+    expected = [{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}, {"x": 3.5, "name": "c"}]
+
+    class OfAnother:
+        """A DataFrame of a library that shares nothing but the protocol."""
+
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return pa.table(frame).__arrow_c_stream__(requested_schema)
+
+    for given_ in (frame, OfAnother()):
+        assert [plain(example) for example in stoker.from_table(given_)] == expected
+    (batch,) = stoker.from_table(frame).batch(3)
+    assert frozen(batch["x"]) == frozen(np.array([1.5, 2.5, 3.5]))
+    for given_ in (frame, pa.table(frame)):
+        with pytest.raises(TypeError, match="use from_table"):
+            stoker.from_dataset(given_)
+
+
+def test_what_is_no_table() -> None:
+    with pytest.raises(TypeError, match=r"pyarrow\.Table or a DataFrame"):
+        stoker.from_table([1, 2])
+    with pytest.raises(ValueError, match="no rows"):
+        stoker.from_table(numbers(0))
+    with pytest.raises(ValueError, match="two columns are called 'a'"):
+        stoker.from_table(pa.table([[1], [2]], names=["a", "a"]))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    pq.write_table(numbers(9), tmp_path / "a.parquet")
+    pq.write_table(numbers(0), tmp_path / "empty.parquet")
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "mixed.parquet")
+    pq.write_table(pa.table({"id": [1], "x": [2.0]}), tmp_path / "other.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, r"mixed\.parquet: column 'id' is string; in .*parquet it is int64.*=",
+         (tmp_path / "{a,mixed}.parquet",)),
+        (ValueError, r"column 'x' is double.*list<", (tmp_path / "{a,other}.parquet",)),
+        (ValueError, r"mixed\.parquet has no column 'x'", (tmp_path / "{a,mixed}.parquet", ["x"])),
+        (ValueError, r"has no column 'y', but id, x", (tmp_path / "a.parquet", ["y"])),
+        (ValueError, r"cut\.parquet is no Parquet file, or a trunc", (tmp_path / "cut.parquet",)),
+        (ValueError, "has no rows, in 1 files", (tmp_path / "empty.parquet",)),
+        (TypeError, "list of names", (tmp_path / "a.parquet", "id")),
+        (FileNotFoundError, "nowhere", (tmp_path / "nowhere",)),
+    ]  # fmt: skip
+    for kind, says, given_ in wrong:
+        with pytest.raises(kind, match=says):
+            stoker.from_parquet(*given_)
+    assert len(stoker.from_parquet(tmp_path / "{a,other}.parquet", ["id"])) == 10
+    assert len(stoker.from_parquet(tmp_path / "{empty,a,empty}.parquet")) == 9
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_or_changed_file_is_named(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(numbers(40), path, row_group_size=10, compression="snappy")
+    train = stoker.from_parquet(path).batch(5).workers(workers)
+    data = bytearray(path.read_bytes())
+    start = pq.read_metadata(path).row_group(2).column(1).data_page_offset
+    data[start : start + 40] = b"\xff" * 40
+    found = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(stoker.StageError, match=r"row 20\).*a\.parquet, row group 2: "):
+        list(train)
+    pq.write_table(numbers(41), path)
+    train = stoker.from_parquet(path).workers(workers)
+    pq.write_table(numbers(42), path)
+    with pytest.raises(stoker.StageError, match=r"a\.parquet has changed"):
+        list(train)

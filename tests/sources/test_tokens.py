@@ -1,0 +1,210 @@
+"""Windows over files of tokens."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker.testing import check_resume
+from strategies import few, stream
+
+
+def write(folder: Path, *files: Any, dtype: str = "uint16") -> list[str]:
+    """Make raw files of tokens."""
+    paths = [folder / f"{number}.bin" for number in range(len(files))]
+    for path, tokens in zip(paths, files, strict=True):
+        np.asarray(tokens, dtype).tofile(path)
+    return list(map(str, paths))
+
+
+def windows(tokens: list[int], length: int, stride: int) -> list[list[int]]:
+    """Cut windows of ``length + 1`` tokens, the slow way."""
+    starts = range(0, len(tokens), stride)
+    return [tokens[s : s + length + 1] for s in starts if s + length + 1 <= len(tokens)]
+
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@same_folder
+@given(
+    files=st.lists(st.lists(st.integers(0, 9), max_size=40), min_size=1, max_size=4),
+    length=st.integers(1, 12),
+    stride=st.none() | st.integers(1, 15),
+    dtype=st.sampled_from(["uint16", ">u2", "int32", "uint8", "int64"]),
+    numpy_files=st.booleans(),
+)
+def test_windows_are_those_of_each_file(
+    tmp_path: Path,
+    files: list[list[int]],
+    length: int,
+    stride: int | None,
+    dtype: str,
+    numpy_files: bool,
+) -> None:
+    paths = write(tmp_path, *files, dtype=dtype)
+    if numpy_files:
+        for path, tokens in zip(paths, files, strict=True):
+            np.save(f"{path}.npy", np.asarray(tokens, dtype))
+        paths = [f"{path}.npy" for path in paths]
+    expected = [w for tokens in files for w in windows(tokens, length, stride or length)]
+    kind = None if numpy_files else dtype
+    if not expected:
+        with pytest.raises(ValueError, match="longest"):
+            stoker.from_tokens(paths, length, stride, kind)
+        return
+    train = stoker.from_tokens(paths, length, stride, kind)
+    assert len(train) == len(expected)
+    found = list(train)
+    assert [[*w.inputs.tolist(), int(w.targets[-1])] for w in found] == expected
+    assert all((w.inputs[1:] == w.targets[:-1]).all() for w in found)
+    assert {array.dtype for w in found for array in w} == {np.dtype(np.int64)}
+
+
+@same_folder
+@given(tokens=st.lists(st.integers(0, 3), min_size=8, max_size=60), batch=st.integers(1, 5))
+def test_documents_are_numbered_and_no_target_crosses_their_borders(
+    tmp_path: Path, tokens: list[int], batch: int
+) -> None:
+    (path,) = write(tmp_path, tokens)
+    plain = stoker.from_tokens(path, 5, dtype="uint16")
+    marked = stoker.from_tokens(path, 5, dtype="uint16", separator=0)
+    for expected, found in zip(plain.batch(batch), marked.batch(batch), strict=True):
+        assert (found.inputs == expected.inputs).all()
+        ends = found.inputs == 0
+        assert (found.targets == np.where(ends, -100, expected.targets)).all()
+        for row, documents in zip(found.inputs.tolist(), found.documents.tolist(), strict=True):
+            assert documents == [row[:at].count(0) for at in range(len(row))]
+
+
+@settings(few(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(count=st.integers(30, 200), batch=st.integers(1, 9), separator=st.none() | st.just(3))
+def test_resumes_anywhere_and_is_the_same_for_any_workers(
+    tmp_path: Path, count: int, batch: int, separator: Any
+) -> None:
+    paths = write(tmp_path, np.arange(count) % 7, np.arange(count // 2))
+
+    def build(workers: int = 0) -> stoker.Pipeline:
+        source = stoker.from_tokens(paths, 4, 3, "uint16", separator=separator, seed=1)
+        return source.shuffle().batch(batch).workers(workers)
+
+    check_resume(build, every=3)
+    assert stream(build(0)) == stream(build(3))
+
+
+def test_process_workers_open_the_files_themselves(tmp_path: Path) -> None:
+    paths = write(tmp_path, np.arange(100), np.arange(100, 200))
+
+    def build() -> stoker.Pipeline:
+        source = stoker.from_tokens(paths, 5, dtype="uint16", seed=0).shuffle()
+        return source.map(np.negative, on="inputs").batch(4)
+
+    assert stream(build().workers(1, kind="process")) == stream(build().workers(0))
+
+
+def test_a_batch_fits_an_embedding(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    paths = write(tmp_path, np.arange(65))
+    train = stoker.from_tokens(paths, 8, dtype="uint16", seed=0).shuffle().batch(4).to("cpu")
+    embedding, output = torch.nn.Embedding(65, 3), torch.nn.Linear(3, 65)
+    for inputs, targets in train:
+        logits = output(embedding(inputs))
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+
+
+def test_a_cache_knows_windows_again(tmp_path: Path) -> None:
+    paths = write(tmp_path, np.arange(64))
+    train = stoker.from_tokens(paths, 8, dtype="uint16", seed=0).cache("2MiB").batch(2)
+    first, second = stream(train), stream(train)
+    assert first == second
+    cache = train.stats().cache
+    assert cache is not None
+    assert cache.hits == len(train) * 2 - 1
+
+
+def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
+    paths = write(tmp_path, *itertools.repeat(np.arange(5), 600))
+    before = len(os.listdir("/proc/self/fd"))
+    train = stoker.from_tokens(paths, 4, dtype="uint16", seed=0).shuffle().workers(2)
+    for _ in train:
+        assert len(os.listdir("/proc/self/fd")) < before + 300
+    del train, _
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_state_of_other_windows_is_refused(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, np.arange(100))
+    state = stoker.from_tokens(path, 9, 10, "uint16", seed=0).batch(2).state_dict()
+    other = stoker.from_tokens(path, 10, 10, "uint16", seed=0).batch(2)
+    with pytest.raises(stoker.StateError, match="windows of 9 tokens"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path, workers: int, batched: bool) -> None:
+    (path,) = write(tmp_path, np.arange(5_000))
+    train = stoker.from_tokens(path, 4, dtype="uint16").workers(workers)
+    train = train.batch(4) if batched else train
+    with iter(train) as batches:
+        next(batches)
+        os.truncate(path, 16)
+        with pytest.raises((ValueError, stoker.StageError), match=r"0\.bin.* has changed"):
+            list(batches)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, np.arange(10))
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    np.save(tmp_path / "square.npy", np.zeros((2, 2), np.int64))
+    np.save(tmp_path / "floats.npy", np.zeros(9))
+    (tmp_path / "broken.npy").write_bytes(b"")
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, "dtype='uint16'", (path, 2)),
+        (TypeError, "whole number of tokens", (path, 2.5, 1, "u2")),
+        (ValueError, "at least 1", (path, 0, None, "u2")),
+        (ValueError, "at least 1", (path, 2, 0, "u2")),
+        (ValueError, r"length \+ 1.*has 10", (path, 10, None, "u2")),
+        (ValueError, r"odd\.bin is truncated, or", (tmp_path / "odd.bin", 1, None, "u2")),
+        (ValueError, r"shape is \[2, 2\]", (tmp_path / "square.npy", 1)),
+        (ValueError, "leave dtype out", (tmp_path / "row.npy", 1, None, "u2")),
+        (TypeError, "float64", (tmp_path / "floats.npy", 1)),
+        (TypeError, "float32", (path, 1, None, "f4")),
+        (ValueError, "is no array of tokens", (tmp_path / "broken.npy", 1)),
+        (FileNotFoundError, "nowhere", (tmp_path / "nowhere*.bin", 1, None, "u2")),
+        (ValueError, "local files", ("https://example.org/x.bin", 1, None, "u2")),
+        (ValueError, "at least one file", ([], 1, None, "u2")),
+        (TypeError, "takes paths", ([3], 1, None, "u2")),
+    ]  # fmt: skip
+    np.save(tmp_path / "row.npy", np.zeros(9, np.int64))
+    for kind, says, given_ in wrong:
+        with pytest.raises(kind, match=says):
+            stoker.from_tokens(*given_)
+    with pytest.raises(TypeError, match="separator"):
+        stoker.from_tokens(path, 2, dtype="u2", separator="x")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a{1..3}.bin", ["a1.bin", "a2.bin", "a3.bin"]),
+        ("a{09..10}.bin", ["a09.bin", "a10.bin"]),
+        ("{b,a1}.bin", ["b.bin", "a1.bin"]),
+        ("{a,b}{1..2}.bin", ["a1.bin", "a2.bin", "b1.bin", "b2.bin"]),
+        ("b*.bin", ["b.bin", "b1.bin", "b2.bin"]),
+    ],
+)  # fmt: skip
+def test_braces_and_globs(tmp_path: Path, pattern: str, names: list[str]) -> None:
+    every = ["a09", "a1", "a10", "a2", "a3", "b", "b1", "b2"]
+    for number, name in enumerate(every):
+        np.full(2, number, np.uint16).tofile(tmp_path / f"{name}.bin")
+    found = stoker.from_tokens(tmp_path / pattern, 1, dtype="uint16")
+    assert [every[int(w.inputs[0])] + ".bin" for w in found] == names

@@ -7,6 +7,7 @@
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
     ├── FeedError     a feed is not there, cannot be made or has failed: it says which
     ├── CacheError    a cache is damaged, in use or cannot be made: it says which
+    ├── ClusterError  this process has joined no cluster that answers: join one first
     ├── TokenError    the secret of a cluster cannot be read: look at its file
     └── StateError    a saved state cannot be loaded or taken: use another state
 
@@ -157,8 +158,12 @@ class CacheError(StokerError):
     """A cache is damaged and that is to be refused, is in use, or cannot be made."""
 
 
+class ClusterError(StokerError):
+    """This process has joined no Ray cluster, or one whose head does not answer."""
+
+
 class TokenError(StokerError):
-    """The secret of a cluster cannot be read: no file, no token in it, or others can read it."""
+    """The secret of a cluster, or its key, cannot be read: no file, or others can read it, too."""
 
 
 class CacheWarning(UserWarning):

@@ -100,6 +100,8 @@ class CacheCounts:
     """Of the hits, those that were found in another node's store."""
     peer_bytes: int = 0
     """Their bytes."""
+    peer_timeouts: int = 0
+    """Of the misses, those for which other nodes were waited for in vain, for 5 s."""
 
     def __add__(self, other: CacheCounts) -> CacheCounts:
         """Return both together."""
@@ -112,6 +114,11 @@ class CacheCounts:
     def all(self) -> list[int]:
         """Return the counts in order."""
         return [getattr(self, name) for name in (f.name for f in fields(CacheCounts))]
+
+    @property
+    def local_hits(self) -> int:
+        """Of the hits, those that were found in this host's store."""
+        return self.hits - self.peer_hits
 
     @property
     def hit_fraction(self) -> float:
@@ -156,11 +163,15 @@ class CacheStats(CacheCounts):
             f"{', full' if self.full else ''}",
         ]
         if self.members:
-            here = self.hits - self.peer_hits
             lines.append(
-                f"by place: {here:,} here, {self.peer_hits:,} from other nodes "
+                f"by place: {self.local_hits:,} here, {self.peer_hits:,} from other nodes "
                 f"({format_bytes(self.peer_bytes)}), {self.misses:,} from storage; "
                 f"{self.members_alive} of {self.members} nodes answer, map {self.map_version}"
+            )
+        if self.peer_timeouts:
+            lines.append(
+                f"{self.peer_timeouts:,} were waited for in vain, for 5 s: the network or the "
+                "other nodes are slower than storage"
             )
         if self.damaged:
             lines.append(f"{self.damaged:,} were found damaged, and read from the source")

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from stoker.cluster.keeper import Keeper
 
 TOKEN = bytes(range(32))
 EXAMPLES = 60
+NO_STORE = "no keeper of this host keeps in"  # said where a path says: no store on this host
 
 
 class Numbered:
@@ -69,14 +70,22 @@ def over(
 
 
 class KeeperProcess:
-    """``stoker cache serve``."""
+    """``stoker cache serve``, behind the beginning of a command that says on which host."""
 
-    def __init__(self, folder: Path, token: Path, *, address: str = "127.0.0.1:0") -> None:
-        command = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
+    def __init__(
+        self,
+        folder: Path,
+        token: Path,
+        *,
+        address: str = "127.0.0.1:0",
+        command: Sequence[str] = (),
+    ) -> None:
+        serve = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
         arguments = ["--listen", address, "--folder", str(folder), "--size", "8MiB"]
+        arguments += ["--token-file", str(token)]
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-c", command, "cache", "serve", *arguments, "--token-file", token],
+            [*command, sys.executable, "-c", serve, "cache", "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -135,11 +144,24 @@ for word in sys.stdin:
 class ClientProcess:
     """A job on one node that goes through its epochs when it is told to."""
 
-    def __init__(self, hosts: list[str], path: Path, token: Path, **told: Any) -> None:
+    def __init__(
+        self,
+        hosts: list[str],
+        path: Path,
+        token: Path,
+        *,
+        command: Sequence[str] = (),
+        **told: Any,
+    ) -> None:
         told = {"examples": EXAMPLES, "deadline_s": 60.0, **told, "hosts": hosts, "path": str(path)}
         here = [str(Path(__file__).parents[up]) for up in (0, 1)]
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", CLIENT, json.dumps(told)],
+            [
+                *[*command, sys.executable],
+                *["-W", "error", "-W", f"ignore:{NO_STORE}"],
+                *["-c", CLIENT],
+                json.dumps(told),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

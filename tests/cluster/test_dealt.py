@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from nodes import keepers, write_token
+from nodes import KeeperProcess, keepers, write_token
 
 from experiments.scale.simulation import predicted_reads
 from stoker.cluster.pinned import PinnedOwners
@@ -65,3 +67,48 @@ def test_reads_are_those_that_the_model_predicts(
     predicted = predicted_reads(pinned, EXAMPLES, seed=3, epoch=2, batch=BATCH, dealt=True)
     assert sum(rank["misses"][2] for rank in told) == 0
     assert [rank["peer_hits"][2] for rank in told] == [away for _, away in predicted]
+
+
+KILLING = """
+    hosts, folders, pids = {hosts!r}, {folders!r}, {pids!r}
+    data = stoker.from_dataset(Slow({examples}), seed=3).shuffle().shard(near="cache")
+    cached = data.cache("8MiB", cluster=hosts, version="near", path=folders[RANK])
+    train = cached.batch({batch}).workers(1)
+    told = {{"ids": [], "owners": []}}
+    for epoch in range(5):
+        seen = []
+        with iter(train) as batches:
+            for number, batch in enumerate(batches):
+                seen += batch["id"].tolist()
+                dist.all_reduce(torch.ones(1))
+                if (RANK, number) == (0, 5) and epoch in pids:
+                    os.kill(pids[epoch], 9)
+                if number == 7:
+                    told["owners"].append(train.state_dict()["owners"])
+        told["ids"].append(seen)
+"""
+
+
+@pytest.mark.full
+def test_keepers_are_killed_while_ranks_deal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First one that no rank is beside, then that of a rank; each example comes once an epoch."""
+    token = write_token(tmp_path)
+    monkeypatch.setenv("STOKER_TOKEN_FILE", str(token))
+    with contextlib.ExitStack() as ends:
+        nodes = [KeeperProcess(tmp_path / f"store-{number}", token) for number in range(3)]
+        for node in nodes:
+            ends.callback(node.end, signal.SIGKILL)
+        body = KILLING.format(
+            hosts=[node.address for node in nodes],
+            folders=[str(node.folder) for node in nodes],
+            pids={1: nodes[2].process.pid, 2: nodes[1].process.pid},
+            examples=EXAMPLES,
+            batch=BATCH,
+        )
+        told = told_by(tmp_path, 2, body)
+    for epoch in range(5):
+        seen = list(chain(*(rank["ids"][epoch] for rank in told)))
+        assert sorted(seen) == list(range(EXAMPLES))
+    assert told[0]["owners"] == told[1]["owners"], "both deal by one map"

@@ -11,18 +11,22 @@ from pathlib import Path
 import msgspec
 import pytest
 import xxhash
-from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
+from authority import certificates
 from stoker.cache.codec import encode
 from stoker.cluster import wire
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.definition import Definition
 from stoker.cluster.keeper import Keeper
 from stoker.cluster.line import DefinitionRefused, Line, Record
+from stoker.cluster.membership import Members, NamedHosts
+from stoker.cluster.owners import Member
 from stoker.cluster.peer import key_of
 from stoker.net.link import Link, LinkError
 
+pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
 DEFINITION = Definition("Numbered", [], "1", 10, "", "")
 
@@ -122,6 +126,59 @@ def test_who_has_another_token_is_told_so(tmp_path: Path, keeper: Keeper, monkey
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path, bytes([7] * 32))))
     with pytest.raises(stoker.CacheError, match="another token"):
         iter(over(stoker.from_dataset(Numbered(), seed=0), [keeper], None).batch(2))
+
+
+def test_encrypted_keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        certificates(tmp_path / name)
+    source = stoker.from_dataset(Numbered(), seed=0)
+    monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "ours"))
+    with keepers(tmp_path, 2) as encrypting:
+        for misses in (EXAMPLES, 0):
+            train = over(source, encrypting, None).batch(7)
+            for batch in train:
+                assert (batch["x"] == batch["id"][:, None]).all()
+            assert train.stats().cache.misses == misses  # type: ignore[union-attr]
+        monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "theirs"))
+        with pytest.raises(stoker.CacheError, match="certificate is none of this host's authority"):
+            iter(over(source, encrypting, None).batch(7))
+        monkeypatch.delenv("STOKER_TLS_FOLDER")
+        with pytest.raises(stoker.CacheError, match="encrypts its connections"):
+            iter(over(source, encrypting, None).batch(7))
+        with keepers(tmp_path / "theirs", 1) as plain:
+            monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "ours"))
+            with pytest.raises(stoker.CacheError, match="does not encrypt its connections"):
+                iter(over(source, plain, None).batch(7))
+
+
+@pytest.mark.filterwarnings("default:no keeper")
+def test_a_path_where_no_keeper_keeps_is_told(keeper: Keeper) -> None:
+    train = over(stoker.from_dataset(Numbered(), seed=0), [keeper], None).batch(7)
+    with pytest.warns(stoker.CacheWarning, match=f"keeps in /nowhere.*printed {keeper.folder}"):
+        assert len(list(train)) == 9
+    cache = train.stats().cache
+    assert cache is not None
+    assert (cache.local_hits, cache.peer_hits, cache.misses) == (0, 0, EXAMPLES)
+
+
+def test_a_member_that_does_not_encrypt_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a membership names it, as that of torchrun does, without having asked it."""
+    certificates(tmp_path)
+    with keepers(tmp_path / "plain", 1) as plain:
+        monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path))
+        with keepers(tmp_path / "encrypting", 1) as encrypting:
+            hosts = [*encrypting, *plain]
+            names = tuple(Member(k.address, k.address, k.limit_bytes) for k in hosts)
+            monkeypatch.setattr(NamedHosts, "members", lambda self: Members(2, names))
+            train = over(stoker.from_dataset(Numbered(), seed=0), hosts, None).batch(7)
+            with pytest.warns(stoker.CacheWarning, match="does not encrypt.*It is left out"):
+                assert len(list(train)) == 9
+            cache = train.stats().cache
+            assert cache is not None
+            assert (cache.members, cache.members_alive) == (2, 1)
 
 
 def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:

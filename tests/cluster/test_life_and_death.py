@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nodes import EXAMPLES, ClientProcess, KeeperProcess, write_token
@@ -31,7 +32,7 @@ class Nodes:
         self.keepers.append(made)
         return made
 
-    def client(self, home: int | None, **told: object) -> ClientProcess:
+    def client(self, home: int | None, **told: Any) -> ClientProcess:
         """Start a job beside a keeper, or on a host without one."""
         hosts = [keeper.address for keeper in self.keepers]
         path = self._folder / "nowhere" if home is None else self.keepers[home].folder

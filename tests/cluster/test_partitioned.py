@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import EXAMPLES, TOKEN, Numbered, keepers, over, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
 from stoker.cache import inventory
@@ -26,6 +27,7 @@ from stoker.cluster.keeper import Keeper
 from stoker.cluster.partitioned import PartitionedCache
 from strategies import frozen, stream
 
+pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
 
 
@@ -277,3 +279,26 @@ def test_any_order_of_joins_and_losses(
     finally:
         for keeper in made.values():
             keeper.close()
+
+
+def test_what_comes_too_late_is_read_from_storage_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with keepers(tmp_path, 2) as made:
+        train = over(shuffled(), made, None).batch(7)
+        expected = stream(train)
+        monkeypatch.setattr("stoker.cluster.asked.PATIENCE_S", 0.01)
+        is_read = threading.Event()
+
+        def get(_: line.Line, keys: list[bytes]) -> list[None]:
+            is_read.wait(60)
+            return [None] * len(keys)
+
+        monkeypatch.setattr(line.Line, "get", get)
+        late = over(shuffled(), made, None).batch(7)
+        assert stream(late) == expected
+        is_read.set()
+        cache = late.stats().cache
+        assert cache is not None
+        assert (cache.hits, cache.misses, cache.peer_timeouts) == (0, EXAMPLES, EXAMPLES)
+        assert "60 were waited for in vain" in str(cache)

@@ -257,7 +257,7 @@ def test_keepers_are_ended_by_a_command(
 
 def test_without_ray_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(RuntimeError, match=r'ray.init\(address="auto"\)'):
+    with pytest.raises(stoker.ClusterError, match=r'ray.init\(address="auto"\)'):
         iter(cached("1"))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'stoker\[ray\]'"):

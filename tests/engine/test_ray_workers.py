@@ -465,7 +465,7 @@ if pid == 0:
             code = 2
         try:
             iter(pipeline)
-        except RuntimeError as error:
+        except stoker.ClusterError as error:
             code = 0 if code == 2 and "forked" in str(error) else 3
         del batches, pipeline
         gc.collect()
@@ -494,7 +494,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="actors end with their pipeline: lifetime"):
         data().workers(2, kind="ray", ray_options={"lifetime": "detached"})
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(RuntimeError, match=r'ray.init\(address="auto"\)'):
+    with pytest.raises(stoker.ClusterError, match=r'ray.init\(address="auto"\)'):
         iter(data().workers(2, kind="ray"))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'stoker\[ray\]'"):

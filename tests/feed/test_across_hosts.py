@@ -38,6 +38,7 @@ from playing import (
 )
 
 import stoker
+from authority import certificates
 from stoker.feed import crossing
 from stoker.net.token import make_token_file
 from strategies import FULL, shortened
@@ -370,6 +371,30 @@ def test_without_the_token_nobody_joins(
         make_token_file(tmp_path / "other")
         with pytest.raises(stoker.FeedError, match="another token"):
             stoker.from_feed(feed.url())
+
+
+def test_an_encrypted_feed(
+    feed: Somewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relays need certificates as the feeder has them, and are told so."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        certificates(tmp_path / name)
+    monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "ours"))
+    with feeding(served.batches, feed.name, listen=feed.listen):
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        found = [served.digest(batch) for batch in stoker.from_feed(feed.url())]
+        assert found == served.expected("batches", 0)
+        wait_until(lambda: not feeder_of(feed.url()), "the relay ends")
+        monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "theirs"))
+        with pytest.raises(stoker.FeedError, match="certificate is none of this host's authority"):
+            stoker.from_feed(feed.url())
+        monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "nowhere"))
+        with pytest.raises(stoker.errors.TokenError, match="no folder"):
+            stoker.from_feed(feed.url())
+        monkeypatch.delenv("STOKER_TLS_FOLDER")
+        with pytest.raises(stoker.FeedError, match="encrypts its connections"):
+            stoker.from_feed(feed.url(HOSTS[1]))  # the other relay still tells everybody why
 
 
 def test_a_pipeline_that_fails_tells_jobs_elsewhere(feed: Somewhere) -> None:

@@ -49,7 +49,9 @@ def test_jobs_on_two_nodes_share_one_preparation() -> None:
     assert found["most"] == 1
 
 
-@pytest.mark.parametrize(("cluster", "error"), [("slurm", ValueError), ("ray", stoker.FeedError)])
+@pytest.mark.parametrize(
+    ("cluster", "error"), [("slurm", ValueError), ("ray", stoker.ClusterError)]
+)
 def test_without_a_cluster_it_says_so(cluster: str, error: type[Exception]) -> None:
     with pytest.raises(error, match="cluster="):
         stoker.share("served.py:batches", name="nowhere", cluster=cluster)

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 import threading
 import zlib
 from collections.abc import Iterator
@@ -18,11 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from authority import certificates
 from stoker import TokenError
 from stoker.net.address import joined_address, local_host_towards, split_address
 from stoker.net.link import Link, LinkError, LinkRefused
 from stoker.net.listener import Listener
-from stoker.net.tls import Tls
+from stoker.net.tls import Tls, own_tls
 from stoker.net.token import make_token_file, new_token, read_token
 
 TOKEN = b"t" * 32
@@ -40,6 +40,31 @@ def echoing() -> Iterator[Listener]:
     listener = Listener("127.0.0.1", 0, TOKEN, "echo", echo)
     yield listener
     listener.close()
+
+
+@contextlib.contextmanager
+def overheard(address: str, seen: bytearray) -> Iterator[str]:
+    """Pass one connection on to an address; what crosses it, either way, is seen."""
+
+    def passed_on(from_whom: socket.socket, to: socket.socket) -> None:
+        while data := from_whom.recv(1 << 16):
+            seen.extend(data)
+            to.sendall(data)
+        with contextlib.suppress(OSError):
+            to.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with listening.accept()[0] as one, socket.create_connection(split_address(address)) as two:
+            back = threading.Thread(target=passed_on, args=(two, one))
+            back.start()
+            passed_on(one, two)
+            back.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield joined_address("127.0.0.1", listening.getsockname()[1])
+        thread.join()
 
 
 def connected(listener: Listener, token: bytes = TOKEN, purpose: str = "echo") -> Link:
@@ -150,34 +175,121 @@ def test_a_listener_ends_its_connections() -> None:
         connected(listener)
 
 
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def other_tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return certificates(tmp_path_factory.mktemp("other-tls"))
+
+
 @pytest.fixture
-def tls(tmp_path: Path) -> Tls:
-    """A certificate that signed itself."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("needs openssl, to make a certificate")
-    subprocess.run(
-        [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-keyout", "key", "-out", "certificate", "-days", "2", "-subj", "/CN=stoker"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
-    return Tls(tmp_path / "certificate", tmp_path / "key", tmp_path / "certificate")
+def encrypting(tls: Tls) -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", 0, TOKEN, "echo", echo, tls=tls)
+    yield listener
+    listener.close()
 
 
-def test_encrypted(tls: Tls) -> None:
+def test_encrypted(encrypting: Listener, tls: Tls) -> None:
     data = np.random.default_rng(0).integers(0, 256, 1_000_000, dtype=np.uint8)
-    with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, "echo", echo, tls=tls)) as listener:
-        link = Link.connect(listener.address, TOKEN, "echo", timeout_s=5, tls=tls)
-        for _ in range(3):
-            sender = threading.Thread(target=link.send, args=(b"secret", data[:7], data))
-            sender.start()
-            _, body = link.receive(wait_s=5)
-            sender.join()
-            np.testing.assert_array_equal(np.asarray(body), np.concatenate([data[:7], data]))
-        with pytest.raises(LinkError):
-            connected(listener)  # without TLS
-        with pytest.raises(LinkError, match="another token"):
-            Link.connect(listener.address, b"u" * 32, "echo", timeout_s=5, tls=tls)
+    link = Link.connect(encrypting.address, TOKEN, "echo", timeout_s=5, tls=tls)
+    for _ in range(3):
+        sender = threading.Thread(target=link.send, args=(b"secret", data[:7], data))
+        sender.start()
+        _, body = link.receive(wait_s=5)
+        sender.join()
+        np.testing.assert_array_equal(np.asarray(body), np.concatenate([data[:7], data]))
+    with pytest.raises(TimeoutError, match="sent nothing"):
+        link.receive(wait_s=0.01)
+    with pytest.raises(LinkError, match="another token"):
+        Link.connect(encrypting.address, b"u" * 32, "echo", timeout_s=5, tls=tls)
+
+
+def test_what_is_encrypted_cannot_be_read_on_its_way(encrypting: Listener, tls: Tls) -> None:
+    seen = bytearray()
+    with overheard(encrypting.address, seen) as address:
+        link = Link.connect(address, TOKEN, "echo", timeout_s=5, tls=tls)
+        link.send(b"the header", b"the body")
+        assert link.receive(wait_s=5)[0] == b"the header"
+        link.close()
+    assert len(seen) > 1_000
+    assert not any(word in seen for word in (b"the header", b"the body", b"STKF", b"echo"))
+
+
+def test_both_ends_of_an_encrypted_connection_may_be_busy(encrypting: Listener, tls: Tls) -> None:
+    """One thread sends all the time, another receives: neither waits for the other."""
+    link = Link.connect(encrypting.address, TOKEN, "echo", timeout_s=30, tls=tls)
+    sent = [bytes([number % 256]) * (number * 37 % 5_000) for number in range(1_500)]
+
+    def send() -> None:
+        for number, body in enumerate(sent):
+            link.send(b"%d" % number, body)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for number, body in enumerate(sent):
+        assert link.receive(wait_s=30) == (b"%d" % number, body)
+    sender.join()
+
+
+def test_who_does_not_encrypt_is_told_by_who_does(encrypting: Listener) -> None:
+    with pytest.raises(LinkRefused, match="encrypts its connections"):
+        connected(encrypting)
+
+
+def test_who_encrypts_is_told_by_who_does_not(echoing: Listener, tls: Tls) -> None:
+    with pytest.raises(LinkRefused, match="it does not encrypt its connections"):
+        Link.connect(echoing.address, TOKEN, "echo", timeout_s=5, tls=tls)
+
+
+def test_certificates_of_another_authority(tls: Tls, other_tls: Tls) -> None:
+    believer = Tls(other_tls.certificate, other_tls.key, tls.authority)
+    for theirs, message in (
+        (other_tls, "its certificate is none of this host's authority"),
+        (believer, "it does not accept this host's certificate"),
+    ):
+        with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, "echo", echo, tls=tls)) as here:
+            with pytest.raises(LinkRefused, match=message):
+                Link.connect(here.address, TOKEN, "echo", timeout_s=5, tls=theirs)
+            link = Link.connect(here.address, TOKEN, "echo", timeout_s=5, tls=tls)
+            link.send(b"fine")
+            assert link.receive(wait_s=5)[0] == b"fine"
+
+
+def test_files_that_cannot_be_used_are_named(tls: Tls, other_tls: Tls, tmp_path: Path) -> None:
+    for wrong in (
+        Tls(tls.certificate, other_tls.key, tls.authority),
+        Tls(tmp_path / "none", tls.key, tls.authority),
+    ):
+        with pytest.raises(TokenError, match=f"cannot be encrypted with {wrong.certificate}"):
+            Listener("127.0.0.1", 0, TOKEN, "echo", echo, tls=wrong)
+
+
+def test_the_files_of_a_host(tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("STOKER_TLS_FOLDER", raising=False)
+    assert own_tls() is None
+    rays = {"CERT": tls.certificate, "KEY": tls.key}
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_CA_CERT", str(tls.authority))
+    for name, path in rays.items():
+        monkeypatch.setenv(f"RAY_TLS_SERVER_{name}", str(path))
+    assert own_tls() == tls
+    shutil.copytree(tls.key.parent, tmp_path / ".config" / "stoker" / "tls")
+    found = own_tls()
+    assert found is not None
+    assert found.key == tmp_path / ".config" / "stoker" / "tls" / "key.pem"
+    monkeypatch.setenv("STOKER_TLS_FOLDER", str(tls.key.parent))
+    assert own_tls() == tls
+    monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "none"))
+    with pytest.raises(TokenError, match=r"STOKER_TLS_FOLDER names .*, which is no folder"):
+        own_tls()
+    monkeypatch.delenv("STOKER_TLS_FOLDER")
+    found.key.chmod(0o640)
+    with pytest.raises(TokenError, match="can be read by others: chmod 600"):
+        own_tls()
 
 
 def test_connections_are_the_process_own(echoing: Listener) -> None:

@@ -178,12 +178,13 @@ def print_info(name: str) -> None:
         f"{format_bytes(counts.saved_bytes)} not read from storage",
     }
     if head[MEMBERS]:
-        here = counts.hits - counts.peer_hits
         lines["nodes"] = f"{head[MEMBERS_ALIVE]} of {head[MEMBERS]} answer, map {head[MAP_VERSION]}"
         lines["places"] = (
-            f"{here:,} here, {counts.peer_hits:,} from other nodes "
+            f"{counts.local_hits:,} here, {counts.peer_hits:,} from other nodes "
             f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
         )
+        if counts.peer_timeouts:
+            lines["places"] += f" ({counts.peer_timeouts:,} after 5 s in vain)"
     for label, text in lines.items():
         print(f"{label:<8}{text}")
 

@@ -30,7 +30,7 @@ from stoker.errors import CacheError, CacheWarning
 from stoker.net.address import split_address
 from stoker.net.link import Buffer, Link, LinkError
 from stoker.net.listener import Listener
-from stoker.net.tls import Tls
+from stoker.net.tls import own_tls
 
 _REPLY_BYTES = 64 << 20  # of one reply, unless a single item is larger: the rest is asked for again
 _GREET_S = 10.0
@@ -51,7 +51,8 @@ class Keeper:
         folder: where the store is.
         limit_bytes: its budget.
 
-    Raises CacheError where the store cannot be made, OSError where the address cannot be had.
+    Raises CacheError where the store cannot be made, OSError where the address cannot be had,
+    TokenError where connections are to be encrypted, and cannot be.
     """
 
     def __init__(
@@ -61,7 +62,6 @@ class Keeper:
         *,
         limit: location.Limit = "auto",
         folder: str | None = None,
-        tls: Tls | None = None,
     ) -> None:
         host, port = split_address(address)
         self._handle = _open(folder, limit, address)
@@ -72,7 +72,7 @@ class Keeper:
         self._map_version = 0
         self._lock = threading.Lock()
         try:
-            self._listener = Listener(host, port, token, wire.PURPOSE, self._serve, tls=tls)
+            self._listener = Listener(host, port, token, wire.PURPOSE, self._serve, tls=own_tls())
         except BaseException:
             HANDLES.release(self._handle)
             raise

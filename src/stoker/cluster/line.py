@@ -7,8 +7,9 @@ from typing import NamedTuple, TypeVar
 
 from stoker.cluster import wire
 from stoker.cluster.definition import Definition
-from stoker.errors import CacheError
-from stoker.net.link import Buffer, Link, LinkError
+from stoker.errors import CacheError, TokenError
+from stoker.net.link import Buffer, Link, LinkError, LinkRefused
+from stoker.net.tls import own_tls
 
 DEADLINE_S = 0.5
 """How long a keeper may be silent before it counts as dead."""
@@ -52,7 +53,11 @@ class Line:
     ) -> None:
         self._address = address
         self._count = 0
-        self._link = Link.connect(address, token, wire.PURPOSE, timeout_s=DEADLINE_S)
+        try:
+            tls = own_tls()
+            self._link = Link.connect(address, token, wire.PURPOSE, timeout_s=DEADLINE_S, tls=tls)
+        except TokenError as error:
+            raise LinkRefused(str(error)) from error
         hello = wire.Meet(0, definition, map_version)
         reply, _ = self._ask(hello, (), DEADLINE_S, (wire.Met, wire.Differs))
         if isinstance(reply, wire.Differs):

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stoker.cache.integrity import boot_id
+from stoker.caution import warn
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.definition import Definition
 from stoker.cluster.line import DefinitionRefused, Line
 from stoker.cluster.owners import Member
-from stoker.errors import CacheError
+from stoker.errors import CacheError, CacheWarning
 from stoker.net.address import split_address
 from stoker.net.link import LinkError
 
@@ -93,6 +94,14 @@ class NamedHosts:
             raise CacheError(
                 f"no keeper answers at {', '.join(addresses)} ({self._why}): each of these "
                 "hosts needs one (stoker cache serve --listen HOST:PORT), with the same token"
+            )
+        if path is not None and self.home is None:
+            here = [folder for boot, folder in self._stores.values() if boot == boot_id()]
+            warn(
+                f"no keeper of this host keeps in {path}: nothing is kept here, and all that is "
+                "kept comes over the network. path= is the folder that a keeper printed; "
+                + (f"those here printed {', '.join(here)}" if here else "none runs on this host"),
+                CacheWarning,
             )
 
     def members(self) -> Members:

@@ -24,9 +24,10 @@ from stoker.cluster.asked import Asked, Found
 from stoker.cluster.definition import Definition
 from stoker.cluster.line import Record
 from stoker.cluster.membership import Membership
+from stoker.cluster.neighbours import HOME
 from stoker.cluster.owners import OwnerMap
 from stoker.cluster.peer import key_of
-from stoker.cluster.peers import HOME, PeerGroup
+from stoker.cluster.peers import PeerGroup
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts, CacheStats
 
@@ -74,8 +75,9 @@ class Gather:
                     if not asked:
                         del self._asked[key]
         answers = {asked: asked.wait() for asked in set(waiting.values())}
-        gathered = {key: answers[asked].get(key) for key, asked in waiting.items()}
-        return self._cache.find_gathered(keys, sizes, gathered)
+        gathered = {key: answers[asked].found.get(key) for key, asked in waiting.items()}
+        late = sum(key in answers[asked].late for key, asked in waiting.items())
+        return self._cache.find_gathered(keys, sizes, gathered, late)
 
     def close(self) -> None:
         """Let go of everything that was asked for and not taken."""
@@ -190,16 +192,25 @@ class PartitionedCache(ExampleCache):
         return self.find_gathered(keys, sizes, {})
 
     def find_gathered(
-        self, keys: Sequence[bytes], sizes: Sequence[int], gathered: Mapping[bytes, Found | None]
+        self,
+        keys: Sequence[bytes],
+        sizes: Sequence[int],
+        gathered: Mapping[bytes, Found | None],
+        late: int = 0,
     ) -> list[tuple[int, Any]]:
-        """Return what is there as ``find`` does; what was ``gathered`` is not asked for again."""
+        """Return what is there as ``find`` does; what was ``gathered`` is not asked for again.
+
+        ``late``: of how many of these nothing was known in time.
+        """
         here = [at for at, key in enumerate(keys) if key not in gathered]
         hits, saved_bytes = self._look_up([keys[at] for at in here], [sizes[at] for at in here])
         hits = [(here[at], value) for at, value in hits]
         found = dict(gathered)
         missing = set(here) - {at for at, _ in hits}
         if missing and (peers := self._reached()) is not None:
-            found |= peers.ask([keys[at] for at in sorted(missing)]).wait()
+            answer = peers.ask([keys[at] for at in sorted(missing)]).wait()
+            found |= answer.found
+            late += len(answer.late)
         peer_hits = peer_bytes = 0
         for at in sorted(missing.union(range(len(keys))) - {at for at, _ in hits}):
             got = found.get(keys[at])
@@ -215,6 +226,7 @@ class PartitionedCache(ExampleCache):
             saved_bytes=saved_bytes,
             peer_hits=peer_hits,
             peer_bytes=peer_bytes,
+            peer_timeouts=late,
         )
         return hits
 

@@ -87,7 +87,7 @@ def check() -> None:
 def join(definition: Definition, limit: Limit, path: str | None) -> RayHosts:
     """Start this node's keeper, if there is none, and find the others.
 
-    Raises RuntimeError where this process has joined no Ray cluster, CacheError where the keeper
+    Raises ClusterError where this process has joined no Ray cluster, CacheError where the keeper
     does not start.
     """
     return RayHosts(joined_ray(_WHAT), definition.digest().hex(), limit, path)

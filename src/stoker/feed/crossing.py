@@ -35,6 +35,7 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.net.link import Link
+from stoker.net.tls import own_tls
 
 VERSION = 1
 PURPOSE = "feed"
@@ -92,6 +93,11 @@ _Place = Callable[[int], NDArray[np.uint8]]
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_relay = msgspec.msgpack.Decoder(FromRelay).decode
 _decode_from_gateway = msgspec.msgpack.Decoder(FromGateway).decode
+
+
+def connect(address: str, token: bytes) -> RelayEnd:
+    """Connect to the gateway of a feed. Raises LinkError, TokenError."""
+    return RelayEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=own_tls()))
 
 
 class _End:

@@ -35,7 +35,7 @@ from stoker.feed.served import Made, Served
 from stoker.feed.url import FeedUrl
 from stoker.ipc.portable import Portable
 from stoker.ipc.shared_memory import Blocks
-from stoker.net.link import Link, LinkError, LinkRefused
+from stoker.net.link import LinkError, LinkRefused
 
 _STARTING_S = 10.0  # how long a feed may take until it is there
 _LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
@@ -103,9 +103,7 @@ class PreparedElsewhere:
         return str(self._url)
 
     def _connect(self) -> tuple[RelayEnd, Welcome]:
-        token = find_token()
-        link = Link.connect(self._url.address, token, crossing.PURPOSE, timeout_s=crossing.SILENT_S)
-        end = RelayEnd(link)
+        end = crossing.connect(self._url.address, find_token())
         seed, outline = self._goes_on_for or (None, [])
         label = plain(f"relay on {socket.gethostname()}", 100)
         try:
@@ -126,9 +124,10 @@ class PreparedElsewhere:
         while True:
             try:
                 return self._connect()
+            except LinkRefused as error:
+                raise FeedError(f"{self._url} cannot be joined: {error}") from error
             except _GONE as error:
-                refused = isinstance(error, LinkRefused)
-                if refused or self.is_closed or time.monotonic() > until_s:
+                if self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
                         f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
                         f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"

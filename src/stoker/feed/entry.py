@@ -85,7 +85,8 @@ def share(
             travel through Ray.
 
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
-    TypeError or ValueError for wrong arguments.
+    ClusterError where this process has joined no cluster of Ray; ImportError without Ray; TypeError
+    or ValueError for wrong arguments.
     """
     from stoker.feed.autostart import check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress

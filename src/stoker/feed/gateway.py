@@ -22,6 +22,7 @@ from stoker.ipc import portable
 from stoker.net.address import split_address
 from stoker.net.link import Link
 from stoker.net.listener import Listener
+from stoker.net.tls import own_tls
 
 _CONNECT_S = 5.0
 
@@ -38,7 +39,13 @@ class Gateway:
         token = find_or_make_token()
         try:
             self._listener = Listener(
-                host, port, token, crossing.PURPOSE, self._serve, timeout_s=crossing.SILENT_S
+                host,
+                port,
+                token,
+                crossing.PURPOSE,
+                self._serve,
+                timeout_s=crossing.SILENT_S,
+                tls=own_tls(),
             )
         except OSError as error:
             raise FeedError(f"the feed cannot listen on {listen}: {error}") from error

@@ -6,19 +6,20 @@ import dataclasses
 import socket
 import time
 
-from stoker.feed import crossing, ray_directory
+from stoker.feed import crossing
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
 from stoker.feed.crossing import Join, RelayEnd
 from stoker.feed.messages import Malformed, Welcome
-from stoker.feed.ray_directory import FeedPlace
+from stoker.feed.ray_directory import Directory, FeedPlace
 from stoker.feed.relayed import relay_settings
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
 from stoker.net.address import joined_address
-from stoker.net.link import Link
 
 _LOOK_AGAIN_S = 0.2
+_CLAIM_S = 60.0  # how long a node may take to start a feeder before another one may
+_BACK_S = 5.0  # and to start it again, which its jobs do when it is killed
 
 
 def shared_in_cluster(settings: FeedSettings) -> FeedAddress:
@@ -34,47 +35,55 @@ class SharedInCluster:
 
     def __init__(self, settings: FeedSettings) -> None:
         self._settings = settings
-        self._node = ""
         self._is_here = False
+        self._was_there = False
         self._held: RelayEnd | None = None
 
     def connect(self) -> socket.socket:
         """Connect to the feeder if it is to be on this node, else to the relay.
 
-        Raises FeedError.
+        Raises FeedError; ClusterError where this process has joined no cluster, ImportError
+        without Ray.
         """
-        lost = ""
+        directory = Directory()  # of the process that connects: a forked child has its own
+        since_s, claim, lost = time.monotonic(), 0, 0
         while True:
-            # In the process that connects: a forked child asks for itself.
-            self._node, host = ray_directory.own_node()
-            answer: FeedPlace = ray_directory.call("find", self._settings.name, self._node, lost)
-            self._is_here = answer.is_here
-            if answer.is_here:
-                listen = answer.address or joined_address(host, 0)
+            place = directory.find(self._settings.name, lost)
+            self._is_here = place.is_here
+            if place.is_here:
+                listen = place.address or joined_address(directory.host, 0)
                 settings = dataclasses.replace(self._settings, listen=listen)
-                return connect_or_start(settings, answer.token)
-            if answer.address and self._hold(answer):
-                url = FeedUrl(answer.address, self._settings.name)
-                return connect_or_start(relay_settings(url), answer.token)
-            lost = answer.address
-            time.sleep(_LOOK_AGAIN_S)
+                return connect_or_start(settings, place.token)
+            if place.address and self._hold(place):
+                url = FeedUrl(place.address, self._settings.name)
+                settings = relay_settings(url, self._settings.patience_s)
+                return connect_or_start(settings, place.token)
+            if claim != place.claim:
+                since_s, claim = time.monotonic(), place.claim
+            if time.monotonic() - since_s >= self._patience_s(place):
+                lost = claim
+            else:
+                time.sleep(_LOOK_AGAIN_S)
 
     def note(self, welcome: Welcome) -> None:
         """Tell the others where the feeder is that this job has connected to."""
+        self._was_there = True
         if self._held is not None:
             self._held.close()
             self._held = None
         if self._is_here and welcome.address:
-            name = self._settings.name
-            ray_directory.call("tell", name, self._node, welcome.address)
+            Directory().tell(self._settings.name, welcome.address)
 
-    def _hold(self, answer: FeedPlace) -> bool:
+    def _patience_s(self, place: FeedPlace) -> float:
+        """Return how long to wait for a feed that does not answer."""
+        if not place.address:
+            return _CLAIM_S
+        return _BACK_S if self._was_there else 0.0  # it may have ended long ago
+
+    def _hold(self, place: FeedPlace) -> bool:
         """Join the feed, so that it is there until the relay has joined; False if it is lost."""
         try:
-            link = Link.connect(
-                answer.address, answer.token, crossing.PURPOSE, timeout_s=crossing.SILENT_S
-            )
-            self._held = end = RelayEnd(link)
+            self._held = end = crossing.connect(place.address, place.token)
             end.send(
                 Join(crossing.VERSION, self._settings.name, "a job that starts a relay", None, [])
             )

@@ -1,23 +1,30 @@
-"""Which node of a Ray cluster a shared feed is on: a named actor knows.
+"""Which node of a Ray cluster a shared feed is on, in Ray's own key-value store.
 
-It is detached: feeds outlive the jobs that began them, and so must what knows where they are. It
-ends with the cluster. Should its node be lost, the next job starts another.
+It is as old as the cluster, lives as long, and needs no process of its own that could be lost. Each
+claim of a feed has a number, and only one node can enter the next: so whoever finds a feed lost,
+only one node starts it again.
 """
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from stoker.errors import FeedError
+import msgspec
+
+from stoker.errors import ClusterError
+from stoker.net.ray_session import check_installed, joined_ray
 from stoker.net.token import new_token
+from stoker.one_shot import OneShot
 
-_NAME = "stoker-feeds"
-_NAMESPACE = "stoker"
-_CLAIM_S = 60.0  # how long a node may take to start a feeder before another one may
-_CALL_S = 30.0
-_ATTEMPTS = 3
+_WHAT = 'stoker.share(cluster="ray")'
+_NAMESPACE = "stoker-feeds"
+_TOKEN = "token"  # no claim: those have a number
+_ANSWER_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,69 +33,115 @@ class FeedPlace:
 
     Attributes:
         token: the secret of the cluster's feeds.
-        is_here: whether the node that asked has it, or is to start it.
+        claim: the number of the claim.
+        is_here: whether this node has it, or is to start it.
         address: ``host:port``; empty while it is not known.
     """
 
     token: bytes
+    claim: int
     is_here: bool
     address: str
 
 
+class _Claim(msgspec.Struct):
+    """What is said of a feed under the number of a claim."""
+
+    node: str
+    address: str
+
+
 class Directory:
-    """The actor: the nodes of feeds, by name."""
+    """The cluster that this process has joined, as it knows feeds.
+
+    Raises ClusterError where it has joined none or its head does not answer, ImportError without
+    Ray.
+
+    Attributes:
+        host: this node's address on the cluster's network.
+    """
 
     def __init__(self) -> None:
-        self._token = new_token()
-        self._feeds: dict[str, tuple[str, str, float]] = {}  # node, address, when it was claimed
+        check_installed(_WHAT)
+        self._ray: Any = joined_ray(_WHAT)
+        from ray.experimental import internal_kv
 
-    def find(self, name: str, node: str, lost: str) -> FeedPlace:
-        """Say where a feed is. One that is nowhere, or was ``lost``, goes to the node that asks."""
-        owner, address, since_s = self._feeds.get(name, ("", "", 0.0))
-        is_late = not address and time.monotonic() - since_s > _CLAIM_S
-        if not owner or is_late or (lost and address == lost and owner != node):
-            owner, address = node, ""
-            self._feeds[name] = node, "", time.monotonic()
-        return FeedPlace(self._token, owner == node, address)
+        self._store = internal_kv
+        self._node: str = self._ray.get_runtime_context().get_node_id()
+        self.host: str = self._ray.util.get_node_ip_address()
 
-    def tell(self, name: str, node: str, address: str) -> None:
-        """Take note where a feed listens."""
-        self._feeds[name] = node, address, time.monotonic()
+    def find(self, name: str, lost: int) -> FeedPlace:
+        """Say where a feed is; one that is nowhere, or whose claim is ``lost``, is to be here."""
+        return _answered(lambda: self._find(name, lost))
+
+    def tell(self, name: str, address: str) -> None:
+        """Say that a feed listens on this node."""
+        _answered(lambda: self._tell(name, address))
+
+    def _tell(self, name: str, address: str) -> None:
+        number, claim = self._latest(name)
+        if claim is None or claim.node != self._node:
+            number += 1  # it was given up in between, and is there after all
+        self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
+
+    def _find(self, name: str, lost: int) -> FeedPlace:
+        while True:
+            number, claim = self._latest(name)
+            is_here = claim is not None and claim.node == self._node
+            if claim is not None and (is_here or (number != lost and self._is_alive(claim.node))):
+                return FeedPlace(self._token(), number, is_here, claim.address)
+            if self._enter(name, number + 1):
+                self._store._internal_kv_del(_key(name, number), namespace=_NAMESPACE)
+                return FeedPlace(self._token(), number + 1, True, "")
+
+    def _latest(self, name: str) -> tuple[int, _Claim | None]:
+        keys = self._store._internal_kv_list(f"{name}/", namespace=_NAMESPACE)
+        number = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
+        data = self._store._internal_kv_get(_key(name, number), namespace=_NAMESPACE)
+        return number, None if data is None else msgspec.msgpack.decode(data, type=_Claim)
+
+    def _enter(self, name: str, number: int) -> bool:
+        """Claim a feed; tell whether no other node was faster."""
+        return self._put(_key(name, number), _Claim(self._node, ""), overwrite=False)
+
+    def _put(self, key: str, claim: _Claim, *, overwrite: bool) -> bool:
+        data = msgspec.msgpack.encode(claim)
+        return not self._store._internal_kv_put(
+            key, data, overwrite=overwrite, namespace=_NAMESPACE
+        )
+
+    def _is_alive(self, node: str) -> bool:
+        return any(each["NodeID"] == node and each["Alive"] for each in self._ray.nodes())
+
+    def _token(self) -> bytes:
+        """Return the secret of the cluster's feeds; the first who asks makes it."""
+        self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=_NAMESPACE)
+        token: bytes = self._store._internal_kv_get(_TOKEN, namespace=_NAMESPACE)
+        return token
 
 
-def call(method: str, *arguments: Any) -> Any:
-    """Call the directory, and start it where there is none.
+def _answered(call: Callable[[], T]) -> T:
+    """Return what a call of Ray's returns, unless that takes too long: it could be for ever.
 
-    Raises FeedError where it does not answer.
+    Raises ClusterError.
     """
-    ray = _ray()
-    actor = ray.remote(num_cpus=0)(Directory)
-    options = {"name": _NAME, "namespace": _NAMESPACE, "lifetime": "detached"}
-    cause: Exception | None = None
-    for _ in range(_ATTEMPTS):
+    answer: OneShot[T] = OneShot()
+
+    def ask() -> None:
         try:
-            directory = actor.options(**options, get_if_exists=True).remote()
-            return ray.get(getattr(directory, method).remote(*arguments), timeout=_CALL_S)
-        except ray.exceptions.RayError as error:  # its node may just have been lost
-            cause = error
-            time.sleep(1.0)
-    raise FeedError(f"the directory of the cluster's feeds does not answer: {cause}") from cause
+            answer.give(call())
+        except BaseException as error:
+            answer.give(error=error)
 
-
-def own_node() -> tuple[str, str]:
-    """Return this node's id, and its address on the cluster's network.
-
-    Raises FeedError where this is no job of a cluster.
-    """
-    ray = _ray()
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-
-
-def _ray() -> Any:
+    threading.Thread(target=ask, name="stoker-feed-directory", daemon=True).start()
     try:
-        import ray
-    except ImportError:
-        raise FeedError('cluster="ray" needs Ray: pip install "stoker[ray]"') from None
-    if not ray.is_initialized():
-        raise FeedError('cluster="ray" is for jobs of a Ray cluster: call ray.init() before')
-    return ray
+        return answer.wait(_ANSWER_S)
+    except Exception as error:  # Ray's are of many kinds
+        raise ClusterError(
+            f"{_WHAT}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({str(error) or f'within {_ANSWER_S:.0f} s'})"
+        ) from error
+
+
+def _key(name: str, number: int) -> str:
+    return f"{name}/{number}"

@@ -12,21 +12,23 @@ from stoker.feed.connection import FeedAddress
 from stoker.feed.secret import find_token
 from stoker.feed.target import FeedSettings
 from stoker.feed.url import FeedUrl
+from stoker.net.tls import own_tls
 
-_PATIENCE_S = 30.0  # shorter than a feeder's for the relay itself
+_PATIENCE_S = 60.0  # of a feeder, where nothing else is known
 
 
 def relayed(url: FeedUrl) -> FeedAddress:
     """Return the address of a feed on another host, through the relay on this one.
 
-    Raises TokenError where the relay could not read the token.
+    Raises TokenError where the relay could not read the token, or how to encrypt.
     """
     find_token()
+    own_tls()
     settings = relay_settings(url)
     return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
 
 
-def relay_settings(url: FeedUrl) -> FeedSettings:
-    """Return what a relay serves."""
+def relay_settings(url: FeedUrl, patience_s: float = _PATIENCE_S) -> FeedSettings:
+    """Return what a relay serves. It has half the patience that the feeder has for itself."""
     text, path = str(url), tuple(sys.path)
-    return FeedSettings(text, text, patience_s=_PATIENCE_S, autostarted=True, path=path)
+    return FeedSettings(text, text, patience_s=patience_s / 2, autostarted=True, path=path)

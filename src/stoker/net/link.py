@@ -1,8 +1,8 @@
 """An authenticated connection on which frames travel both ways.
 
 Who has the cluster's token may connect, and is shown that the other side has it, too: each answers
-the other's random challenge by HMAC, before anything else is read. Without TLS the frames behind
-that are neither secret nor signed (docs/cluster.md says what that means on which network).
+the other's random challenge by HMAC, before anything else is read. Without TLS (``tls``) the frames
+behind that are neither secret nor signed (docs/cluster.md says what that means on which network).
 
 A frame is a header of a few bytes, which carries a checksum, and a body of any length, whose
 checksum is the business of whoever knows what is in it.
@@ -20,14 +20,16 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from stoker import fork_safety
 from stoker.net.address import split_address
+from stoker.net.tls import begins_encrypted, refuse, refuses_plain
 
 if TYPE_CHECKING:
+    from stoker.net.encrypted import EncryptedSocket
     from stoker.net.tls import Tls
 
 MAX_HEADER_BYTES = 16 << 20
@@ -41,6 +43,7 @@ _MARK = b"STKF"
 _FRAME = struct.Struct("<4sIQI")  # mark, bytes of the header, of the body, checksum of all that
 _PARTS = 1_000  # of one system call; the kernel takes 1,024
 
+Socket: TypeAlias = "socket.socket | EncryptedSocket"
 Buffer = bytes | bytearray | memoryview | np.ndarray
 Place = Callable[[bytes, int], memoryview]
 """Returns writable memory for a body, by the frame's header and the body's bytes."""
@@ -66,11 +69,10 @@ class Link:
         timeout_s: the longest silence within a frame, in seconds.
     """
 
-    def __init__(self, connected: socket.socket, peer: str, timeout_s: float) -> None:
+    def __init__(self, connected: Socket, peer: str, timeout_s: float) -> None:
         self.peer = peer
         self._socket = connected
         self.set_timeout(timeout_s)
-        fork_safety.close_in_children(connected)
         weakref.finalize(self, connected.close)
 
     @classmethod
@@ -84,8 +86,9 @@ class Link:
             token: the cluster's secret.
             purpose: which service is meant; the listener must be of the same.
             timeout_s: for the connection as a whole, then the longest silence within a frame.
+            tls: how to encrypt it, as the listener does; None: not at all.
 
-        Raises LinkError, LinkRefused, ValueError for what is no address.
+        Raises LinkError, LinkRefused, ValueError for what is no address; TokenError.
         """
         host, port = split_address(address)
         until = time.monotonic() + timeout_s
@@ -93,15 +96,15 @@ class Link:
             made = socket.create_connection((host, port), timeout_s)
         except OSError as error:
             raise LinkError(f"{address} does not answer: {error}") from error
-        made = _secured(
+        proven = _secured(
             made,
             address,
-            timeout_s,
+            until,
             tls,
             lambda to: _introduce(to, token, purpose.encode(), until, address),
             server_side=False,
         )
-        return cls(made, address, timeout_s)
+        return cls(proven, address, timeout_s)
 
     @classmethod
     def accept(
@@ -119,7 +122,7 @@ class Link:
         made = _secured(
             connected,
             peer,
-            timeout_s,
+            until,
             tls,
             lambda whom: _examine(whom, token, purpose.encode(), until),
             server_side=True,
@@ -190,8 +193,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _begins(self, wait_s: float | None) -> bool:
-        pending: Any = getattr(self._socket, "pending", None)  # of TLS: read, not yet asked for
-        if pending is not None and pending():
+        if not isinstance(self._socket, socket.socket) and self._socket.pending():
             return True
         number = self._socket.fileno()
         if number < 0:
@@ -233,36 +235,47 @@ def _head(header: bytes, body_bytes: int) -> bytes:
 def _secured(
     made: socket.socket,
     who: str,
-    timeout_s: float,
+    until: float,
     tls: Tls | None,
-    prove: Callable[[socket.socket], None],
+    prove: Callable[[Socket], None],
     *,
     server_side: bool,
-) -> socket.socket:
+) -> Socket:
     """Encrypt a connection, if it is to be, and have both sides prove who they are."""
+    proven: Socket = made
+    fork_safety.close_in_children(made)
     try:
-        made.settimeout(timeout_s)
+        made.settimeout(max(1e-3, until - time.monotonic()))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A host that vanished is noticed where only this side waits.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if tls is not None:
-            context = tls.context(server=server_side)
-            made = context.wrap_socket(made, server_side=server_side)
-        prove(made)
+            proven = tls.encrypted(made, server_side=server_side, until_s=until)
+        prove(proven)
     except BaseException as error:
         made.close()
-        if isinstance(error, OSError) and not isinstance(error, LinkError):
-            raise LinkError(f"{who} does not complete the connection: {error}") from error
-        raise
-    return made
+        if not isinstance(error, OSError) or isinstance(error, LinkError):
+            raise
+        if tls is not None:
+            from stoker.net.encrypted import explained  # it takes time
+
+            if reason := explained(error):
+                raise LinkRefused(f"{who} refused the connection: {reason}") from error
+        raise LinkError(f"{who} does not complete the connection: {error}") from error
+    return proven
 
 
-def _introduce(to: socket.socket, token: bytes, purpose: bytes, until: float, address: str) -> None:
+def _introduce(to: Socket, token: bytes, purpose: bytes, until: float, address: str) -> None:
     challenge = secrets.token_bytes(_NONCE_BYTES)
     to.sendall(_GREETING + bytes([len(purpose)]) + purpose + challenge)
     try:
         answer = _received(to, len(_GREETING) + _NONCE_BYTES + _PROOF_BYTES, until)
     except EOFError as error:
+        if refuses_plain(error.args[0]):
+            raise LinkRefused(
+                f"{address} encrypts its connections (TLS): this host needs certificates, too, in "
+                "~/.config/stoker/tls or where STOKER_TLS_FOLDER says"
+            ) from error
         raise LinkError(
             f"{address} refused the connection: it is no {purpose.decode()} of this version"
         ) from error
@@ -280,11 +293,14 @@ def _introduce(to: socket.socket, token: bytes, purpose: bytes, until: float, ad
         raise LinkError(f"{address} refused the connection") from error
 
 
-def _examine(whom: socket.socket, token: bytes, purpose: bytes, until: float) -> None:
+def _examine(whom: Socket, token: bytes, purpose: bytes, until: float) -> None:
     challenge = secrets.token_bytes(_NONCE_BYTES)
     expected = _GREETING + bytes([len(purpose)]) + purpose
     try:
-        if _received(whom, len(expected), until) != expected:
+        begun = _received(whom, len(expected), until)
+        if begun != expected:
+            if isinstance(whom, socket.socket) and begins_encrypted(begun):
+                refuse(whom)
             raise LinkError("somebody asked for another service, or for another version")
         theirs = _received(whom, _NONCE_BYTES, until)
         whom.sendall(_GREETING + challenge + _proof(token, b"listens", purpose, theirs, challenge))
@@ -300,8 +316,11 @@ def _proof(token: bytes, role: bytes, purpose: bytes, client: bytes, server: byt
     return hmac.digest(token, role + b"\x00" + purpose + b"\x00" + client + server, "sha256")
 
 
-def _received(whose: socket.socket, size: int, until: float) -> bytes:
-    """Receive so many bytes before a time, however slowly they come."""
+def _received(whose: Socket, size: int, until: float) -> bytes:
+    """Receive so many bytes before a time, however slowly they come.
+
+    Raises OSError, TimeoutError among them, and EOFError with those that came before the end.
+    """
     data = bytearray()
     while len(data) < size:
         left_s = until - time.monotonic()
@@ -313,12 +332,12 @@ def _received(whose: socket.socket, size: int, until: float) -> bytes:
         except ConnectionError:
             part = b""
         if not part:
-            raise EOFError
+            raise EOFError(bytes(data))
         data += part
     return bytes(data)
 
 
-def _receive_all(whose: socket.socket, into: memoryview) -> None:
+def _receive_all(whose: Socket, into: memoryview) -> None:
     if into.nbytes:  # memory of no bytes cannot be cast
         into = into.cast("B")
     while into.nbytes:
@@ -328,11 +347,7 @@ def _receive_all(whose: socket.socket, into: memoryview) -> None:
         into = into[got:]
 
 
-def _send_all(to: socket.socket, parts: list[memoryview]) -> None:
-    if not _sends_many(to):
-        for part in parts:
-            to.sendall(part)
-        return
+def _send_all(to: Socket, parts: list[memoryview]) -> None:
     first = 0
     while first < len(parts):
         sent = to.sendmsg(parts[first : first + _PARTS])
@@ -341,9 +356,3 @@ def _send_all(to: socket.socket, parts: list[memoryview]) -> None:
             first += 1
         if sent:
             parts[first] = parts[first][sent:]
-
-
-def _sends_many(to: socket.socket) -> bool:
-    import ssl  # it takes time
-
-    return not isinstance(to, ssl.SSLSocket)

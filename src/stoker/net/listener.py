@@ -32,8 +32,9 @@ class Listener:
         serve: is called with each connection that is authenticated; it is closed when this returns,
             or raises because it ended. Other exceptions are reported as those of a thread are.
         timeout_s: of the connections.
+        tls: how to encrypt them; None: not at all.
 
-    Raises OSError if the address cannot be had.
+    Raises OSError if the address cannot be had, TokenError where connections cannot be encrypted.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Listener:
         self._serve = serve
         self._timeout_s = timeout_s
         self._tls = tls
+        if tls is not None:
+            tls.context(server=True)  # what is wrong with it is said now
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._threads: set[threading.Thread] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from stoker.errors import ClusterError
 from stoker.fork_safety import OwningProcess
 
 _here = OwningProcess()
@@ -19,17 +20,17 @@ def check_installed(what: str) -> None:
 def joined_ray(what: str) -> Any:
     """Return the module, for ``what`` is done in the cluster that this process has joined.
 
-    Raises RuntimeError where it has joined none, or was forked from one that has.
+    Raises ClusterError where it has joined none, or was forked from one that has.
     """
     import ray
 
     if not _here.is_current:
-        raise RuntimeError(
+        raise ClusterError(
             f"{what}: the connection to Ray belongs to the process that this one was forked from. "
             "Iterate there"
         )
     if not ray.is_initialized():
-        raise RuntimeError(
+        raise ClusterError(
             f'{what} uses the cluster that this process has joined: call ray.init(address="auto") '
             'first, or ray.init(address="local") for one of this host'
         )

@@ -16,8 +16,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stoker.engine.pool.link_channel import FlatValue, Inbox, say_alive
@@ -25,7 +24,7 @@ from stoker.engine.pool.program import Program
 from stoker.engine.pool.request_runner import RequestRunner
 from stoker.net.link import Link, LinkError
 from stoker.net.listener import Listener
-from stoker.net.tls import Tls
+from stoker.net.tls import own_tls
 from stoker.parentage import end_with
 
 PURPOSE = "worker"
@@ -64,7 +63,7 @@ class PreparingActor:
         threading.Thread(target=self._beat, name="stoker-beat", daemon=True).start()
         node = ray.util.get_node_ip_address()
         self._listener = Listener(
-            node, 0, token, PURPOSE, self._serve, timeout_s=_PATIENCE_S, tls=tls_of(os.environ)
+            node, 0, token, PURPOSE, self._serve, timeout_s=_PATIENCE_S, tls=own_tls()
         )
         return ActorPlace(self._listener.address, node, os.getpid())
 
@@ -110,11 +109,3 @@ class PreparingActor:
                         pass  # its own thread is told, too
                     finally:
                         sending.release()
-
-
-def tls_of(environment: Mapping[str, str]) -> Tls | None:
-    """Return the files for encryption where Ray's own connections are encrypted, else None."""
-    if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
-        return None
-    names: Sequence[str] = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-    return Tls(*(Path(environment[name]) for name in names))

@@ -8,7 +8,6 @@ says all that it takes to do it again. Where none is left the thread does it its
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -16,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.engine.pool.link_channel import FlatValue, Inbox
-from stoker.engine.pool.ray_actor import PURPOSE, tls_of
+from stoker.engine.pool.ray_actor import PURPOSE
 from stoker.engine.pool.ray_fleet import Actor, Fleet
 from stoker.engine.pool.threads import Answer, Request
 from stoker.engine.work import WorkAddress
 from stoker.errors import WorkerDied
 from stoker.net.link import Link, LinkError
+from stoker.net.tls import own_tls
 
 SILENCE_S = 10.0  # an actor that is at work says so every second
 SEATS = 2
@@ -202,7 +202,7 @@ class _Seat:
 
     def _connected(self) -> Link:
         """Connect, for as long as somebody may be there who is too busy to answer."""
-        address, tls = self.actor.place.address, tls_of(os.environ)
+        address, tls = self.actor.place.address, own_tls()
         until = time.monotonic() + SILENCE_S
         while True:
             try:

@@ -1,0 +1,24 @@
+"""Certificates for tests, made as docs/cluster.md says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker.net.tls import Tls
+
+DOCS = Path(__file__).parents[1] / "docs" / "cluster.md"
+
+
+def certificates(folder: Path) -> Tls:
+    """Make an authority and a certificate of it."""
+    commands = DOCS.read_text().partition("```bash\nopenssl")[2].partition("```")[0]
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl, to make a certificate")
+    subprocess.run(
+        ["bash", "-ec", "openssl" + commands], cwd=folder, check=True, capture_output=True
+    )
+    return Tls(*(folder / name for name in ("certificate.pem", "key.pem", "authority.pem")))

@@ -1,0 +1,90 @@
+"""Keepers and jobs as plain processes on hosts of a network that is cut, or slow."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import KINDS, Network, network
+from nodes import EXAMPLES, ClientProcess, KeeperProcess, write_token
+
+pytestmark = pytest.mark.full
+HOSTS = 3
+
+
+class Cluster:
+    """A keeper on each host of a network, and jobs beside them."""
+
+    def __init__(self, folder: Path, on: Network, ends: contextlib.ExitStack) -> None:
+        self.network = on
+        self._ends = ends
+        self._token = write_token(folder)
+        self._keepers = []
+        self._hosts = []
+        for host in range(HOSTS):
+            keeper = KeeperProcess(
+                folder / f"store-{host}",
+                self._token,
+                address=on.listens(host),
+                command=on.command(host),
+            )
+            ends.callback(keeper.end, signal.SIGKILL)
+            self._keepers.append(keeper)
+            self._hosts.append(on.reached(host, keeper.address))
+
+    def job(self, host: int, deadline_s: float) -> ClientProcess:
+        made = ClientProcess(
+            self._hosts,
+            self._keepers[host].folder,
+            self._token,
+            command=self.network.command(host),
+            deadline_s=deadline_s,
+        )
+        self._ends.callback(made.end)
+        return made
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__.lower())
+def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with network(request.param, HOSTS) as on, contextlib.ExitStack() as ends:
+        yield Cluster(tmp_path, on, ends)
+
+
+def test_a_host_is_cut_off_and_comes_back(cluster: Cluster) -> None:
+    """All go on, each with those that it reaches; what they read is right."""
+    jobs = [cluster.job(host, 0.5) for host in range(HOSTS)]
+    for job in jobs:
+        job.epoch()
+    for job in jobs:  # 0.5 s is little on a busy machine: what was lost in the first is there now
+        job.epoch()
+    cluster.network.cut(2)
+    for job in jobs:
+        job.begin()
+    for job in jobs:
+        assert sorted(job.result()["ids"]) == list(range(EXAMPLES))
+    cluster.network.mend(2)
+    give_up_at = time.monotonic() + 60
+    while [job.epoch()["alive"] for job in jobs] != [HOSTS] * HOSTS:
+        assert time.monotonic() < give_up_at
+    assert min(job.epoch()["misses"] for job in jobs) == 0
+
+
+def test_a_slow_network_costs_time_alone(cluster: Cluster) -> None:
+    bytes_per_s = 400_000
+    jobs = [cluster.job(host, 60.0) for host in (0, 1)]
+    assert [job.epoch()["misses"] for job in jobs] == [EXAMPLES, 0]
+    for host in range(HOSTS):
+        cluster.network.limit(host, bytes_per_s)
+    began = time.monotonic()
+    found = jobs[1].epoch()
+    assert found["misses"] == 0
+    away = found["peer_hits"] / (HOSTS - 1)  # of the two others, at a time
+    assert away > 0
+    assert time.monotonic() - began > 0.5 * away * 7_200 / bytes_per_s

@@ -1,0 +1,177 @@
+"""A feed that the jobs of a Ray cluster share, when feeders, relays and nodes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_ray_feeds import check
+
+import stoker
+from ray_nodes import MARKS, ray_cluster
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [*MARKS, pytest.mark.full, pytest.mark.alone]
+
+HERE = str(Path(__file__).parent)
+WITHIN_S = 100.0
+
+
+def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
+    """Take a shared feed; return the epoch and the digest of each output, and log each."""
+    sys.path.insert(0, HERE)
+    import served
+
+    import stoker
+
+    target = f"{served.__file__}:batches"
+    train = stoker.share(target, name=name, cluster="ray", patience_s=5.0)
+    found = []
+    try:
+        for _ in range(epochs):
+            for batch in train:
+                at = train.state_dict()["loader"]
+                found.append((at["epoch"] - (not at["number"]), served.digest(batch)))
+                with open(log, "a") as out:
+                    out.write(f"{at}\n")
+                time.sleep(0.05)
+    except stoker.StokerError as error:
+        Path(f"{log}-ended").write_text(str(error))
+        raise
+    return found
+
+
+class Jobs:
+    """Jobs of one feed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"kills-{os.getpid()}-{folder.name}"
+        self._folder = folder
+        self._logs: list[Path] = []
+
+    def start(self, node: str, epochs: int = 3) -> Any:
+        self._logs.append(self._folder / f"log-{len(self._logs)}")
+        make: Any = ray.remote(num_cpus=0.1, resources={node: 1}, max_retries=0)(job)
+        return make.remote(self.name, epochs, str(self._logs[-1]))
+
+    def outputs(self) -> int:
+        """Return how many the job has had that had fewest."""
+        return min(seen(log) for log in self._logs)
+
+    def wait_for(self, outputs: int) -> None:
+        """Wait until each job has had so many."""
+        until(lambda: self.outputs() >= outputs)
+
+    def processes(self, what: str) -> list[psutil.Process]:
+        """Return feeders (``served.py``) or relays (``tcp://``) of this feed."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            line = " ".join(process.info["cmdline"] or ())
+            if "stoker.feed.autostart" in line and self.name in line and what in line:
+                found.append(process)
+        return found
+
+    def kill(self, what: str) -> None:
+        for process in self.processes(what):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def seen(log: Path) -> int:
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with ray_cluster(sys.modules[__name__]) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> None:
+    """In place of the check of all processes: a cluster starts and keeps some as it likes."""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(tmp_path)
+    yield made
+    until(lambda: not made.processes(""))
+
+
+def test_a_killed_feeder_is_started_again_beside_its_jobs(cluster: Any, jobs: Jobs) -> None:
+    made = [jobs.start(node) for node in ("left", "left", "right")]
+    for outputs in (3, 9):
+        jobs.wait_for(outputs)
+        jobs.kill("served.py")
+    for found in ray.get(made, timeout=WITHIN_S):
+        check(found, 3)
+
+
+def test_a_killed_relay_is_started_again(cluster: Any, jobs: Jobs) -> None:
+    made = [jobs.start(node) for node in ("left", "right", "right")]
+    for outputs in (3, 9):
+        jobs.wait_for(outputs)
+        jobs.kill("tcp://")
+    for found in ray.get(made, timeout=WITHIN_S):
+        check(found, 3)
+
+
+def test_a_feeder_without_jobs_beside_it_is_started_elsewhere(cluster: Any, jobs: Jobs) -> None:
+    first = jobs.start("left", epochs=1)
+    other = jobs.start("right", epochs=5)
+    check(ray.get(first, timeout=WITHIN_S), 1)
+    jobs.wait_for(3)
+    jobs.kill("served.py")
+    check(ray.get(other, timeout=WITHIN_S), 5)
+
+
+def test_the_node_of_the_feeder_is_lost(cluster: Any, jobs: Jobs) -> None:
+    node = cluster.add_node(num_cpus=2, resources={"third": 9}, object_store_memory=80e6)
+    lost = jobs.start("third", epochs=100)
+    until(lambda: jobs.processes("served.py"))
+    made = [jobs.start(place, 4) for place in ("right", "left", "left")]
+    jobs.wait_for(3)
+    cluster.remove_node(node, allow_graceful=False)
+    jobs.kill("served.py")  # which is on the same machine here
+    for found in ray.get(made, timeout=WITHIN_S):
+        check(found, 4)
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(lost, timeout=WITHIN_S)
+
+
+def test_a_feed_that_is_lost_is_an_error_while_the_head_does_not_answer(
+    cluster: Any, jobs: Jobs, tmp_path: Path
+) -> None:
+    """What is there goes on; what would have to be found is not waited for without end."""
+    lost = jobs.start("left", epochs=100)
+    jobs.wait_for(3)
+    ended = tmp_path / "log-0-ended"
+    # Frozen: Ray ends all processes a minute after its head was killed, this one, too.
+    head = cluster.head_node.all_processes["gcs_server"][0].process
+    os.kill(head.pid, signal.SIGSTOP)
+    try:
+        jobs.wait_for(jobs.outputs() + 5)
+        jobs.kill("served.py")
+        until(ended.exists)
+    finally:
+        os.kill(head.pid, signal.SIGCONT)
+    assert "the head of the Ray cluster does not answer" in ended.read_text()
+    with pytest.raises(stoker.ClusterError):
+        ray.get(lost, timeout=WITHIN_S)

@@ -12,7 +12,7 @@ from stoker.sources.names import Names
 from stoker.sources.open_files import FileVersion
 from stoker.sources.shards.members import (
     DamagedError,
-    Member,
+    ArchiveMember,
     ShardFile,
     UnusableShardError,
     refuse_compressed,
@@ -118,7 +118,7 @@ class _Grouping:
     def fields(self) -> list[str]:
         return list(self._fields)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ArchiveMember) -> None:
         named = split_name(member.name)
         if named is not None:
             example = self._keys.setdefault(named[0], len(self._keys))

@@ -26,7 +26,7 @@ class ShardFile(Protocol):
     def read(self, start: int, nbytes: int) -> bytes: ...
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A regular file in an archive."""
 
     name: str
@@ -38,7 +38,7 @@ class Member(NamedTuple):
     """How many bytes it has; -1 where it lies there as it is."""
 
 
-Members = Iterator[Member]
+ArchiveMembers = Iterator[ArchiveMember]
 
 
 class DamagedError(ValueError):

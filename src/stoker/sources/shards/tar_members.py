@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from stoker.sources.shards.members import (
     DamagedError,
-    Member,
-    Members,
+    ArchiveMember,
+    ArchiveMembers,
     ShardFile,
     UnusableShardError,
 )
@@ -20,7 +20,7 @@ _LONGEST_NAME = 1 << 20
 _ZEROS = bytes(HEADER_BYTES)
 
 
-def tar_members(file: ShardFile) -> Members:
+def tar_members(file: ShardFile) -> ArchiveMembers:
     """Yield the regular files of an archive; links, folders and devices are passed over.
 
     A member that reaches beyond the end of the file is yielded, too, before the end is told.
@@ -62,7 +62,7 @@ def tar_members(file: ShardFile) -> Members:
             if kind in _REGULAR:
                 nbytes = nbytes if long_size is None else long_size
                 if not name.endswith("/"):
-                    yield Member(name, start, nbytes, -1)
+                    yield ArchiveMember(name, start, nbytes, -1)
             elif kind not in (b"g", b"K"):
                 nbytes = 0 if kind in b"123456" else nbytes
             if kind not in (b"g", b"K"):

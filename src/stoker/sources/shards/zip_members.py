@@ -8,8 +8,8 @@ import zlib
 
 from stoker.sources.shards.members import (
     DamagedError,
-    Member,
-    Members,
+    ArchiveMember,
+    ArchiveMembers,
     ShardFile,
     UnusableShardError,
 )
@@ -19,7 +19,7 @@ _HEADER_BYTES = 30
 _ENCRYPTED = 1
 
 
-def zip_members(file: ShardFile) -> Members:
+def zip_members(file: ShardFile) -> ArchiveMembers:
     """Yield the files of a local archive.
 
     Raises DamagedError; UnusableShardError for files that are encrypted, or compressed by other
@@ -47,7 +47,9 @@ def zip_members(file: ShardFile) -> Members:
         head = file.read(info.header_offset, _HEADER_BYTES)
         lengths = struct.unpack("<HH", head[26:])
         start = info.header_offset + _HEADER_BYTES + sum(lengths)
-        yield Member(info.filename, start, info.compress_size, info.file_size if deflated else -1)
+        yield ArchiveMember(
+            info.filename, start, info.compress_size, info.file_size if deflated else -1
+        )
 
 
 def inflate(data: bytes, nbytes: int) -> bytes:

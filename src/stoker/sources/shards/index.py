@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from stoker.sources.names import Names
 from stoker.sources.open_files import FileVersion
 from stoker.sources.shards.members import (
-    DamagedError,
     ArchiveMember,
+    DamagedError,
     ShardFile,
     UnusableShardError,
     refuse_compressed,

@@ -7,9 +7,9 @@ minutes.
 from __future__ import annotations
 
 from stoker.sources.shards.members import (
-    DamagedError,
     ArchiveMember,
     ArchiveMembers,
+    DamagedError,
     ShardFile,
     UnusableShardError,
 )

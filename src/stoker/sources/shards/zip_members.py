@@ -7,9 +7,9 @@ import zipfile
 import zlib
 
 from stoker.sources.shards.members import (
-    DamagedError,
     ArchiveMember,
     ArchiveMembers,
+    DamagedError,
     ShardFile,
     UnusableShardError,
 )

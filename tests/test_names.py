@@ -42,3 +42,9 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 def test_what_users_hold_is_a_short_facade() -> None:
     assert len((SOURCES / "pipeline.py").read_text().splitlines()) <= 450
+
+
+def test_a_test_file_name_occurs_once() -> None:
+    names = Counter(file.name for file in SOURCES.parents[1].glob("tests/**/test_*.py"))
+    assert len(names) > 100
+    assert [name for name, times in names.items() if times > 1] == []

@@ -219,7 +219,7 @@ if __name__ == "__main__":
 @pytest.mark.full
 def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
     write_script(tmp_path, TWO_TRAINERS)
-    found = analyze(tmp_path, "train.py", minutes=1.0)
+    found = analyze(tmp_path, "train.py", minutes=0.6)
     unharmed(found)
     report = found.report
     assert report is not None

@@ -229,6 +229,7 @@ def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
     assert any("2 training jobs, each on its own" in note for note in report["notes"])
 
 
+@pytest.mark.full
 def test_training_without_a_loader_is_told_long_before_the_time_is_up(tmp_path: Path) -> None:
     write_script(
         tmp_path,
@@ -241,9 +242,9 @@ def test_training_without_a_loader_is_told_long_before_the_time_is_up(tmp_path: 
             time.sleep(0.01)
         """,
     )
-    found = analyze(tmp_path, "train.py", minutes=0.5)
+    found = analyze(tmp_path, "train.py", minutes=1.0)
     assert found.code == 1
-    assert "it trained for 10 s without iterating a DataLoader" in found.errors
+    assert "it trained for 20 s without iterating a DataLoader" in found.errors
     assert "time for the analysis was up" not in found.errors
 
 

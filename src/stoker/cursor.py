@@ -36,7 +36,7 @@ from stoker.machine import process_group
 from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
-from stoker.stats import Clock, PoolStats, Stats, Uses
+from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
@@ -51,6 +51,7 @@ class _Before(NamedTuple):
     fresh_start: bool
     before: Clock
     run: Run | None
+    spent: Totals
 
 
 class Cursor:
@@ -72,6 +73,7 @@ class Cursor:
         self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
         self.sizes: dict[int, PoolSize] = {}
         self.before = Clock()  # what was handed out before the epoch at hand
+        self._spent = Totals()  # before the last run
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
@@ -109,6 +111,7 @@ class Cursor:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
         owners = self._pinned(position)
+        spent = self.stats().totals
         if not position.yielded:
             position = self._recorded_start(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
@@ -132,7 +135,7 @@ class Cursor:
         run = Run(setup)
         run.wrapper = reads_ahead() if run.length is None else None
         iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
-        self._started(epoch, run, iterator)
+        self._started(epoch, run, iterator, spent)
         return iterator
 
     def _pinned(self, position: Position) -> PinnedOwners | None:
@@ -165,8 +168,13 @@ class Cursor:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
         return self._fresh_start and self.position is not None
 
-    def _started(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:
-        self._found = _Before(self.epoch, self.position, self._fresh_start, self.before, self._run)
+    def _started(
+        self, epoch: int, run: Run, iterator: PipelineIterator[Any], spent: Totals
+    ) -> None:
+        self._found = _Before(
+            self.epoch, self.position, self._fresh_start, self.before, self._run, self._spent
+        )
+        self._spent = spent
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False
@@ -236,9 +244,9 @@ class Cursor:
         run = self._run
         assert self._found is not None
         assert run is not None
-        self.epoch, self.position, self._fresh_start, self.before, run_before = self._found
+        self.epoch, self.position, self._fresh_start, self.before, run_before, spent = self._found
         if not run.was_asked:
-            self._run = run_before
+            self._run, self._spent = run_before, spent
 
     def set_epoch(self, epoch: Any) -> None:
         """Make an epoch the next one; the one that a state was loaded for keeps its position.
@@ -372,9 +380,11 @@ class Cursor:
         """Return statistics of the epoch being run, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
-                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({})
+                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
+                totals=self._spent,
             )  # fmt: skip
-        return self._run.stats(self._pools(self._run.held()))
+        of_run = self._run.stats(self._pools(self._run.held()))
+        return replace(of_run, totals=self._spent + of_run.spent())
 
     def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
         pools = []

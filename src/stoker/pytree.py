@@ -79,6 +79,13 @@ def is_tensor(value: Any) -> TypeGuard[Any]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_jax_array(value: Any) -> TypeGuard[Any]:
+    """Tell whether a value is an array of JAX, without importing it."""
+    jax = sys.modules.get("jax")
+    kind = getattr(jax, "Array", None)  # None while it is being imported
+    return kind is not None and isinstance(value, kind)
+
+
 def device_of(leaf: Any) -> str | None:
     """Return the device that a tensor is on, None for the CPU and for what is no tensor."""
     return str(leaf.device) if is_tensor(leaf) and leaf.device.type != "cpu" else None
@@ -150,13 +157,14 @@ def data_bytes(value: Any) -> int:
     parts = children(value)
     if parts is not None:
         return sum(data_bytes(child) for _, child in parts)
-    return int(value.nbytes) if isinstance(value, np.ndarray) or is_tensor(value) else 0
+    is_array = isinstance(value, np.ndarray) or is_tensor(value) or is_jax_array(value)
+    return int(value.nbytes) if is_array else 0
 
 
 def _leaf_bytes(leaf: Any) -> int:
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
-    if is_tensor(leaf):
+    if is_tensor(leaf) or is_jax_array(leaf):
         return int(leaf.nbytes)
     return sys.getsizeof(leaf)
 
@@ -176,6 +184,8 @@ def _copied_leaf(leaf: Any) -> Any:
         if leaf.device.type == "cpu" and leaf.is_pinned():
             return leaf.clone().pin_memory()
         return leaf.clone()
+    if is_jax_array(leaf):
+        return leaf.copy()  # who is given it may donate it; a deep copy would leave its devices
     return copy.deepcopy(leaf)
 
 

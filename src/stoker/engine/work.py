@@ -319,8 +319,10 @@ class Work:
                     if key is None:
                         made = fn(value)
                     else:
-                        rng = on_device and on_device(key, ordinals[i], use_key, value)
-                        made = fn(value, rng or place(key, ordinals[i], use_key))
+                        drawn = on_device and on_device(key, ordinals[i], use_key, value)
+                        if drawn is None:  # a key of JAX has no truth
+                            drawn = place(key, ordinals[i], use_key)
+                        made = fn(value, drawn)
                     if made is None and stage.makes_values:
                         raise returned_nothing("batch" if in_batches else "example")
                 except Exception as error:
@@ -380,7 +382,7 @@ def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[Misdrawn]) -> None:
 
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch: Any) -> Any:
-    """Return a ``torch.Generator`` placed on a batch's device, or None without tensors."""
+    """Return a ``torch.Generator`` on a batch's device, or a key of JAX, as its arrays are."""
     for leaf in pytree.leaves(batch):
         if pytree.is_tensor(leaf):
             import torch
@@ -388,4 +390,8 @@ def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch:
             generator = torch.Generator(leaf.device)
             generator.manual_seed(rng.integer_at(key, ordinal, use_key))
             return generator
+        if pytree.is_jax_array(leaf):
+            import jax
+
+            return jax.random.key(rng.integer_at(key, ordinal, use_key) >> 31)
     return None

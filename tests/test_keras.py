@@ -1,4 +1,4 @@
-"""Keras: ``fit`` on a pipeline, with the backends of torch and of JAX, each in a process of its own."""
+"""Keras: ``fit`` on a pipeline, with the backends of torch and JAX, in processes of their own."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ class Shard(Stage):
     def of(rank: Any, world: Any, uneven: Any, near: Any) -> Shard:
         """Check the arguments of ``.shard()``; without them torch, JAX and Ray Train are asked.
 
-        Where none of them tells, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the
-        only process.
+        Where none of them tells, nor a launcher's ``WORLD_SIZE``, this is the only process.
 
         Raises ValueError or TypeError for what is no rank.
         """
@@ -114,7 +113,7 @@ class Shard(Stage):
             )
         if self.assumed and group is not None and group[1] > 1:
             raise ValueError(
-                f".shard() stood before the ranks were known (init_process_group), and left all examples to each of "
+                f".shard() stood before init_process_group, and left all examples to each of "
                 f"{group[1]} ranks: build the pipeline behind it, or give rank= and world="
             )
 

@@ -321,7 +321,7 @@ def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> Non
             dist.init_process_group("gloo")
             rank = dist.get_rank()
             model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-            loader = DataLoader(Sleepy(0.004 if rank == 1 else 0.0), 4, num_workers=1)
+            loader = DataLoader(Sleepy(0.01 if rank == 1 else 0.0), 4, num_workers=1)
             for _ in range(1000):
                 for batch in loader:
                     model(batch).sum().backward()

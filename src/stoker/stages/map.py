@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import rng
+from stoker.images.advising import hint
 from stoker.pytree import Field
 from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.operation import Operation, checked_budget
 from stoker.stages.skip import OnError
-from stoker.stages.stage import Traits, not_known
+from stoker.stages.stage import PoolSize, Traits, not_known
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -84,6 +85,10 @@ class Map(Operation):
 
     def compile(self, rejected: object) -> Callable[..., Any]:
         return self.fn if self.on is None else _OnField(self.fn, Field(self.on))
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say what its budget lets it skip, and where it may decode too much."""
+        return super().note(chain, sizes) + hint(chain.stages, chain.stages.index(self))
 
     def outline(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""

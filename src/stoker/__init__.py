@@ -38,6 +38,7 @@ from stoker.errors import (
 )
 from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
+from stoker.lending import reads_only
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Uses
 from stoker.version import __version__
@@ -79,6 +80,7 @@ __all__ = [
     "Pipeline",
     "PipelineIterator",
     "PoolStats",
+    "reads_only",
     "RemoteError",
     "share",
     "Skip",

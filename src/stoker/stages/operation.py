@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.lending import only_reads
 from stoker.sources.source import check_fields
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import PoolSize, Stage
@@ -52,6 +53,11 @@ class Operation(Stage):
     def name(self) -> str:
         called = getattr(self.fn, "__name__", type(self.fn).__name__)
         return f"{self.method}({called}{'' if self.on is None else f', on={self.on!r}'})"
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether its function is declared to change nothing that it is given."""
+        return only_reads(self.fn)
 
     @property
     def skips(self) -> bool:

@@ -38,8 +38,9 @@ from stoker.errors import (
 )
 from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
+from stoker.mixing import mix
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Uses
+from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Uses
 from stoker.version import __version__
 
 __all__ = [
@@ -74,8 +75,10 @@ __all__ = [
     "live",
     "lr_schedule",
     "LrSchedule",
+    "mix",
     "monitor",
     "Monitored",
+    "PartStats",
     "Pipeline",
     "PipelineIterator",
     "PoolStats",

@@ -221,17 +221,24 @@ class Selection:
         return _least(self.last, count)
 
     def order(
-        self, length: int, seed: int, epoch: int, dealer: Dealer | None = None, group: int = 1
+        self,
+        length: int,
+        seed: int,
+        epoch: int,
+        dealer: Dealer | None = None,
+        group: int = 1,
+        purpose: int = rng.SHUFFLE,
     ) -> Permuted | FixedPart | DealtOrder:
         """Return the order of one epoch over a source of ``length``.
 
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
+        ``purpose`` tells the draws of the parts of a mixture apart.
         """
         share, count = self.share, self.count(length)
         length = _least(self.first, length)
 
         def key(rank: int) -> NDArray[np.uint64] | None:
-            return rng.key(seed, epoch, rng.SHUFFLE, rank) if self.is_shuffled else None
+            return rng.key(seed, epoch, purpose, rank) if self.is_shuffled else None
 
         if share is None:
             return Permuted(length, key(0), count=count)

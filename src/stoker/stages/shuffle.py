@@ -36,6 +36,11 @@ class Shuffle(Stage):
         source = before.source
         if source.yields_batches:
             raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
+        if source.has_own_order:
+            raise ValueError(
+                "the parts of a mixture are shuffled each on its own: stoker.mix({a.shuffle(): 2, "
+                "b.shuffle(): 1})"
+            )
         stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles)
         if stage is not None:
             raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")

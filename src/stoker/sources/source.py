@@ -164,12 +164,15 @@ class IndexedSource(Source):
             random generators.
         fits_page_cache: whether its files are read whole from a local disk, so that the page cache
             may keep them as well as a cache of stoker's.
+        prefers_blocks: whether examples are dear to read but beside those of their block, so that
+            they are shuffled by blocks unless the user says otherwise.
     """
 
     is_indexed = True
     is_counted = True
     runs_user_code: bool = False
     fits_page_cache: bool = False
+    prefers_blocks: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -216,6 +219,11 @@ class IndexedSource(Source):
     def part_stats(self, order: Order, examples: int) -> tuple[PartStats, ...]:
         """Return what the first so many examples of an epoch are of, if there are parts."""
         return ()
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """Of each block that is cheap to read as a whole, the number behind its last example."""
+        return None
 
     @property
     def rows(self) -> Rows | None:

@@ -39,8 +39,9 @@ from stoker.errors import (
 from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
 from stoker.lending import reads_only
+from stoker.mixing import mix
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Uses
+from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Uses
 from stoker.version import __version__
 
 __all__ = [
@@ -75,8 +76,10 @@ __all__ = [
     "live",
     "lr_schedule",
     "LrSchedule",
+    "mix",
     "monitor",
     "Monitored",
+    "PartStats",
     "Pipeline",
     "PipelineIterator",
     "PoolStats",

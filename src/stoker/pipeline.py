@@ -59,20 +59,20 @@ class Pipeline(Generic[T]):
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
 
-    def shuffle(self, *, buffer: int | None = None) -> Pipeline[T]:
+    def shuffle(self, *, buffer: Int = None, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
 
         A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams are
-        shuffled through a buffer: an example is drawn from it, and the next one takes its place.
+        shuffled through a buffer, in which an example that is drawn is replaced by the next one.
 
         Args:
-            buffer: for streams, how many examples it holds (they stay in memory); by default
-                1,000.
+            buffer: for streams, its examples, which stay in memory; by default 1,000.
+            block: shuffle by blocks of so many neighbours, or (True) the source's own, 16 at a
+                time; False: as a whole. By default Parquet by row groups, all else as a whole.
 
-        Raises ValueError where there is no order to draw: after ``echo`` or ``batch``, twice,
-        or on a loader.
+        Raises ValueError where there is no order: after ``echo`` or ``batch``, twice, on a loader.
         """
-        return self._then(Shuffle(buffer))
+        return self._then(Shuffle(buffer, block))
 
     def shard(
         self, *, rank: Int = None, world: Int = None, uneven: bool = False, near: str | None = None

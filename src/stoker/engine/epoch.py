@@ -388,6 +388,7 @@ class Run:
             skipped_examples=self._skip_log.skipped,
             cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._skip_log.skips),
+            parts=self._streams.part_stats(self.fresh),
         )
 
     def _window_bytes(self) -> int:

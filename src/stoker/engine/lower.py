@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.orders import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -294,9 +297,12 @@ class Lowering:
         self._loader = source
         self._batches = True
 
-    def shuffle(self, buffer: int) -> None:
-        """A new order every epoch; streams are shuffled through a buffer of so many examples."""
-        self._selection, self._buffer = self._selection.shuffled(), buffer
+    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
+        """A new order every epoch, by blocks if their ends are given.
+
+        Streams are shuffled through a buffer of so many examples.
+        """
+        self._selection, self._buffer = self._selection.shuffled(blocks), buffer
 
     def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
         """Only this rank's part of the epoch is read, dealt by who keeps what or not."""

@@ -340,7 +340,10 @@ class Work:
         for number, (stage, fn, key) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
+            others = self._others(stage, ordinals)
             for i, value in enumerate(values):
+                if others is not None and others[i]:
+                    continue
                 use_key = use_keys[i] if use_keys is not None else 0
                 if type(value) is Failure or (stage.repeats_only and not use_key):
                     continue
@@ -358,6 +361,19 @@ class Work:
                     made = Failure(failed, self._part, stage.account)
                 values[i] = made
             ns[number] += time.perf_counter_ns() - start
+
+    def _others(self, stage: Operation, ordinals: Sequence[int]) -> list[bool] | None:
+        """Tell which examples are of other parts of a mixture; None where all are the stage's."""
+        if stage.part is None:
+            return None
+        assert self._order is not None
+        first, behind = stage.part.indices.start, stage.part.indices.stop
+        if isinstance(ordinals, range):
+            indices = self._order.span(ordinals.start, ordinals.stop)
+        else:
+            indices = np.array([self._order.index(ordinal) for ordinal in ordinals], np.int64)
+        others: list[bool] = ((indices < first) | (indices >= behind)).tolist()
+        return others
 
     def finish(self, batch: Any, ordinal: int, use_key: int, ns: list[int]) -> Any:
         """Run the maps behind the batching stage over a batch; may return a ``Failure``."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
@@ -46,6 +47,8 @@ class ParquetSource(IndexedSource):
             column, or there are no rows.
         TypeError: wrong kinds of arguments.
     """
+
+    prefers_blocks = True
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         if isinstance(columns, str) or not all(isinstance(each, str) for each in columns or ()):
@@ -92,6 +95,11 @@ class ParquetSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The row groups."""
+        return self._ends
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the row groups of these rows, each of them once."""

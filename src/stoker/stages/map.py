@@ -61,7 +61,12 @@ class Map(Operation):
 
     @property
     def traits(self) -> Traits:
-        return Traits(keeps_fields=self.on is not None, skips=self.skips, is_random=self.is_random)
+        return Traits(
+            keeps_fields=self.on is not None,
+            skips=self.skips,
+            is_random=self.is_random,
+            inside=self.part is not None,
+        )
 
     def placed(self, before: Chain) -> Map:
         """Check its field, and that it skips examples only; number it among random maps."""

@@ -239,11 +239,24 @@ def from_arrays(
 def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[tuple[Array, ...]]: ...
 
 
-def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
-    """Read rows of NumPy arrays or memory maps of one length.
+@overload
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]: ...
+
+
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
+    """Read rows of arrays of one length: NumPy's, memory maps, HDF5, Zarr, whatever is sliced.
 
     An example is a tuple of rows, or a bare row of a single array. Batches are gathered
     straight from the arrays, which are never written to.
+
+    Args:
+        arrays: NumPy arrays; datasets of h5py, whose file each process opens anew; or objects with
+            ``shape`` and ``dtype`` that give arrays for ``[start:stop]`` and perhaps for lists of
+            indices. These are read in ascending order.
+        seed: as in ``from_dataset``.
+
+    Raises TypeError for other objects, ValueError for arrays of different lengths, and for HDF5
+    datasets without a file that can be opened again.
     """
     return _begin(ArraySource(arrays), seed)
 

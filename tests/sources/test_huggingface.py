@@ -135,9 +135,7 @@ def test_identity_tells_data_sets_apart(mapped: Any) -> None:
         return identity(stoker.from_huggingface(dataset))
 
     assert told(mapped) == told(mapped)
-    assert (
-        len({identity(mapped), identity(mapped.select(range(9))), identity(mapped.shuffle(1))}) == 3
-    )
+    assert len({told(mapped), told(mapped.select(range(9))), told(mapped.shuffle(1))}) == 3
 
 
 def test_what_is_refused(mapped: Any) -> None:

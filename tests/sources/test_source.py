@@ -370,7 +370,7 @@ def test_a_folder_that_lacks_classes_keeps_the_numbers_it_is_given(tmp_path: Pat
         ({"extensions": ".wav"}, TypeError, "extensions is a list"),
         ({"extensions": [1]}, TypeError, "1 is in it"),
         ({"extensions": []}, ValueError, "extensions is a list"),
-        ({"extensions": ["."]}, ValueError, "extensions is a list"),
+        ({"extensions": ["."]}, ValueError, "one without a letter"),
         ({"classes": "cat"}, TypeError, "classes is a list"),
         ({"classes": []}, ValueError, "classes is a list"),
         ({"classes": ["a", "b", "a"]}, ValueError, "'a' twice"),

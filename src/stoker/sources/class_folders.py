@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from stoker.checks import names_in
 from stoker.sources.local_files import IMAGE_SUFFIXES
 
 
@@ -38,14 +39,13 @@ class ClassFolders(NamedTuple):
     @staticmethod
     def of(extensions: Any = None, classes: Any = None) -> ClassFolders:
         """Check the arguments. Raises TypeError or ValueError."""
-        given = None if classes is None else _names("classes", classes, "['cat', 'dog']")
-        if given is not None and len(set(given)) < len(given):
-            again = next(name for name in given if given.count(name) > 1)
-            raise ValueError(f"classes has {again!r} twice")
+        given = None if classes is None else names_in("classes", classes, "['cat', 'dog']")
         if extensions is None:
             return ClassFolders(IMAGE_SUFFIXES, given, LabeledImage)
-        names = _names("extensions", extensions, "['.wav', '.flac']")
+        names = names_in("extensions", extensions, "['.wav', '.flac']")
         suffixes = tuple(f".{name.lower().removeprefix('.')}" for name in names)
+        if "." in suffixes:
+            raise ValueError("extensions has one without a letter")
         return ClassFolders(suffixes, given, LabeledFile)
 
     def number(self, folders: Sequence[str], where: str) -> tuple[list[str], list[int]]:
@@ -77,14 +77,3 @@ class ClassFolders(NamedTuple):
     def identity_of(self, where: str) -> str:
         """Return what tells the examples below a folder from others."""
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
-
-
-def _names(argument: str, given: Any, such_as: str) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"{argument} is a list such as {such_as}, not {given!r}")
-    for name in given:
-        if not isinstance(name, str):
-            raise TypeError(f"{argument} is a list such as {such_as}; {name!r} is in it")
-    if not given or not all(name.strip(".") for name in given):
-        raise ValueError(f"{argument} is a list such as {such_as}, not {list(given)!r}")
-    return tuple(given)

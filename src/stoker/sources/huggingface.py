@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stoker.cache.fingerprint import Fingerprint
+from stoker.checks import names_in
 from stoker.sources.arrow_rows import to_examples
 from stoker.sources.local_files import read_file
 from stoker.sources.source import IndexedSource, Indices
@@ -32,8 +33,8 @@ class HuggingFaceSource(IndexedSource):
     """
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
-        if isinstance(columns, str) or not all(isinstance(each, str) for each in columns or ()):
-            raise TypeError(f"columns is a list of names, not {columns!r}")
+        if columns is not None:
+            columns = names_in("columns", columns, "['image', 'label']")
         _check_kind(dataset)
         self._kind = type(dataset).__name__
         names = dataset.column_names

@@ -392,9 +392,9 @@ class Pipeline(Generic[T]):
         return self.chain.seed
 
     @property
-    def classes(self) -> list[str]:
-        """The class names of a folder, in the order of their labels."""
-        return list(self.chain.source.attribute("classes"))
+    def class_names(self) -> list[str]:
+        """The class names of a folder or a data set, in the order of their labels."""
+        return list(self.chain.source.attribute("class_names"))
 
     dataset = _of_loader("dataset")
     batch_size = _of_loader("batch_size")

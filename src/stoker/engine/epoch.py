@@ -214,7 +214,8 @@ class Run:
 
     def _forget(self) -> None:
         if self._streams.head is not None:
-            self._streams.head.forget_before(self._handed[0].loaded)
+            oldest = self._handed[0]
+            self._streams.head.forget_before(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:

@@ -220,9 +220,9 @@ class EpochStreams:
         if foreign is None:
             return
         self.tally.add([foreign.name], [0], 0)
-        if position.loader_state is not None:
-            foreign.load(position.loader_state)
         if plan.loader is not None:
+            if position.loader_state is not None:
+                plan.loader.load(position.loader_state)
             self.head = LoaderStream(
                 plan.loader,
                 self.tally,
@@ -232,8 +232,10 @@ class EpochStreams:
             )
         elif plan.iterable is not None:
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
+            start = position.fresh
+            examples = plan.iterable.open(self._epoch, position.loader_state, start)
             self.head = IteratedStream(
-                plan.iterable, plan.selection, plan.buffer, key, self.tally, start=position.fresh
+                plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
             )
         assert self.head is not None
         self.last = self.head

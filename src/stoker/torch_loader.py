@@ -61,7 +61,13 @@ class EpochDataset:
 
     def __len__(self) -> int:
         """Return the examples of an epoch, of all ranks together; TypeError if not known."""
-        return self.pipeline.chain.source.count()
+        source = self.pipeline.chain.source
+        if not source.yields_batches:
+            return source.count()
+        try:
+            return len(source.attribute("dataset"))
+        except AttributeError:
+            raise TypeError("how many examples the loader has is not known") from None
 
     def __getitem__(self, place: Place) -> Any:
         if not isinstance(place, Place):

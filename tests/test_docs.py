@@ -74,7 +74,7 @@ def _without_numbers(text: str) -> list[str]:
 def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     runs = len(_blocks(page, "python"))
     assert 0 < runs == page.read_text().count("```python"), "a page shows something that runs"
-    script = tmp_path / f"{page.stem}.py"
+    script = tmp_path / f"page_{page.stem}.py"  # jax.py would be taken for jax
     script.write_text(_program(page))
     done = subprocess.run(
         [sys.executable, "-W", "error", script],

@@ -6,7 +6,9 @@ from stoker import testing as testing
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
+from stoker.adapters.exposition import MetricsServer, serve_metrics
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
+from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.analysis import analyze
 from stoker.constructors import (
@@ -43,6 +45,7 @@ from stoker.lending import reads_only
 from stoker.mixing import mix
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Uses
+from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Totals, Uses
 from stoker.version import __version__
 
 __all__ = [
@@ -79,6 +82,8 @@ __all__ = [
     "lr_schedule",
     "LrSchedule",
     "mix",
+    "metrics",
+    "MetricsServer",
     "monitor",
     "Monitored",
     "PartStats",
@@ -87,6 +92,7 @@ __all__ = [
     "PoolStats",
     "reads_only",
     "RemoteError",
+    "serve_metrics",
     "share",
     "Skip",
     "StageError",
@@ -96,6 +102,7 @@ __all__ = [
     "StokerError",
     "testing",
     "TokenError",
+    "Totals",
     "Uses",
     "value_of_copies",
     "WorkerDied",

@@ -165,9 +165,9 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Args:
             fn: called as ``fn(x, rng)`` with a ``numpy.random.Generator``, valid during the
-                call only (behind ``.to(device)``, a ``torch.Generator`` on that device). What it
-                draws depends on seed, epoch, example and use, never on workers. What it returns
-                must not be None.
+                call only (behind ``.to``, a ``torch.Generator`` on that device, or a key of JAX).
+                What it draws depends on seed, epoch, example and use, never on workers. What it
+                returns must not be None.
             on, on_error: as in ``map``.
             repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
@@ -326,8 +326,8 @@ class Pipeline(LoaderFace, Generic[T]):
     def to(self, device: Any) -> Pipeline[Any]:
         """Hand out torch tensors on a device, the next batch being copied meanwhile.
 
-        On the CPU arrays become tensors that share their memory. Raises ImportError without
-        torch, ValueError before ``batch``.
+        On the CPU tensors share the arrays' memory. A ``jax.Device`` or ``jax.sharding.Sharding``
+        gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``.
         """
         return self._then(To.of(device))
 

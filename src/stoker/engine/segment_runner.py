@@ -77,16 +77,17 @@ class SegmentRunner:
         self.rows.gather(indices, batch, 0)
         spent = time.perf_counter_ns() - began
         self.cost.note(len(indices), spent)
-        self._tally.add(self._names[:1], [spent], len(indices))
+        self._tally.add(self._names[:1], [spent], len(indices), pytree.data_bytes(batch))
         return self.rows.split(batch, self._group)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        ns = [0] * len(self._names)
+        ns = self.segment.counters()
         if task.batch is not None:
             assert self.rows is not None
             began = time.perf_counter_ns()
             self.rows.gather(task.indices[start:stop], task.batch, start)
             ns[0] = time.perf_counter_ns() - began
+            ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
@@ -102,7 +103,8 @@ class SegmentRunner:
         return ns
 
     def account(self, spent: list[int], rows: int) -> None:
-        self._tally.add(self._names, spent, rows)
+        *ns, read_bytes = spent
+        self._tally.add(self._names, ns, rows, read_bytes)
 
     def complete(self, task: Task) -> None:
         """Finish a batch whose rows are all there."""
@@ -121,12 +123,12 @@ class SegmentRunner:
                 pass_on(error)
                 values = [self.work.batch_failure(error, task.number)]
             if self.segment.batch_maps:
-                ns = [0] * len(self._names)
+                ns = self.segment.counters()
                 for i, value in enumerate(values):
                     if type(value) is not Failure:
                         values[i] = self.work.finish(value, task.number + i, 0, ns)
                 with self.worker_pool.lock:
-                    self._tally.add(self._names, ns, 0)
+                    self.account(ns, 0)
             task.values = values
         task.batch = task.builder = task.indices = task.items = None
 

@@ -33,7 +33,6 @@ from stoker.orders import Order
 from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
-from stoker.stages.to import Mover
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
@@ -174,8 +173,7 @@ class EpochStreams:
                     pool, planning = self._where(part)
                     self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
                 case DevicePoint():
-                    mover = Mover(part.to.device)
-                    self._device = DeviceStream(self.last, mover, self.worker_pool)
+                    self._device = DeviceStream(self.last, part.to.mover(), self.worker_pool)
                     self._stream = self.last = self._device
                     self._depth = 0
 

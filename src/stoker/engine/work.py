@@ -9,6 +9,8 @@ A cache is one of the operations of the first segment. ``fetch`` looks examples 
 the cache one by one, which times them, offers them to the cache, and goes on with all. What a
 filter left out is stored as such. A source that reads ahead is told only of what the cache does not
 hold; what it was told of is taken from it, even if the cache has it by then.
+
+What was spent is added to ``ns``, which is a segment's ``counters()``.
 """
 
 from __future__ import annotations
@@ -220,6 +222,7 @@ class Work:
         reads = self.reader or self._indexed
         values = self._each(reads.fetch, self._indexed, indices)
         ns[0] += time.perf_counter_ns() - start
+        ns[-1] += sum(map(pytree.data_bytes, values))
         return values
 
     def _each(
@@ -351,8 +354,10 @@ class Work:
                     if key is None:
                         made = fn(value)
                     else:
-                        rng = on_device and on_device(key, ordinals[i], use_key, value)
-                        made = fn(value, rng or place(key, ordinals[i], use_key))
+                        drawn = on_device and on_device(key, ordinals[i], use_key, value)
+                        if drawn is None:  # a key of JAX has no truth
+                            drawn = place(key, ordinals[i], use_key)
+                        made = fn(value, drawn)
                     if made is None and stage.makes_values:
                         raise returned_nothing("batch" if in_batches else "example")
                 except Exception as error:
@@ -425,7 +430,7 @@ def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[Misdrawn]) -> None:
 
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch: Any) -> Any:
-    """Return a ``torch.Generator`` placed on a batch's device, or None without tensors."""
+    """Return a ``torch.Generator`` on a batch's device, or a key of JAX, as its arrays are."""
     for leaf in pytree.leaves(batch):
         if pytree.is_tensor(leaf):
             import torch
@@ -433,4 +438,8 @@ def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch:
             generator = torch.Generator(leaf.device)
             generator.manual_seed(rng.integer_at(key, ordinal, use_key))
             return generator
+        if pytree.is_jax_array(leaf):
+            import jax
+
+            return jax.random.key(rng.integer_at(key, ordinal, use_key) >> 31)
     return None

@@ -32,6 +32,10 @@ class FeedBatches(LoaderSource):
         """Warn where several ranks are there: each is handed all batches."""
         warn_unsharded_feed()
 
+    def lag_outputs(self) -> int:
+        lag: int = self.loader.lag_outputs
+        return lag
+
 
 class FeedExamples(IterableSource):
     """The examples of a feed: a stream that can begin in the middle of a pass."""
@@ -52,6 +56,9 @@ class FeedExamples(IterableSource):
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> FeedEpoch:
         if saved is not None:
             self._client.load_state_dict(saved)
+    def lag_outputs(self) -> int:
+        return self._client.lag_outputs
+
         self._epoch = iter(self._client)
         return self._epoch
 

@@ -44,8 +44,7 @@ from stoker.iterator import PipelineIterator
 from stoker.lending import reads_only
 from stoker.mixing import mix
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Uses
-from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Totals, Uses
+from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Totals, Uses
 from stoker.version import __version__
 
 __all__ = [

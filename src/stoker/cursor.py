@@ -145,10 +145,9 @@ class Cursor:
         if run.length is None and chain.steps is None:
             run.wrapper = reads_ahead()
         iterator = self._iterate(run)
-        self._started(epoch, run, iterator, skip)
+        self._started(epoch, run, iterator, skip, spent)
         for _ in range(missed):
             next(iterator, None)
-        self._started(epoch, run, iterator, spent)
         return iterator
 
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
@@ -212,14 +211,11 @@ class Cursor:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
         return self._fresh_start and self.position is not None
 
-    def _started(self, epoch: int, run: Run, iterator: PipelineIterator[Any], skip: int) -> None:
-        self._found = _Before(
-            self.epoch, self.position, self._fresh_start, self.before, self._run, skip
-        )
     def _started(
-        self, epoch: int, run: Run, iterator: PipelineIterator[Any], spent: Totals
+        self, epoch: int, run: Run, iterator: PipelineIterator[Any], skip: int, spent: Totals
     ) -> None:
-            self.epoch, self.position, self._fresh_start, self.before, self._run, self._spent
+        was = self.epoch, self.position, self._fresh_start, self.before
+        self._found = _Before(*was, self._run, skip, self._spent)
         self._spent = spent
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
@@ -301,10 +297,8 @@ class Cursor:
             found.fresh_start,
         )
         self.before, self._skip = found.before, found.skip
-        self.epoch, self.position, self._fresh_start, self.before, run_before, spent = self._found
         if not run.was_asked:
-            self._run = found.run
-            self._run, self._spent = run_before, spent
+            self._run, self._spent = found.run, found.spent
 
     def set_epoch(self, epoch: Any) -> None:
         """Make an epoch the next one; the one that a state was loaded for keeps its position.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
+from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
 
 import stoker
-from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
 
 FRAMEWORK = "Accelerate"
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-
 from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
 
 FRAMEWORK = "Lightning"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import stoker
-from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
 from stoker.transformers import SavePipeline
 
 FRAMEWORK = "Hugging Face Trainer"

@@ -177,7 +177,9 @@ class DeviceStream(DrivenStream):
 
     blocking = True
 
-    def __init__(self, upstream: PulledStream, mover: Mover | JaxMover, worker_pool: WorkerPool) -> None:
+    def __init__(
+        self, upstream: PulledStream, mover: Mover | JaxMover, worker_pool: WorkerPool
+    ) -> None:
         super().__init__()
         self._upstream = upstream
         self._mover = mover

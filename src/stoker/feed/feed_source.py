@@ -56,11 +56,11 @@ class FeedExamples(IterableSource):
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> FeedEpoch:
         if saved is not None:
             self._client.load_state_dict(saved)
-    def lag_outputs(self) -> int:
-        return self._client.lag_outputs
-
         self._epoch = iter(self._client)
         return self._epoch
+
+    def lag_outputs(self) -> int:
+        return self._client.lag_outputs
 
     def state(self, number: int) -> Any:
         return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}

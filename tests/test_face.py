@@ -27,7 +27,7 @@ def small(examples: int = 20) -> stoker.Pipeline[Any]:
 # -- skipping
 
 
-@few(15)
+@few(6)
 @given(specs(max_examples=30, max_filters=1), st.integers(0, 12))
 def test_skipping_leaves_out_the_first_batches_and_nothing_else(spec: Spec, n: int) -> None:
     with small_pools_allowed():

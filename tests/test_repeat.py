@@ -31,7 +31,7 @@ def passes(spec: Spec, outputs: int) -> list[Any]:
     return found[:outputs]
 
 
-@few(20)
+@few(8)
 @given(
     specs(max_examples=30, max_filters=1),
     st.integers(1, 12),

@@ -179,7 +179,7 @@ class Chain:
 
     def examples(self) -> int:
         """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
-        return self.selection.count(self.source.count())
+        return self.source.examples(self.selection)
 
     def count(self) -> int:
         """Return the outputs of an epoch.
@@ -212,11 +212,12 @@ class Chain:
         return self._all_steps(echoed=False) if limit is None else limit
 
     def _all_steps(self, *, echoed: bool = True) -> int:
-        count = self.source.count()
+        count = self.examples()
         if self.may_leave_out:
             raise not_known()
         for stage in self.stages:
-            count = stage.count(count) if echoed or not stage.traits.repeats else count
+            if not stage.traits.selects and (echoed or not stage.traits.repeats):
+                count = stage.count(count)
         return count
 
     def sure_count(self) -> int | None:

@@ -39,7 +39,7 @@ from stoker.machine import process_group
 from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
-from stoker.stats import Clock, PoolStats, Stats, Uses
+from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
@@ -55,6 +55,7 @@ class _Before(NamedTuple):
     before: Clock
     run: Run | None
     skip: int
+    spent: Totals
 
 
 class Cursor:
@@ -76,6 +77,7 @@ class Cursor:
         self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
         self.sizes: dict[int, PoolSize] = {}
         self.before = Clock()  # what was handed out before the epoch at hand
+        self._spent = Totals()  # before the last run
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
@@ -123,6 +125,7 @@ class Cursor:
         chain.check_start()
         position, missed = self._skipped(position, skip)
         owners = self._pinned(position)
+        spent = self.stats().totals
         if not position.yielded:
             position = self._recorded_start(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
@@ -147,7 +150,7 @@ class Cursor:
         if run.length is None and chain.steps is None:
             run.wrapper = reads_ahead()
         iterator = self._iterate(run)
-        self._started(epoch, run, iterator, skip)
+        self._started(epoch, run, iterator, skip, spent)
         for _ in range(missed):
             next(iterator, None)
         return iterator
@@ -213,10 +216,12 @@ class Cursor:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
         return self._fresh_start and self.position is not None
 
-    def _started(self, epoch: int, run: Run, iterator: PipelineIterator[Any], skip: int) -> None:
-        self._found = _Before(
-            self.epoch, self.position, self._fresh_start, self.before, self._run, skip
-        )
+    def _started(
+        self, epoch: int, run: Run, iterator: PipelineIterator[Any], skip: int, spent: Totals
+    ) -> None:
+        was = self.epoch, self.position, self._fresh_start, self.before
+        self._found = _Before(*was, self._run, skip, self._spent)
+        self._spent = spent
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False
@@ -298,7 +303,7 @@ class Cursor:
         )
         self.before, self._skip = found.before, found.skip
         if not run.was_asked:
-            self._run = found.run
+            self._run, self._spent = found.run, found.spent
 
     def set_epoch(self, epoch: Any) -> None:
         """Make an epoch the next one; the one that a state was loaded for keeps its position.
@@ -437,9 +442,11 @@ class Cursor:
         """Return statistics of the epoch being run, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
-                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({})
+                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
+                totals=self._spent,
             )  # fmt: skip
-        return self._run.stats(self._pools(self._run.held()))
+        of_run = self._run.stats(self._pools(self._run.held()))
+        return replace(of_run, totals=self._spent + of_run.spent())
 
     def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
         pools = []

@@ -52,20 +52,20 @@ class Pipeline(LoaderFace, Generic[T]):
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
 
-    def shuffle(self, *, buffer: int | None = None) -> Pipeline[T]:
+    def shuffle(self, *, buffer: Int = None, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
 
         A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams are
-        shuffled through a buffer: an example is drawn from it, and the next one takes its place.
+        shuffled through a buffer, in which an example that is drawn is replaced by the next one.
 
         Args:
-            buffer: for streams, how many examples it holds (they stay in memory); by default
-                1,000.
+            buffer: for streams, its examples, which stay in memory; by default 1,000.
+            block: shuffle by blocks of so many neighbours, or (True) the source's own, 16 at a
+                time; False: as a whole. By default Parquet by row groups, all else as a whole.
 
-        Raises ValueError where there is no order to draw: after ``echo`` or ``batch``, twice,
-        or on a loader.
+        Raises ValueError where there is no order: after ``echo`` or ``batch``, twice, on a loader.
         """
-        return self._then(Shuffle(buffer))
+        return self._then(Shuffle(buffer, block))
 
     def shard(
         self, *, rank: Int = None, world: Int = None, uneven: bool = False, near: str | None = None
@@ -165,9 +165,9 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Args:
             fn: called as ``fn(x, rng)`` with a ``numpy.random.Generator``, valid during the
-                call only (behind ``.to(device)``, a ``torch.Generator`` on that device). What it
-                draws depends on seed, epoch, example and use, never on workers. What it returns
-                must not be None.
+                call only (behind ``.to``, a ``torch.Generator`` on that device, or a key of JAX).
+                What it draws depends on seed, epoch, example and use, never on workers. What it
+                returns must not be None.
             on, on_error: as in ``map``.
             repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
@@ -326,8 +326,8 @@ class Pipeline(LoaderFace, Generic[T]):
     def to(self, device: Any) -> Pipeline[Any]:
         """Hand out torch tensors on a device, the next batch being copied meanwhile.
 
-        On the CPU arrays become tensors that share their memory. Raises ImportError without
-        torch, ValueError before ``batch``.
+        On the CPU tensors share the arrays' memory. A ``jax.Device`` or ``jax.sharding.Sharding``
+        gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``.
         """
         return self._then(To.of(device))
 
@@ -388,9 +388,9 @@ class Pipeline(LoaderFace, Generic[T]):
         return self.chain.seed
 
     @property
-    def classes(self) -> list[str]:
-        """The class names of a folder, in the order of their labels."""
-        return list(self.chain.source.attribute("classes"))
+    def class_names(self) -> list[str]:
+        """The class names of a folder or a data set, in the order of their labels."""
+        return list(self.chain.source.attribute("class_names"))
 
     def stats(self) -> Stats:
         """Return statistics of the epoch being run, or else of the last one."""

@@ -242,7 +242,8 @@ class Run:
 
     def _forget(self) -> None:
         if self._streams.head is not None:
-            self._streams.head.forget_before(self._handed[0].loaded)
+            oldest = self._handed[0]
+            self._streams.head.forget_before(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
@@ -394,6 +395,7 @@ class Run:
             )
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
         ended_ns = self._ended_ns or time.perf_counter_ns()
+        source = self._plan.loader or self._plan.iterable
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(
             epoch=self._setup.epoch,
@@ -416,6 +418,9 @@ class Run:
             skipped_examples=self._skip_log.skipped,
             cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._skip_log.skips),
+            parts=self._streams.part_stats(self.fresh),
+            read_bytes=tally.read_bytes,
+            feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 
     def _window_bytes(self) -> int:

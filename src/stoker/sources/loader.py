@@ -97,7 +97,7 @@ class LoaderSource(Source):
             )
 
     def attribute(self, name: str) -> Any:
-        return super().attribute(name) if name == "classes" else getattr(self.loader, name)
+        return super().attribute(name) if name == "class_names" else getattr(self.loader, name)
 
     def extent(self, *, is_followed: bool) -> str:
         where = "a thread of its own" if is_followed else "the consumer's thread"

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
+from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
 from stoker.sources.arrow_rows import import_pyarrow, to_examples
 from stoker.sources.open_files import FileVersion
@@ -47,9 +49,11 @@ class ParquetSource(IndexedSource):
         TypeError: wrong kinds of arguments.
     """
 
+    prefers_blocks = True
+
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
-        if isinstance(columns, str) or not all(isinstance(each, str) for each in columns or ()):
-            raise TypeError(f"columns is a list of names, not {columns!r}")
+        if columns is not None:
+            columns = names_in("columns", columns, "['image', 'label']")
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = find_files(paths, "from_parquet", ".parquet")
         self._given = shown(paths)
@@ -92,6 +96,11 @@ class ParquetSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The row groups."""
+        return self._ends
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the row groups of these rows, each of them once."""
@@ -179,6 +188,8 @@ def _check_schema(
 
     names = schema.names if columns is None else columns
     for name in names:
+        if schema.names.count(name) > 1:
+            raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
         if name not in schema.names:
             raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
     chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
+from stoker.checks import names_in
 from stoker.sources.local_files import refuse_too_large
 from stoker.sources.open_files import OpenFiles
 from stoker.sources.patterns import Paths, find_files, shown
@@ -39,11 +41,9 @@ class ShardSource(IndexedSource):
     """
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
-        if isinstance(fields, str) or not all(isinstance(each, str) for each in fields or ()):
-            raise TypeError(f"fields is a list of names such as ['jpg', 'cls'], not {fields!r}")
+        self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._shards = self._index(shards)
         self._given = shown(shards)
-        self._fields = None if fields is None else tuple(fields)
         self._ends = np.cumsum([len(shard.keys) for shard in self._shards])
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)
@@ -66,6 +66,11 @@ class ShardSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The shards that have examples."""
+        return np.unique(self._ends[self._ends > 0])
 
     def fetch(self, indices: Indices) -> list[Any]:
         examples = []

@@ -76,9 +76,7 @@ def _tell(what: str, advice: str, **in_framework: str) -> None:
     told = f"each of {_ranks()} ranks iterates over all {what}: "
     framework = distributing()
     if framework is not None:
-        raise ValueError(
-            f"{framework} divides no data of stoker's. {told}{in_framework[framework]}"
-        )
+        raise ValueError(f"under {framework} {told}{in_framework[framework]}")
     if what not in _told:
         _told.add(what)
         warn(told + advice)

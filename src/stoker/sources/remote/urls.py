@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from stoker.one_shot import run_on
 from stoker.sources.patterns import Paths, expand_braces, has_urls
@@ -32,7 +33,7 @@ def access_to(
     given: Paths, requests: int, retry_s: float, options: Mapping[str, Any] | None
 ) -> Access:
     """Return how the file system of these URLs is reached."""
-    first = given[0] if isinstance(given, (list, tuple)) else given
+    first = given[0] if _is_list(given) else given
     return Access(str(first), requests, retry_s, dict(options or {}))
 
 
@@ -47,8 +48,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     Raises FileNotFoundError where a pattern fits nothing; ValueError for local paths among URLs;
     RemoteError.
     """
-    alone = not isinstance(given, (list, tuple))
-    texts = [str(each) for each in ([given] if alone else given)]  # type: ignore[list-item]
+    texts = [os.fspath(each) for each in given] if _is_list(given) else [str(given)]
     urls: list[str] = []
     for url in (each for text in texts for each in expand_braces(text)):
         if not has_urls(url):
@@ -99,6 +99,10 @@ def read_parts(
             await storage.close()
 
     return run_on(storage.loop, look_all)
+
+
+def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
+    return not isinstance(given, (str, os.PathLike))
 
 
 def _reading(storage: Storage, path: str, start: int, nbytes: int) -> Any:

@@ -1,4 +1,4 @@
-"""Tar shards that were compressed as a whole: nothing in them has an offset, so they are a stream."""
+"""Tar shards that were compressed as a whole: nothing in them has an offset; they are a stream."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from stoker.sources.shards.shard_source import KEY, missing_field
 
 _OPEN: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 _HEAD_BYTES = 8
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
 
 
 def compressed_kinds(shards: Paths) -> dict[str, str]:
@@ -103,14 +104,7 @@ class _Shards:
                     content = tar.extractfile(member)
                     assert content is not None  # of a regular file
                     example = {KEY: key, **example, field: content.read()}
-        except (
-            tarfile.TarError,
-            EOFError,
-            zlib.error,
-            lzma.LZMAError,
-            ValueError,
-            OSError,
-        ) as error:
+        except _DAMAGE as error:
             raise ValueError(f"{path} is truncated or damaged: {error}") from error
         if example:
             yield example

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import stoker
-from stoker.adapters import packing_run
-from stoker.adapters.packing_run import pack_source
 from stoker.cli import app
+from stoker.shard_packing import run as packing_run
+from stoker.shard_packing.journal import alone_in
+from stoker.shard_packing.run import pack_source
 from strategies import few
 
 pytest.importorskip("pyarrow")
@@ -155,7 +156,7 @@ def test_it_goes_on_where_it_was_stopped(
 def test_a_killed_run_leaves_what_the_next_one_goes_on_with(tmp_path: Path, form: str) -> None:
     source = photographs(tmp_path / "train", 1500)
     start = "from stoker.cli import main; main()"
-    command = [sys.executable, "-c", start, "pack", source, tmp_path / "shards"]
+    command = [sys.executable, "-c", start, "pack", str(source), str(tmp_path / "shards")]
     command += ["--shard-size", "32KiB", "--format", form]
     for shards in (1, 4):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -185,7 +186,7 @@ def test_nothing_of_others_is_touched(tmp_path: Path) -> None:
     )
     os.truncate(tmp_path / "shards" / "shard-000000.tar", 512)
     assert "is gone or was changed" in run(source, tmp_path / "shards").stderr
-    with packing_run.alone_in(str(tmp_path / "shards")):
+    with alone_in(str(tmp_path / "shards")):
         assert "another run is packing" in run(source, tmp_path / "shards").stderr
 
 

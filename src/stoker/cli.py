@@ -295,7 +295,7 @@ def pack(
     """
     from rich.console import Console
 
-    from stoker.adapters.packing_run import pack_command
+    from stoker.shard_packing.run import pack_command
 
     errors = Console(stderr=True, highlight=False)
     with _failing("pack", ValueError, TypeError, ImportError), errors.status("") as status:

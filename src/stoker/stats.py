@@ -50,6 +50,20 @@ class PoolStats:
 
 
 @dataclass(frozen=True)
+class PartStats:
+    """One part of a mixture."""
+
+    name: str
+    """The part's source, as ``print(pipeline)`` names it."""
+    weight: float
+    """Its share of the examples, from 0 to 1."""
+    fresh_examples: int
+    """Of the epoch's fresh examples those that are of this part."""
+    epochs: float
+    """How often the part was gone through so far, in all epochs of the mixture."""
+
+
+@dataclass(frozen=True)
 class Clock:
     """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
 
@@ -64,6 +78,26 @@ class Clock:
     def __add__(self, other: Clock) -> Clock:
         """Return both together."""
         return Clock(*map(operator.add, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a pipeline has spent in this process, over all epochs: counters that never fall."""
+
+    elapsed_s: float = 0.0
+    """Seconds in which an epoch was iterated."""
+    consumer_wait_s: float = 0.0
+    """Of these, seconds that the consumer spent inside ``next()``."""
+    read_bytes: int = 0
+    """Bytes read from the source."""
+    cache_hits: int = 0
+    """Examples that a cache had."""
+    cache_misses: int = 0
+    """Examples that came from the source, behind a cache."""
+
+    def __add__(self, other: Totals) -> Totals:
+        """Return both together."""
+        return Totals(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +256,16 @@ class Stats:
     """The cache, if there is one."""
     skips: tuple[Skip, ...] = ()
     """Those skipped since the epoch began or was resumed (of very many, the first thousand)."""
+    parts: tuple[PartStats, ...] = ()
+    """The parts of a mixture, in order."""
+    read_bytes: int = 0
+    """Bytes of what the source gave: arrays, tensors, bytes and text. A cache's hits do not count;
+    of a feed or a loader these are the bytes that it handed out."""
+    feed_lag_outputs: int | None = None
+    """Outputs that a feed had ready beyond this job's last one: 0 where the job waits for the feed,
+    many where others wait for the job. None without a feed."""
+    totals: Totals = Totals()
+    """What was spent since the pipeline was made, in this process."""
 
     @property
     def realised_factor(self) -> float:
@@ -232,6 +276,11 @@ class Stats:
     def wait_fraction(self) -> float:
         """The share of the elapsed time that the consumer waited."""
         return self.consumer_wait_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def fresh_examples_per_s(self) -> float:
+        """Fresh examples per second of the epoch so far."""
+        return self.fresh_examples / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def pool_bytes(self) -> int:
@@ -252,6 +301,13 @@ class Stats:
         """
         found: dict[str, Any] = _plain(self)
         return found
+
+    def spent(self) -> Totals:
+        """Return what this epoch alone has spent so far."""
+        cache = self.cache or CacheCounts()
+        return Totals(
+            self.elapsed_s, self.consumer_wait_s, self.read_bytes, cache.hits, cache.misses
+        )
 
     def __repr__(self) -> str:
         return str(self)
@@ -295,6 +351,14 @@ class Stats:
                 f"({format_bytes(pool.bytes) if pool.bytes else 'size not known yet'})",
             )
             for pool in self.pools
+        ]
+        beside += [
+            (
+                f"part {number}",
+                f"{part.fresh_examples:,} fresh examples of {part.name}, epoch {part.epochs:.2f} "
+                "of its own",
+            )
+            for number, part in enumerate(self.parts, 1)
         ]
         if self.cache is not None:
             beside += [("cache", line) for line in str(self.cache).splitlines()]

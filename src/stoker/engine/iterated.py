@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker import pytree
 from stoker.engine.foreign import interrupt
 from stoker.engine.items import HeadStream, Item, Tally, done_item
 from stoker.engine.work import ENDED, Failure
@@ -126,7 +127,8 @@ class IteratedStream(HeadStream):
             failure = Failure(StageError(self._name, error, number=self._read), ENDED)
             self._failure = done_item(failure, self._read, 0, 0, 1)
             return None
-        self._tally.add([self._name], [time.perf_counter_ns() - began], 1)
+        spent = time.perf_counter_ns() - began
+        self._tally.add([self._name], [spent], 1, pytree.data_bytes(example))
         self._read += 1
         return done_item(example, self._read - 1, 0, 0, 1)
 

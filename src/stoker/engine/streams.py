@@ -33,7 +33,7 @@ from stoker.orders import Order
 from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
-from stoker.stages.to import Mover
+from stoker.stats import PartStats
 
 if TYPE_CHECKING:
     from stoker.cluster.partitioned import Gather
@@ -131,14 +131,20 @@ class EpochStreams:
         """The worker pool of the host's segments."""
         return self._worker_pools[0]
 
+    def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
+        """Return what so many fresh examples are of, where the source has parts."""
+        if self._plan.indexed is None or self._order is None:
+            return ()
+        return self._plan.indexed.part_stats(self._order, fresh)
+
     def build(self) -> None:
         """Build everything. What was built when an error is raised, ``close`` ends."""
         plan = self._plan
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.selection.order(
-                len(plan.indexed), self._seed, self._epoch, self._setup.owners, plan.group
+            self._order = plan.indexed.order(
+                plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
             )
             self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
@@ -167,8 +173,7 @@ class EpochStreams:
                     pool, planning = self._where(part)
                     self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
                 case DevicePoint():
-                    mover = Mover(part.to.device)
-                    self._device = DeviceStream(self.last, mover, self.worker_pool)
+                    self._device = DeviceStream(self.last, part.to.mover(), self.worker_pool)
                     self._stream = self.last = self._device
                     self._depth = 0
 
@@ -185,7 +190,7 @@ class EpochStreams:
             assert isinstance(moment, Moment)
             for back in moment.epochs_back(plan.items_of_first(self._examples)):
                 epoch = self._epoch - back
-                order = plan.selection.order(len(plan.indexed), self._seed, epoch)
+                order = plan.indexed.order(plan.selection, self._seed, epoch)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order, rank), order
 
     def _hire(self) -> None:

@@ -32,6 +32,10 @@ class FeedBatches(LoaderSource):
         """Warn where several ranks are there: each is handed all batches."""
         warn_unsharded_feed()
 
+    def lag_outputs(self) -> int:
+        lag: int = self.loader.lag_outputs
+        return lag
+
 
 class FeedExamples(IterableSource):
     """The examples of a feed: a stream that can begin in the middle of a pass."""
@@ -54,6 +58,9 @@ class FeedExamples(IterableSource):
             self._client.load_state_dict(saved)
         self._epoch = iter(self._client)
         return self._epoch
+
+    def lag_outputs(self) -> int:
+        return self._client.lag_outputs
 
     def state(self, number: int) -> Any:
         return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}

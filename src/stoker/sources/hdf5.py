@@ -37,6 +37,7 @@ class HdfArray:
             )
         self._path, self._name = path, dataset.name
         self.shape, self.dtype = dataset.shape, dataset.dtype
+        self.chunks = dataset.chunks
         self._version = _version(path)
         self._open: Any = None
         self._owner = OwningProcess()

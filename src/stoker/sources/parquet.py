@@ -52,6 +52,8 @@ class ParquetSource(IndexedSource):
         TypeError: wrong kinds of arguments.
     """
 
+    prefers_blocks = True
+
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
@@ -94,6 +96,11 @@ class ParquetSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The row groups."""
+        return self._ends
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self.rows_of(indices, self._read)

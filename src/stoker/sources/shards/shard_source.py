@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
@@ -65,6 +66,11 @@ class ShardSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The shards that have examples."""
+        return np.unique(self._ends[self._ends > 0])
 
     def fetch(self, indices: Indices) -> list[Any]:
         examples = []

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from stoker.adapters.packing_journal import (
+from stoker.chain import Chain
+from stoker.constructors import from_folder
+from stoker.feed.target import make_pipeline
+from stoker.machine import format_bytes, parse_bytes
+from stoker.pipeline import Pipeline
+from stoker.shard_packing.formats import ParquetShard, ShardFormat, TarShard
+from stoker.shard_packing.journal import (
     PART,
     alone_in,
     read_journal,
@@ -22,15 +28,9 @@ from stoker.adapters.packing_journal import (
     write_journal,
     write_manifest,
 )
-from stoker.adapters.shard_files import ParquetShard, ShardFormat, TarShard
-from stoker.cache.fingerprint import Fingerprint
-from stoker.chain import Chain
-from stoker.constructors import from_folder
-from stoker.feed.target import make_pipeline
-from stoker.machine import format_bytes, parse_bytes
-from stoker.pipeline import Pipeline
+from stoker.shard_packing.tail import Tail
 from stoker.sources.class_folders import LabeledFile, LabeledImage
-from stoker.sources.source import IndexedSource, Indices, Reader
+from stoker.sources.source import IndexedSource
 from stoker.stages.skip import RAISE
 
 FORMATS: dict[str, type[TarShard] | type[ParquetShard]] = {
@@ -149,7 +149,7 @@ def _write(
     kind, of = FORMATS[about["format"]], len(source)
     fields_of = _naming(source, about["format"])
     width = len(str(of - 1))
-    examples = iter(Pipeline(Chain.begin(_Tail(source, first), 0, RAISE)))
+    examples = iter(Pipeline(Chain.begin(Tail(source, first), 0, RAISE)))
     with contextlib.closing(examples):
         at = first
         while at < of:
@@ -220,47 +220,3 @@ _LABELED = ({*LabeledImage._fields}, {*LabeledFile._fields})
 def _suffix(name: str) -> str:
     suffix = os.path.splitext(name)[1].lower().removeprefix(".")
     return "jpg" if suffix in ("jpeg", "jpe") else suffix
-
-
-class _Tail(IndexedSource):
-    """The examples of a source from one on."""
-
-    def __init__(self, source: IndexedSource, first: int) -> None:
-        self._source, self._first = source, first
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    def __len__(self) -> int:
-        return len(self._source) - self._first
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        return self._source.fetch([int(index) + self._first for index in indices])
-
-    def path(self, index: int) -> str | None:
-        return self._source.path(int(index) + self._first)
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        return self._source.fingerprint(int(index) + self._first)
-
-    def reader(self) -> Reader | None:
-        reader = self._source.reader()
-        return None if reader is None else _TailReader(reader, self._first)
-
-
-class _TailReader:
-    """Reads ahead for a ``_Tail``."""
-
-    def __init__(self, reader: Reader, first: int) -> None:
-        self.requests = reader.requests
-        self._reader, self._first = reader, first
-
-    def expect(self, indices: Indices) -> None:
-        self._reader.expect([int(index) + self._first for index in indices])
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        return self._reader.fetch([int(index) + self._first for index in indices])
-
-    def close(self) -> None:
-        self._reader.close()

@@ -17,6 +17,7 @@ from stoker.constructors import (
     from_dataset,
     from_files,
     from_folder,
+    from_huggingface,
     from_iterable,
     from_loader,
     from_parquet,
@@ -40,8 +41,10 @@ from stoker.errors import (
 )
 from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
+from stoker.lending import reads_only
+from stoker.mixing import mix
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PoolStats, StageStats, Stats, Totals, Uses
+from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Totals, Uses
 from stoker.version import __version__
 
 __all__ = [
@@ -65,6 +68,7 @@ __all__ = [
     "from_feed",
     "from_files",
     "from_folder",
+    "from_huggingface",
     "from_iterable",
     "from_loader",
     "from_parquet",
@@ -78,11 +82,14 @@ __all__ = [
     "LrSchedule",
     "metrics",
     "MetricsServer",
+    "mix",
     "monitor",
     "Monitored",
+    "PartStats",
     "Pipeline",
     "PipelineIterator",
     "PoolStats",
+    "reads_only",
     "RemoteError",
     "serve_metrics",
     "share",

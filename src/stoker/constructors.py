@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import DTypeLike, NDArray
 
+from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
+from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.dataset import DatasetSource
-from stoker.sources.folder import FolderSource, LabeledImage
+from stoker.sources.folder import FolderSource
+from stoker.sources.huggingface import HuggingFaceSource
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.patterns import Paths, has_urls
@@ -41,39 +44,75 @@ def _begin(source: Source, seed: int | None, on_error: OnError = "raise") -> Pip
     return Pipeline(Chain.begin(source, seed, budget_of(on_error)))
 
 
+@overload
 def from_folder(
     path: str | os.PathLike[str],
     *,
+    extensions: None = None,
+    classes: Sequence[str] | None = None,
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
-) -> Pipeline[LabeledImage]:
+) -> Pipeline[LabeledImage]: ...
+
+
+@overload
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: Sequence[str],
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[LabeledFile]: ...
+
+
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
 
-    Labels number the sorted class folders; ``pipeline.classes`` has their names. The folder is
+    Labels number the sorted class folders; ``pipeline.class_names`` has their names. The folder is
     listed once, now.
 
     Args:
         path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
             ``pip install 'stoker[remote]'``).
+        extensions: of the files that are read instead of images, such as ``[".wav", ".flac"]``, in
+            any case. Examples are then ``(data=bytes, label=int)``.
+        classes: the names of all classes, in the order of their labels: ``train.class_names`` for a
+            folder to validate on, which may lack some.
         seed, on_error: as in ``from_dataset``.
         requests: for URLs, how many files are read at a time, at most.
         retry_s: for URLs, how long a file is asked for again after a passing failure, in seconds.
         storage_options: for URLs, what fsspec's file system is made with.
 
     Raises FileNotFoundError or ValueError, saying what was looked for, when there is nothing
-    to read; RemoteError when a server fails for good.
+    to read; ValueError for a folder that is none of ``classes``; RemoteError when a server fails
+    for good.
     """
+    asked = ClassFolders.of(extensions, classes)
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
         source: IndexedSource = RemoteFolderSource(
-            str(path), requests=requests, retry_s=retry_s, storage_options=storage_options
+            str(path), asked, requests=requests, retry_s=retry_s, storage_options=storage_options
         )
     else:
-        source = FolderSource(path)
+        source = FolderSource(path, asked)
     return _begin(source, seed, on_error)
 
 
@@ -119,7 +158,8 @@ def from_dataset(
 ) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
-    ``__getitems__(indices)`` is used where it exists. torch and Hugging Face datasets fit.
+    ``__getitems__(indices)`` is used where it exists. torch datasets fit; Hugging Face's, too, but
+    ``from_huggingface`` reads them faster.
     Threads call the dataset concurrently, and randomness inside it is then not reproducible
     (use ``random_map``, or process workers).
 
@@ -136,6 +176,30 @@ def from_dataset(
     return _begin(DatasetSource(dataset), seed, on_error)
 
 
+def from_huggingface(
+    dataset: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of a Hugging Face ``datasets.Dataset``: dicts by column, as in ``from_parquet``.
+
+    Rows come straight from its Arrow tables, which it maps from files. Images, sound and video are
+    the bytes that are stored: decode them in ``.map()``. The data set's format is not looked at,
+    but for its columns; ``from_dataset`` asks the data set as it is.
+
+    Args:
+        dataset: one split, not streaming.
+        columns: the columns that are read; those of its format, if there are none.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises TypeError for what is no such data set, ValueError where it has no such column, no rows,
+    or a transform (``with_transform``).
+    """
+    return _begin(HuggingFaceSource(dataset, columns), seed, on_error)
+
+
 def from_iterable(
     examples: Iterable[T] | Callable[[], Iterable[T]],
     *,
@@ -147,6 +211,11 @@ def from_iterable(
     One pass is one epoch. It is iterated in this process, by one thread at a time, ahead of the
     consumer. Its examples cannot be asked for again, so an epoch has no state in its middle, and
     shuffling goes through a buffer. What it raises ends it and cannot be skipped.
+
+    An object with ``state_dict()`` and ``load_state_dict(state)`` (a streaming data set of Hugging
+    Face, a ``torchdata.nodes.Loader``) has a state in the middle, which is kept in the pipeline's:
+    it is asked behind every 16th example, so up to 15 are read again on a resume. One with
+    ``set_epoch(epoch)`` is told the epoch before each pass.
 
     Args:
         examples: the stream; every rank must see the same one in the same order.
@@ -171,11 +240,24 @@ def from_arrays(
 def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[tuple[Array, ...]]: ...
 
 
-def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
-    """Read rows of NumPy arrays or memory maps of one length.
+@overload
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]: ...
+
+
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
+    """Read rows of arrays of one length: NumPy's, memory maps, HDF5, Zarr, whatever is sliced.
 
     An example is a tuple of rows, or a bare row of a single array. Batches are gathered
     straight from the arrays, which are never written to.
+
+    Args:
+        arrays: NumPy arrays; datasets of h5py, whose file each process opens anew; or objects with
+            ``shape`` and ``dtype`` that give arrays for ``[start:stop]`` and perhaps for lists of
+            indices. These are read in ascending order.
+        seed: as in ``from_dataset``.
+
+    Raises TypeError for other objects, ValueError for arrays of different lengths, and for HDF5
+    datasets without a file that can be opened again.
     """
     return _begin(ArraySource(arrays), seed)
 
@@ -186,6 +268,9 @@ def from_parquet(
     *,
     seed: int | None = None,
     on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
 
@@ -194,16 +279,27 @@ def from_parquet(
     now (in each process that reads); ``print(pipeline)`` says how much that is.
 
     Args:
-        paths: local files, patterns, or folders of files ``*.parquet``.
+        paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
         columns: the columns that are read; all, if there are none.
         seed, on_error: as in ``from_dataset``.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each row group one
+            range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for what is no
-    Parquet file, for files whose columns differ, and where there are no rows; ImportError.
+    Parquet file, for files whose columns differ, and where there are no rows; RemoteError when a
+    server fails for good, or sends no ranges; ImportError.
     """
     from stoker.sources.parquet import ParquetSource
 
-    return _begin(ParquetSource(paths, columns), seed, on_error)
+    if has_urls(paths):
+        from stoker.sources.remote.parquet import RemoteParquetSource
+
+        source: ParquetSource = RemoteParquetSource(
+            paths, columns, requests=requests, retry_s=retry_s, storage_options=storage_options
+        )
+    else:
+        source = ParquetSource(paths, columns)
+    return _begin(source, seed, on_error)
 
 
 def from_table(
@@ -242,8 +338,9 @@ def from_tar(
     changes. Examples are read by offset.
 
     Args:
-        shards: paths, URLs or patterns (``*``, ``{000..146}``) of archives that are not
-            compressed as a whole; URLs of tar archives alone, on one file system.
+        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
+            archives that were compressed as a whole (``.tar.gz``) come as a stream, with a warning:
+            see ``from_iterable``.
         fields: the fields that are read, and that every example must have; else all it has.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
             and examples that are not all there may be skipped.
@@ -251,9 +348,10 @@ def from_tar(
             one range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
-    archive, is compressed as a whole or truncated, or lacks the fields; RemoteError when a server
-    fails for good, or sends no ranges.
+    archive, is truncated, or lacks the fields, and for compressed ones at a URL; RemoteError when a
+    server fails for good, or sends no ranges.
     """
+    from stoker.sources.shards.compressed import CompressedTarSource, compressed_kinds
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
@@ -268,6 +366,15 @@ def from_tar(
             retry_s=retry_s,
             storage_options=storage_options,
         )
+    elif compressed := compressed_kinds(shards):
+        stream = _begin(CompressedTarSource(shards, fields), seed, on_error)
+        path, kind = next(iter(compressed.items()))
+        warn(
+            f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
+            "stream: in order, without a length, shuffled through a buffer. Decompress it to have "
+            "them by number"
+        )
+        return stream
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
     return _begin(source, seed, on_error)
@@ -282,6 +389,9 @@ def from_tokens(
     *,
     separator: None = None,
     seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Window]: ...
 
 
@@ -294,6 +404,9 @@ def from_tokens(
     *,
     separator: int,
     seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[DocumentWindow]: ...
 
 
@@ -305,6 +418,9 @@ def from_tokens(
     *,
     separator: int | None = None,
     seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
 
@@ -312,8 +428,8 @@ def from_tokens(
     left at a file's end is no example. Nothing but file sizes is read now.
 
     Args:
-        files: paths or patterns (``*``, ``{000..146}``) of local files: raw tokens, or
-            one-dimensional ``.npy`` arrays.
+        files: paths, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
+            ``.npy`` arrays; URLs of one file system.
         length: of a window, in tokens.
         stride: from one window to the next, in tokens; ``length`` if there is none, so that each
             token is a target once.
@@ -323,11 +439,29 @@ def from_tokens(
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` leaves out.
         seed: as in ``from_dataset``.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each window one
+            range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for files that are no
-    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``.
+    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``;
+    RemoteError when a server fails for good, or sends no ranges.
     """
-    return _begin(TokenSource(files, length, stride, dtype, separator), seed)
+    if has_urls(files):
+        from stoker.sources.remote.tokens import RemoteTokenSource
+
+        source: TokenSource = RemoteTokenSource(
+            files,
+            length,
+            stride,
+            dtype,
+            separator,
+            requests=requests,
+            retry_s=retry_s,
+            storage_options=storage_options,
+        )
+    else:
+        source = TokenSource(files, length, stride, dtype, separator)
+    return _begin(source, seed)
 
 
 @overload

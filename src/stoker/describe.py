@@ -24,7 +24,11 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
     lines = [f"{source.name}  {source.extent(is_followed=is_followed)}"]
     if chain.budget != RAISE:
         lines[0] += f"; skips what fails, at most {chain.budget}"
-    lines += [f"  .{stage.name}{stage.note(chain, sizes)}" for stage in chain.stages]
+    lines += [
+        f"  .{stage.name}{stage.note(chain, sizes)}"
+        for stage in chain.stages
+        if not stage.traits.inside  # the source tells of them
+    ]
     if not source.yields_batches:
         how = "as many threads as there are usable cores"
         if chain.workers is not None:

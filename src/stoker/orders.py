@@ -7,18 +7,20 @@ it an order is a permutation, above it a keyed Feistel network.
 With ``.shuffle().shard()`` a rank reads every ``world``-th place of a permutation of all examples.
 With ``.shard().shuffle()`` it reads a permutation of its own, fixed part. With
 ``.shuffle().shard(near=...)`` it reads what ``dealing`` gives it of each ``world * batch`` places.
+Where a permutation is by blocks, a rank's part is a run of it, so that ranks read different blocks.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import rng
+from stoker.block_order import WINDOW, BlockOrder, cut_to
 from stoker.dealing import Dealer, DealtOrder
 
 TRUE_PERMUTATION_LIMIT = 1 << 20
@@ -118,15 +120,13 @@ class Permuted:
 class FixedPart:
     """A rank's own part, the same in every epoch but for what is left over, in some order.
 
-    The part of rank ``r`` is ``r``, ``r + world``, ...; ``left_out`` is the place in it of the one
+    The part is ``first``, ``first + stride``, ...; ``left_out`` is the place in it of the one
     example that this epoch leaves out, or None.
     """
 
-    def __init__(
-        self, within: Permuted, rank: int, world: int, left_out: int | None = None
-    ) -> None:
+    def __init__(self, within: Order, first: int, stride: int, left_out: int | None = None) -> None:
         self._within = within
-        self._rank, self._world = rank, world
+        self._first, self._stride = first, stride
         self._left_out = left_out
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class FixedPart:
         places = self._within.span(start, stop)
         if self._left_out is not None:
             places = places + (places >= self._left_out)
-        return places * self._world + self._rank
+        return places * self._stride + self._first
 
     def index(self, ordinal: int) -> int:
         return int(self.span(ordinal, ordinal + 1)[0])
@@ -165,6 +165,11 @@ class Share:
             return len(range(self.rank, length, self.world))
         return length // self.world
 
+    def run(self, length: int, *, whole: bool) -> int:
+        """Return where a rank's run of so many begins, all of them shared out or equal runs."""
+        each, over = divmod(length, self.world)
+        return self.rank * each + (min(self.rank, over) if whole else 0)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -176,6 +181,7 @@ class Selection:
         first: how many examples of the source there are at most, before all else.
         between: how many there are at most behind the first of shuffling and sharing out.
         last: how many there are at most behind both.
+        blocks: where the order is drawn by blocks, their ends in the source.
     """
 
     is_shuffled: bool = False
@@ -183,15 +189,16 @@ class Selection:
     first: int | None = None
     between: int | None = None
     last: int | None = None
+    blocks: NDArray[np.int64] | None = field(default=None, compare=False)
 
     @property
     def is_kept_by_streams(self) -> bool:
         """Whether the examples of a stream are handed out as they are read."""
         return not self.is_shuffled and self.share is None
 
-    def shuffled(self) -> Selection:
-        """Return this, drawn anew every epoch."""
-        return replace(self, is_shuffled=True)
+    def shuffled(self, blocks: NDArray[np.int64] | None = None) -> Selection:
+        """Return this, drawn anew every epoch; by blocks with these ends, or as a whole."""
+        return replace(self, is_shuffled=True, blocks=blocks)
 
     @property
     def is_dealt(self) -> bool:
@@ -221,31 +228,62 @@ class Selection:
         return _least(self.last, count)
 
     def order(
-        self, length: int, seed: int, epoch: int, dealer: Dealer | None = None, group: int = 1
-    ) -> Permuted | FixedPart | DealtOrder:
+        self,
+        length: int,
+        seed: int,
+        epoch: int,
+        dealer: Dealer | None = None,
+        group: int = 1,
+        purpose: int = rng.SHUFFLE,
+    ) -> Order:
         """Return the order of one epoch over a source of ``length``.
 
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
+        ``purpose`` tells the draws of the parts of a mixture apart.
         """
         share, count = self.share, self.count(length)
         length = _least(self.first, length)
 
         def key(rank: int) -> NDArray[np.uint64] | None:
-            return rng.key(seed, epoch, rng.SHUFFLE, rank) if self.is_shuffled else None
+            return rng.key(seed, epoch, purpose, rank) if self.is_shuffled else None
 
         if share is None:
-            return Permuted(length, key(0), count=count)
+            return self._permuted(length, key(0), count)
         rank, world = share.rank, share.world
         if share.is_dealt:
             assert dealer is not None
-            return DealtOrder(Permuted(length, key(0), count=count * world), dealer, rank, group)
-        if share.anew:
+            return DealtOrder(self._permuted(length, key(0), count * world), dealer, rank, group)
+        if share.anew and self.blocks is None:
             return Permuted(length, key(0), rank, world, count)
+        if share.anew:
+            first = share.run(_least(self.between, length), whole=share.uneven)
+            return self._permuted(length, key(0), count, first)
         own = _least(self.between, share.count(length))
         all_of_it = len(range(rank, length, world))
         is_whole = own == share.count(length)
         left_out = epoch % all_of_it if is_whole and all_of_it > own else None
-        return FixedPart(Permuted(own, key(rank), count=count), rank, world, left_out)
+        if self.blocks is None:
+            return FixedPart(Permuted(own, key(rank), count=count), rank, world, left_out)
+        begins = share.run(length, whole=True)
+        return FixedPart(self._permuted(own, key(rank), count, begins=begins), begins, 1, left_out)
+
+    def _permuted(
+        self,
+        length: int,
+        key: NDArray[np.uint64] | None,
+        count: int,
+        first: int = 0,
+        begins: int = 0,
+    ) -> Permuted | BlockOrder:
+        """Return places of a permutation of examples ``begins ...``, by blocks if there are some.
+
+        No more blocks than are drawn from at a time need no order of their own.
+        """
+        if self.blocks is not None and key is not None:
+            ends = cut_to(self.blocks, begins, length)
+            if len(ends) > WINDOW:
+                return BlockOrder(ends, key, first, count)
+        return Permuted(length, key, first, count=count)
 
 
 def _least(limit: int | None, count: int) -> int:

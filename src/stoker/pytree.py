@@ -169,6 +169,11 @@ def _leaf_bytes(leaf: Any) -> int:
     return sys.getsizeof(leaf)
 
 
+def is_immutable(leaf: Any) -> bool:
+    """Tell whether a leaf can never change, so that it need not be copied."""
+    return isinstance(leaf, _IMMUTABLE)
+
+
 def copied(value: Any) -> Any:
     """Return a deep copy that shares no writable memory with ``value``."""
     return map_leaves(_copied_leaf, value)
@@ -177,7 +182,7 @@ def copied(value: Any) -> Any:
 def _copied_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy() if leaf.dtype != object else copy.deepcopy(leaf)
-    if isinstance(leaf, _IMMUTABLE):
+    if is_immutable(leaf):
         return leaf
     if is_tensor(leaf):
         leaf = leaf.detach()

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 _MASK = (1 << 64) - 1
 _USE_BITS = 20  # bits of a counter word that hold the use number of one echo
 
-# Purposes: the first word of a key. Random maps take MAP + their position among random maps.
+# Purposes: the first word of a key. Random maps take MAP + their position among random maps, the
+# parts of a mixture SHUFFLE + their number.
 SHUFFLE, ECHO, LEGACY, MAP = 0, 1 << 20, 2 << 20, 3 << 20
 
 

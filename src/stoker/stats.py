@@ -50,6 +50,20 @@ class PoolStats:
 
 
 @dataclass(frozen=True)
+class PartStats:
+    """One part of a mixture."""
+
+    name: str
+    """The part's source, as ``print(pipeline)`` names it."""
+    weight: float
+    """Its share of the examples, from 0 to 1."""
+    fresh_examples: int
+    """Of the epoch's fresh examples those that are of this part."""
+    epochs: float
+    """How often the part was gone through so far, in all epochs of the mixture."""
+
+
+@dataclass(frozen=True)
 class Clock:
     """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
 
@@ -242,6 +256,8 @@ class Stats:
     """The cache, if there is one."""
     skips: tuple[Skip, ...] = ()
     """Those skipped since the epoch began or was resumed (of very many, the first thousand)."""
+    parts: tuple[PartStats, ...] = ()
+    """The parts of a mixture, in order."""
     read_bytes: int = 0
     """Bytes of what the source gave: arrays, tensors, bytes and text. A cache's hits do not count;
     of a feed or a loader these are the bytes that it handed out."""
@@ -335,6 +351,14 @@ class Stats:
                 f"({format_bytes(pool.bytes) if pool.bytes else 'size not known yet'})",
             )
             for pool in self.pools
+        ]
+        beside += [
+            (
+                f"part {number}",
+                f"{part.fresh_examples:,} fresh examples of {part.name}, epoch {part.epochs:.2f} "
+                "of its own",
+            )
+            for number, part in enumerate(self.parts, 1)
         ]
         if self.cache is not None:
             beside += [("cache", line) for line in str(self.cache).splitlines()]

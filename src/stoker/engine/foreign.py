@@ -150,10 +150,10 @@ class LoaderStream(HeadStream):
             return False
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        self.forget_before(loaded)
+        self.forget_before(fresh, loaded)
         return self._states[0][1] if self._states else None, loaded
 
-    def forget_before(self, loaded: int) -> None:
+    def forget_before(self, fresh: int, loaded: int) -> None:
         while self._states and self._states[0][0] < loaded:
             self._states.popleft()
 

@@ -243,8 +243,8 @@ class HeadStream(DrivenStream):
         And the number of what was read that it stands for.
         """
 
-    def forget_before(self, loaded: int) -> None:
-        """Drop the states behind fewer batches."""
+    def forget_before(self, fresh: int, loaded: int) -> None:
+        """Drop the states behind fewer examples, and behind fewer batches of a loader."""
 
     def has_raised(self, error: BaseException) -> bool:
         """Whether the source raised this error, and may go on. True only once for each error."""

@@ -25,7 +25,7 @@ class IteratedStream(HeadStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
     Args:
-        source: the iterable.
+        source: the iterable; ``examples``: the pass over it.
         selection: which examples are this rank's. Even parts are handed out a round at a time, an
             example for every rank, so that all ranks get equally many.
         buffer: how many examples are shuffled among each other; 1 keeps the order.
@@ -36,6 +36,7 @@ class IteratedStream(HeadStream):
     def __init__(
         self,
         source: IterableSource,
+        examples: Iterator[Any],
         selection: Selection,
         buffer: int,
         key: NDArray[np.uint64],
@@ -45,8 +46,8 @@ class IteratedStream(HeadStream):
         super().__init__()
         self._name = source.name
         self._source = source
-        self._whole: Iterator[Any] | None = source.open()
-        self._examples: Iterator[Any] | None = _read_of(self._whole, selection, start)
+        self._whole: Iterator[Any] | None = examples
+        self._examples: Iterator[Any] | None = _read_of(examples, selection, start)
         self._left = _handed_of(selection)
         self._size = buffer
         self._tally = tally
@@ -81,6 +82,9 @@ class IteratedStream(HeadStream):
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the source's own state behind so many examples, None if it has none."""
         return (self._source.state(fresh), fresh) if self._source.takes_state else (None, loaded)
+
+    def forget_before(self, fresh: int, loaded: int) -> None:
+        self._source.forget_before(fresh)
 
     def interrupt(self) -> None:
         interrupt(self._whole)

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.orders import Selection
 from stoker.sources.iterable import IterableSource
@@ -74,9 +78,24 @@ class Segment:
         return self.source.rows
 
     @property
+    def stacks(self) -> bool:
+        """Whether what comes out are copies, in the rows of a batch."""
+        return self.batch is not None and self.batch.collate is None
+
+    @property
     def only_stacks(self) -> bool:
-        """Whether inputs are but copied into a batch, so that they need no copy before."""
-        return self.is_plain and self.batch is not None and self.batch.collate is None
+        """Whether inputs are but copied into a batch."""
+        return self.is_plain and self.stacks
+
+    @cached_property
+    def reading(self) -> int:
+        """How many of the first operations only read what they are given."""
+        return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
+
+    @property
+    def borrows(self) -> bool:
+        """Whether a pool lends it items: the first to get hold of them does not write."""
+        return self.reading > 0 or self.only_stacks
 
     @property
     def names(self) -> list[str]:
@@ -282,9 +301,12 @@ class Lowering:
         self._loader = source
         self._batches = True
 
-    def shuffle(self, buffer: int) -> None:
-        """A new order every epoch; streams are shuffled through a buffer of so many examples."""
-        self._selection, self._buffer = self._selection.shuffled(), buffer
+    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
+        """A new order every epoch, by blocks if their ends are given.
+
+        Streams are shuffled through a buffer of so many examples.
+        """
+        self._selection, self._buffer = self._selection.shuffled(blocks), buffer
 
     def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
         """Only this rank's part of the epoch is read, dealt by who keeps what or not."""

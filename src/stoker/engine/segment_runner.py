@@ -1,8 +1,9 @@
 """What workers do with the tasks of a segment; the consumer does it inline.
 
-All uses of a stored item but the last get a copy; the last gets the item itself. Where items are
-only stacked into a batch nobody gets a copy. Items are stored with ``pytree.owned``, so that a
-small view does not keep a large array alive.
+All uses of a stored item but the last get a copy; the last gets the item itself. Where the first to
+get hold of items only reads them (``lending``), or they are only stacked into a batch, all uses get
+the item itself, and what is left of it behind that is copied. Items are stored with
+``pytree.owned``, so that a small view does not keep a large array alive.
 """
 
 from __future__ import annotations
@@ -90,12 +91,14 @@ class SegmentRunner:
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
+            copied = None
             if task.items is None:
                 values = self.work.fetch(task.indices[start:stop], ns)
             else:
-                values = self.taken(task.items[start:stop], own=self.segment.only_stacks)
+                values = self.taken(task.items[start:stop], own=self.segment.borrows)
+                copied = self._recycler.copied if self.segment.borrows else None
             use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-            self.work.apply(values, task.ordinals[start:stop], use_keys, ns)
+            self.work.apply(values, task.ordinals[start:stop], use_keys, ns, copied)
             self._deliver(task, start, values, ns)
         return ns
 

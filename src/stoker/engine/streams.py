@@ -33,6 +33,7 @@ from stoker.orders import Order
 from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
+from stoker.stats import PartStats
 
 if TYPE_CHECKING:
     from stoker.cluster.partitioned import Gather
@@ -130,14 +131,20 @@ class EpochStreams:
         """The worker pool of the host's segments."""
         return self._worker_pools[0]
 
+    def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
+        """Return what so many fresh examples are of, where the source has parts."""
+        if self._plan.indexed is None or self._order is None:
+            return ()
+        return self._plan.indexed.part_stats(self._order, fresh)
+
     def build(self) -> None:
         """Build everything. What was built when an error is raised, ``close`` ends."""
         plan = self._plan
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.selection.order(
-                len(plan.indexed), self._seed, self._epoch, self._setup.owners, plan.group
+            self._order = plan.indexed.order(
+                plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
             )
             self._examples = self.skip_log.examples = len(self._order)
             self._reader = plan.indexed.reader()
@@ -183,7 +190,7 @@ class EpochStreams:
             assert isinstance(moment, Moment)
             for back in moment.epochs_back(plan.items_of_first(self._examples)):
                 epoch = self._epoch - back
-                order = plan.selection.order(len(plan.indexed), self._seed, epoch)
+                order = plan.indexed.order(plan.selection, self._seed, epoch)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order, rank), order
 
     def _hire(self) -> None:
@@ -211,9 +218,9 @@ class EpochStreams:
         if foreign is None:
             return
         self.tally.add([foreign.name], [0], 0)
-        if position.loader_state is not None:
-            foreign.load(position.loader_state)
         if plan.loader is not None:
+            if position.loader_state is not None:
+                plan.loader.load(position.loader_state)
             self.head = LoaderStream(
                 plan.loader,
                 self.tally,
@@ -223,8 +230,10 @@ class EpochStreams:
             )
         elif plan.iterable is not None:
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
+            start = position.fresh
+            examples = plan.iterable.open(self._epoch, position.loader_state, start)
             self.head = IteratedStream(
-                plan.iterable, plan.selection, plan.buffer, key, self.tally, start=position.fresh
+                plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
             )
         assert self.head is not None
         self.last = self.head

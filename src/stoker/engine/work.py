@@ -26,6 +26,7 @@ from stoker import pytree, rng
 from stoker.caution import warn
 from stoker.engine.lower import Segment
 from stoker.errors import CacheError, StageError
+from stoker.lending import separated
 from stoker.orders import Order
 from stoker.rng import Rekeyed
 from stoker.signals import pass_on
@@ -245,8 +246,14 @@ class Work:
         ordinals: Sequence[int],
         use_keys: Sequence[int] | None,
         ns: list[int],
+        copied: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Run the maps over ``values``, in place, stage by stage."""
+        """Run the maps over ``values``, in place, stage by stage.
+
+        With ``copied`` the values are lent by a pool; it copies what of them would be written to.
+        """
+        if copied is not None:
+            return self._apply_to_lent(values, ordinals, use_keys, ns, copied)
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
@@ -256,6 +263,31 @@ class Work:
                 elif type(value) is Miss:
                     values[i] = self._admitted(value, ordinals[i], ns)
         self._apply(slice(behind, None), values, ordinals, use_keys, ns)
+
+    def _apply_to_lent(
+        self,
+        values: list[Any],
+        ordinals: Sequence[int],
+        use_keys: Sequence[int] | None,
+        ns: list[int],
+        copied: Callable[[Any], Any],
+    ) -> None:
+        """Run the maps over values that a pool keeps; none of them comes out where it may be kept.
+
+        A last use gets no more than the others: while it writes, another one may still be reading.
+        """
+        lent, reading = list(values), self.segment.reading
+        self._apply(slice(0, reading), values, ordinals, use_keys, ns)
+        if self.segment.stacks and reading == len(self._operations):
+            return
+        for i, value in enumerate(values):
+            if type(value) is not Failure:
+                try:
+                    values[i] = separated(value, lent[i], copied)
+                except Exception as error:
+                    pass_on(error)
+                    values[i] = self.copy_failure(error, ordinals[i])
+        self._apply(slice(reading, None), values, ordinals, use_keys, ns)
 
     def _admitted(self, miss: Miss, ordinal: int, ns: list[int]) -> Any:
         """Do to an example what comes before the cache, and offer the cache what comes out."""
@@ -311,7 +343,10 @@ class Work:
         for number, (stage, fn, key) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
+            others = self._others(stage, ordinals)
             for i, value in enumerate(values):
+                if others is not None and others[i]:
+                    continue
                 use_key = use_keys[i] if use_keys is not None else 0
                 if type(value) is Failure or (stage.repeats_only and not use_key):
                     continue
@@ -331,6 +366,19 @@ class Work:
                     made = Failure(failed, self._part, stage.account)
                 values[i] = made
             ns[number] += time.perf_counter_ns() - start
+
+    def _others(self, stage: Operation, ordinals: Sequence[int]) -> list[bool] | None:
+        """Tell which examples are of other parts of a mixture; None where all are the stage's."""
+        if stage.part is None:
+            return None
+        assert self._order is not None
+        first, behind = stage.part.indices.start, stage.part.indices.stop
+        if isinstance(ordinals, range):
+            indices = self._order.span(ordinals.start, ordinals.stop)
+        else:
+            indices = np.array([self._order.index(ordinal) for ordinal in ordinals], np.int64)
+        others: list[bool] = ((indices < first) | (indices >= behind)).tolist()
+        return others
 
     def finish(self, batch: Any, ordinal: int, use_key: int, ns: list[int]) -> Any:
         """Run the maps behind the batching stage over a batch; may return a ``Failure``."""

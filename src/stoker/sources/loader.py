@@ -78,6 +78,12 @@ class LoaderSource(Source):
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: Chain) -> None:
+        if not self._has_state and chain.flows:
+            raise StateError(
+                "under .repeat() epochs end in the middle of a pass over the loader, which has no "
+                "state there, for its batches cannot be made again: leave .repeat() out, take "
+                "torchdata's StatefulDataLoader, or build on from_dataset(loader.dataset)"
+            )
         if not self._has_state:
             raise StateError(
                 "an epoch over a loader has no state in its middle, for its batches cannot be made "
@@ -91,7 +97,7 @@ class LoaderSource(Source):
             )
 
     def attribute(self, name: str) -> Any:
-        return super().attribute(name) if name == "classes" else getattr(self.loader, name)
+        return super().attribute(name) if name == "class_names" else getattr(self.loader, name)
 
     def extent(self, *, is_followed: bool) -> str:
         where = "a thread of its own" if is_followed else "the consumer's thread"
@@ -107,6 +113,13 @@ class LoaderSource(Source):
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
+            return
+        within = getattr(self.loader, "batch_sampler", None)
+        samplers = getattr(self.loader, "sampler", None), getattr(within, "sampler", None)
+        for sampler in {id(each): each for each in samplers}.values():
+            tell = getattr(sampler, "set_epoch", None)  # DistributedSampler's
+            if tell is not None:
+                tell(epoch)
 
 
 class _Resetting(Iterator[Any]):

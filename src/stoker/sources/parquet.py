@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
+from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
 from stoker.sources.arrow_rows import import_pyarrow, to_examples
 from stoker.sources.open_files import FileVersion
@@ -35,6 +37,9 @@ class ParquetSource(IndexedSource):
     A row is had by reading its row group. Groups are kept, decoded, in up to a quarter of the
     memory that was free when the source was made; in each process that reads.
 
+    Attributes:
+        held: the groups that are kept.
+
     Args:
         paths: files, patterns, or folders of files ``*.parquet``.
         columns: those that are read; all of them, where it is None.
@@ -47,26 +52,25 @@ class ParquetSource(IndexedSource):
         TypeError: wrong kinds of arguments.
     """
 
+    prefers_blocks = True
+
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
-        if isinstance(columns, str) or not all(isinstance(each, str) for each in columns or ()):
-            raise TypeError(f"columns is a list of names, not {columns!r}")
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
-        found = find_files(paths, "from_parquet", ".parquet")
+        if columns is not None:
+            columns = names_in("columns", columns, "['image', 'label']")
+        import_pyarrow("from_parquet", "pyarrow.parquet")
         self._given = shown(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
-        self._nbytes = rows = 0
+        self._nbytes = rows = files = 0
         schema = None
-        for path in found:
-            told = os.stat(path)
-            metadata = _read_metadata(parquet, path)
+        for path, version, metadata in self._look(paths):
+            files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
                 continue
             schema = _check_schema(
                 path, metadata.schema.to_arrow_schema(), columns, self._files, schema
             )
-            version = FileVersion(told.st_size, told.st_mtime_ns)
             for number in range(metadata.num_row_groups):
                 group = metadata.row_group(number)
                 self._groups.append((len(self._files), number))
@@ -75,10 +79,10 @@ class ParquetSource(IndexedSource):
             self._files.append(_File(path, version, rows))
             rows += metadata.num_rows
         if schema is None:
-            raise ValueError(f"{self.name} has no rows, in {len(found):,} files")
+            raise ValueError(f"{self.name} has no rows, in {files:,} files")
         self._columns: list[str] = list(schema.names)
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
+        self.held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._told = False
 
@@ -93,13 +97,25 @@ class ParquetSource(IndexedSource):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The row groups."""
+        return self._ends
+
     def fetch(self, indices: Indices) -> list[Any]:
-        """Read the row groups of these rows, each of them once."""
+        return self.rows_of(indices, self._read)
+
+    def groups_of(self, indices: Indices) -> NDArray[np.int64]:
+        """Return the numbers of the row groups that these rows lie in."""
+        return np.searchsorted(self._ends, np.asarray(indices, np.int64), side="right")
+
+    def rows_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
+        """Return rows; ``read`` returns the table of a row group that is not held."""
         wanted = np.asarray(indices, np.int64)
-        groups = np.searchsorted(self._ends, wanted, side="right")
+        groups = self.groups_of(wanted)
         examples: list[Any] = [None] * len(wanted)
         for group in dict.fromkeys(groups.tolist()):
-            table = self._held.get(group, functools.partial(self._read, group))
+            table = self.held.get(group, functools.partial(read, group))
             places = np.flatnonzero(groups == group)
             rows = table.take(wanted[places] - (int(self._ends[group]) - table.num_rows))
             for place, example in zip(places.tolist(), to_examples(rows), strict=True):
@@ -109,7 +125,7 @@ class ParquetSource(IndexedSource):
         return examples
 
     def extent(self, *, is_followed: bool) -> str:
-        kept = format_bytes(min(self._nbytes, self._held.limit_bytes))
+        kept = format_bytes(min(self._nbytes, self.held.limit_bytes))
         return (
             f"{len(self):,} examples in {len(self._groups):,} row groups of "
             f"{format_bytes(self._nbytes)}; up to {kept} are kept in memory"
@@ -133,6 +149,19 @@ class ParquetSource(IndexedSource):
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), int(index - file.first))
 
+    def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
+        """Yield each file that is meant, with its version and its metadata."""
+        for path in find_files(paths, "from_parquet", ".parquet"):
+            found = os.stat(path)
+            yield path, FileVersion(found.st_size, found.st_mtime_ns), self._read_metadata(path)
+
+    def _read_metadata(self, path: str, file: Any = None) -> Any:
+        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        try:
+            return parquet.read_metadata(path if file is None else file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
+
     def _file_of(self, index: int) -> _File:
         return self._files[self._groups[int(np.searchsorted(self._ends, index, side="right"))][0]]
 
@@ -152,7 +181,7 @@ class ParquetSource(IndexedSource):
 
     def _tell_waste(self) -> None:
         """Warn once where nearly all that is read is dropped again."""
-        held = self._held
+        held = self.held
         if self._told or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return
         self._told = True
@@ -164,13 +193,6 @@ class ParquetSource(IndexedSource):
         )
 
 
-def _read_metadata(parquet: Any, path: str) -> Any:
-    try:
-        return parquet.read_metadata(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
-
-
 def _check_schema(
     path: str, schema: Any, columns: Sequence[str] | None, files: Sequence[_File], first: Any
 ) -> Any:
@@ -179,6 +201,8 @@ def _check_schema(
 
     names = schema.names if columns is None else columns
     for name in names:
+        if schema.names.count(name) > 1:
+            raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
         if name not in schema.names:
             raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
     chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint
+from stoker.dealing import Dealer
+from stoker.orders import Order, Selection
 from stoker.sources.unsharded import warn_unsharded
+from stoker.stats import PartStats
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -33,10 +36,12 @@ class Source(ABC):
     Attributes:
         yields_batches: whether what comes out are batches, ready made by a foreign loader.
         is_indexed: whether any example can be had by its number.
+        has_own_order: whether it decides itself in what order an epoch's examples come.
     """
 
     yields_batches: bool = False
     is_indexed: bool = False
+    has_own_order: bool = False
 
     @property
     @abstractmethod
@@ -54,6 +59,13 @@ class Source(ABC):
 
         Raises TypeError where only the end tells.
         """
+
+    def examples(self, selection: Selection) -> int:
+        """Return the examples (of a loader, batches) that an epoch has on this rank.
+
+        Raises TypeError where only the end tells.
+        """
+        return selection.count(self.count())
 
     @property
     @abstractmethod
@@ -102,11 +114,11 @@ class Source(ABC):
         return None
 
     def attribute(self, name: str) -> Any:
-        """Return what a pipeline passes on of its source: ``classes``, a loader's ``dataset``.
+        """Return what a pipeline passes on of its source: ``class_names``, a loader's ``dataset``.
 
         Raises AttributeError where there is no such thing.
         """
-        kind = "a folder have" if name == "classes" else "a loader have a"
+        kind = "a folder have" if name == "class_names" else "a loader have a"
         raise AttributeError(f"only pipelines from {kind} {name}")
 
 
@@ -156,12 +168,15 @@ class IndexedSource(Source):
             random generators.
         fits_page_cache: whether its files are read whole from a local disk, so that the page cache
             may keep them as well as a cache of stoker's.
+        prefers_blocks: whether examples are dear to read but beside those of their block, so that
+            they are shuffled by blocks unless the user says otherwise.
     """
 
     is_indexed = True
     is_counted = True
     runs_user_code: bool = False
     fits_page_cache: bool = False
+    prefers_blocks: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -192,6 +207,26 @@ class IndexedSource(Source):
 
     def reader(self) -> Reader | None:
         """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast."""
+        return None
+
+    def order(
+        self,
+        selection: Selection,
+        seed: int,
+        epoch: int,
+        dealer: Dealer | None = None,
+        group: int = 1,
+    ) -> Order:
+        """Return in what order the examples of an epoch come on this rank."""
+        return selection.order(len(self), seed, epoch, dealer, group)
+
+    def part_stats(self, order: Order, examples: int) -> tuple[PartStats, ...]:
+        """Return what the first so many examples of an epoch are of, if there are parts."""
+        return ()
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """Of each block that is cheap to read as a whole, the number behind its last example."""
         return None
 
     @property

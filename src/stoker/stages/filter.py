@@ -30,7 +30,9 @@ class Filter(Operation):
 
     @property
     def traits(self) -> Traits:
-        return Traits(filters=True, skips=self.skips, keeps_fields=True)
+        return Traits(
+            filters=True, skips=self.skips, keeps_fields=True, inside=self.part is not None
+        )
 
     def placed(self, before: Chain) -> Filter:
         """Check that single examples come here, with the field that it looks at."""

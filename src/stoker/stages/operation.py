@@ -6,11 +6,12 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.lending import only_reads
 from stoker.sources.source import check_fields
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import PoolSize, Stage
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from stoker.chain import Chain
 
 AnyOperation = TypeVar("AnyOperation", bound="Operation")
+
+
+class OfPart(NamedTuple):
+    """A part of a mixture."""
+
+    number: int
+    """Among its parts, from 1."""
+    indices: range
+    """Of its examples."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Operation(Stage):
         on: the field that it is given, or None for the whole example or batch.
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
+        part: of a mixture, the part whose examples alone it is applied to.
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
@@ -39,6 +50,7 @@ class Operation(Stage):
     on: str | int | None
     budget: Budget | None = None
     account: int = 0
+    part: OfPart | None = None
 
     makes_values = True
     repeats_only = False
@@ -51,7 +63,17 @@ class Operation(Stage):
     @property
     def name(self) -> str:
         called = getattr(self.fn, "__name__", type(self.fn).__name__)
-        return f"{self.method}({called}{'' if self.on is None else f', on={self.on!r}'})"
+        on = "" if self.on is None else f", on={self.on!r}"
+        return f"{self.method}({called}{on})" + self._of_part
+
+    @property
+    def _of_part(self) -> str:
+        return "" if self.part is None else f" of part {self.part.number}"
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether its function is declared to change nothing that it is given."""
+        return only_reads(self.fn)
 
     @property
     def skips(self) -> bool:
@@ -68,7 +90,7 @@ class Operation(Stage):
 
     def outline(self) -> str:
         """Return its kind, and the field."""
-        return self.method + ("" if self.on is None else f" on {self.on!r}")
+        return self.method + ("" if self.on is None else f" on {self.on!r}") + self._of_part
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say what its own budget lets it skip."""

@@ -82,11 +82,15 @@ class Shard(Stage):
             raise ValueError(
                 "a loader is sharded by its sampler (DistributedSampler): set it there"
             )
-        stage = first_with(before.stages, lambda t: t.shards or not t.selects)
+        stage = first_with(before.stages, lambda t: t.shards or not (t.selects or t.inside))
         if stage is not None:
             raise ValueError(
                 f".shard() cannot follow {stage.name}: put it right behind the source or "
                 "behind .shuffle()"
+            )
+        if before.source.has_own_order and (self.near or self.uneven):
+            raise ValueError(
+                "of a mixture all ranks get equally much of each part: leave uneven= and near= out"
             )
         if self.near and first_with(before.stages, lambda t: t.shuffles) is None:
             raise ValueError(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.block_order import WINDOW, not_too_large, runs
 from stoker.checks import is_whole_number
-from stoker.stages.stage import Stage, Traits, first_with
+from stoker.sources.source import IndexedSource
+from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -22,13 +28,20 @@ class Shuffle(Stage):
 
     Attributes:
         buffer: of a stream, how many examples are shuffled among each other; None otherwise.
+        block: of neighbours, how many are a block; True for the source's own blocks, False for
+            none, None where the source says which.
+        ends: of the blocks, where there are some.
     """
 
     buffer: int | None = None
+    block: int | bool | None = None
+    ends: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
     traits = Traits(selects=True, shuffles=True, keeps_fields=True)
 
     @property
     def name(self) -> str:
+        if self.ends is not None:
+            return f"shuffle({len(self.ends):,} blocks)"
         return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
 
     def placed(self, before: Chain) -> Shuffle:
@@ -36,25 +49,65 @@ class Shuffle(Stage):
         source = before.source
         if source.yields_batches:
             raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
+        if source.has_own_order:
+            raise ValueError(
+                "the parts of a mixture are shuffled each on its own: stoker.mix({a.shuffle(): 2, "
+                "b.shuffle(): 1})"
+            )
         stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles)
         if stage is not None:
             raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
-        if source.is_indexed:
+        if isinstance(source, IndexedSource):
             if self.buffer is not None:
                 raise ValueError(
                     "a buffer is for streams; this source is shuffled as a whole: .shuffle()"
                 )
-            return self
+            return replace(self, ends=self._ends(source))
+        if self.block is not None:
+            raise ValueError("blocks are of examples with numbers; a stream has a buffer: buffer=")
         buffer: Any = DEFAULT_BUFFER if self.buffer is None else self.buffer
         if not is_whole_number(buffer) or buffer < 2:
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
         return Shuffle(int(buffer))
 
     def lower(self, to: Lowering) -> None:
-        to.shuffle(self.buffer or 1)
+        to.shuffle(self.buffer or 1, self.ends)
 
     def count(self, items: int) -> int:
         return items
 
     def outline(self) -> str:
         return self.name
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say what blocks cost in randomness."""
+        if self.ends is None:
+            return ""
+        blocks, batch = len(self.ends), chain.batch_size
+        each = int(self.ends[-1]) / blocks
+        drawn = WINDOW * (1 - (1 - 1 / WINDOW) ** batch) + max(0.0, batch / each - 1)
+        shown = f"a batch draws from about {min(batch, blocks, round(drawn)):,} of them"
+        if not chain.is_batched:
+            shown = f"{WINDOW} of them at a time"
+        return f"  of {each:,.0f} examples; {shown}"
+
+    def _ends(self, source: IndexedSource) -> NDArray[np.int64] | None:
+        """Return the ends of the blocks in which a source is shuffled, None for none."""
+        block: Any = self.block
+        if block is None or isinstance(block, bool):
+            own = source.blocks
+            if block and own is None:
+                raise ValueError(
+                    f"{source.name} has no blocks of its own: say of how many neighbours, such as "
+                    "block=1000"
+                )
+            if own is None or not (source.prefers_blocks if block is None else block):
+                return None
+            ends = not_too_large(own)
+        elif not is_whole_number(block):
+            raise TypeError(f"block= is a number of neighbours, True or False, not {block!r}")
+        elif block < 1:
+            raise ValueError(f"a block has at least one example, not {block}")
+        else:
+            ends = not_too_large(runs(len(source), int(block)))
+        return ends if len(ends) > WINDOW else None

@@ -33,6 +33,7 @@ class Traits:
         batches: its outputs are batches.
         moves: its outputs are on a device.
         caches: it keeps what passes, and changes nothing of it, nor of a state.
+        inside: it belongs to a part of a mixture, whose other parts pass it untouched.
     """
 
     selects: bool = False
@@ -46,6 +47,7 @@ class Traits:
     batches: bool = False
     moves: bool = False
     caches: bool = False
+    inside: bool = False
 
 
 @dataclass

@@ -28,7 +28,7 @@ class Program:
             _, seed, epoch, rank = address
             order = None
             if self.source is not None:
-                order = self.selection.order(len(self.source), seed, epoch)
+                order = self.source.order(self.selection, seed, epoch)
             segment = segments[address.at]
             works.append(
                 Work(segment, seed, epoch, self.source, order, rank=rank, misdrawn=misdrawn)

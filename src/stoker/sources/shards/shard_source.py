@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
+from stoker.checks import names_in
 from stoker.sources.local_files import refuse_too_large
 from stoker.sources.open_files import OpenFiles
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.indexing import index_shards
-from stoker.sources.shards.zip_members import inflate
+from stoker.sources.shards.zip_members import unzip
 from stoker.sources.source import IndexedSource, Indices
 
 KEY = "__key__"
@@ -39,11 +41,9 @@ class ShardSource(IndexedSource):
     """
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
-        if isinstance(fields, str) or not all(isinstance(each, str) for each in fields or ()):
-            raise TypeError(f"fields is a list of names such as ['jpg', 'cls'], not {fields!r}")
+        self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._shards = self._index(shards)
         self._given = shown(shards)
-        self._fields = None if fields is None else tuple(fields)
         self._ends = np.cumsum([len(shard.keys) for shard in self._shards])
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)
@@ -66,6 +66,11 @@ class ShardSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The shards that have examples."""
+        return np.unique(self._ends[self._ends > 0])
 
     def fetch(self, indices: Indices) -> list[Any]:
         examples = []
@@ -113,18 +118,24 @@ class ShardSource(IndexedSource):
         for field in self._fields or files:
             found = files.get(field)
             if found is None:
-                there = ", ".join(map(repr, files))
-                raise ValueError(
-                    f"{shard.path}: example {example[KEY]!r} has no {field!r}, only {there}"
-                )
+                raise missing_field(shard.path, example[KEY], field, files)
             start, nbytes, inflated_bytes = found
             refuse_too_large(max(nbytes, inflated_bytes), shard.path)
             try:
                 data = read(start, nbytes)
-                example[field] = data if inflated_bytes < 0 else inflate(data, inflated_bytes)
+                if inflated_bytes >= 0:
+                    data = unzip(data, inflated_bytes, f"{example[KEY]}.{field}")
+                example[field] = data
             except ValueError as error:
                 raise ValueError(f"{field!r} of example {example[KEY]!r}: {error}") from error
         return example
+
+
+def missing_field(path: str, key: str, field: str, there: Iterable[str]) -> ValueError:
+    """Return the error that an example lacks a field."""
+    return ValueError(
+        f"{path}: example {key!r} has no {field!r}, only {', '.join(map(repr, there))}"
+    )
 
 
 def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:

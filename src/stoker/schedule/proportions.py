@@ -1,0 +1,131 @@
+"""Which part of a mixture comes next: error diffusion over exact weights, addressed by integers.
+
+A row of places is split in two by Bresenham's rule, in proportion to the weights of two halves of
+the parts; each half's places are split again, down to single parts. So the part of any place, and
+its number within that part, follow from a few integers. After any number of places each part has
+its exact share within two (of two parts within one half), and after each ``total`` of them
+exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_TOTAL = 1 << 30
+"""The largest sum of weights that is kept exactly; more is rounded to it."""
+
+_Tree = int | tuple[int, int, Any, Any]
+"""A part; or the weight of the left half, that of both, and the halves."""
+
+
+def whole_weights(weights: Sequence[Any]) -> tuple[int, ...]:
+    """Return weights as whole numbers in the same proportions: 0.7 and 0.3 as 7 and 3.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is not finite, or not above 0.
+    """
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+            raise TypeError(f"a weight is a number above 0, not {weight!r}")
+        if not math.isfinite(weight) or weight <= 0:
+            raise ValueError(f"a weight is a finite number above 0, not {weight!r}")
+    exact = [
+        Fraction(w) if isinstance(w, numbers.Rational) else Fraction(str(float(w))) for w in weights
+    ]
+    shared = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * shared) for weight in exact]
+    total = sum(whole)
+    if total // math.gcd(*whole) > MOST_TOTAL:
+        whole = [max(1, weight * (MOST_TOTAL // 2) // total) for weight in whole]
+    divisor = math.gcd(*whole)
+    return tuple(weight // divisor for weight in whole)
+
+
+class Proportions:
+    """An endless row of places, each for one of several parts, in exact proportions. Pickles.
+
+    Attributes:
+        weights: of the parts, whole numbers; ``total``: their sum, after which the row repeats.
+    """
+
+    def __init__(self, weights: tuple[int, ...]) -> None:
+        self.weights = weights
+        self.total = sum(weights)
+        by_weight = sorted(range(len(weights)), key=lambda part: -weights[part])
+        self._tree = self._split(by_weight)
+
+    def counts(self, places: int) -> list[int]:
+        """Return how many of the first ``places`` each part has."""
+        rounds, rest = divmod(places, self.total)
+        found = [rounds * weight for weight in self.weights]
+        waiting: list[tuple[_Tree, int]] = [(self._tree, rest)]
+        while waiting:
+            node, count = waiting.pop()
+            if isinstance(node, int):
+                found[node] += count
+            else:
+                left, both, *halves = node
+                on_left = _share(count, left, both)
+                waiting += zip(halves, (on_left, count - on_left), strict=True)
+        return found
+
+    def parts(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return of places ``start .. stop - 1`` the part, and the place's number in that part."""
+        rounds, rest = np.divmod(np.arange(start, stop), self.total)
+        parts, numbers_in = np.empty_like(rest), np.empty_like(rest)
+        waiting = [(self._tree, rest, np.arange(stop - start))]
+        while waiting:
+            node, places, where = waiting.pop()
+            if isinstance(node, int):
+                parts[where], numbers_in[where] = node, places
+                continue
+            left, both, *halves = node
+            before = _share(places, left, both)
+            is_left = _share(places + 1, left, both) > before
+            is_right = ~is_left
+            waiting.append((halves[0], before[is_left], where[is_left]))
+            waiting.append((halves[1], (places - before)[is_right], where[is_right]))
+        return parts, numbers_in + rounds * np.array(self.weights)[parts]
+
+    def longest(self, lengths: Sequence[int]) -> int:
+        """Return how many places there are before one part has more than its length."""
+        return self._last(sum(lengths), lambda counts: _fit(counts, lengths))
+
+    def shortest(self, lengths: Sequence[int]) -> int:
+        """Return how many places there are until each part has its length at least."""
+        most = self.total * (1 + max(map(int.__floordiv__, lengths, self.weights)))
+        return 1 + self._last(most, lambda counts: not _fit(lengths, counts))
+
+    def _last(self, most: int, holds: Any) -> int:
+        """Return the largest number of places whose counts a test holds for, as for fewer."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if holds(self.counts(middle)) else (low, middle - 1)
+        return low
+
+    def _split(self, parts: list[int]) -> _Tree:
+        """Split parts, the heaviest first, into halves of nearly the same weight."""
+        if len(parts) == 1:
+            return parts[0]
+        sums = np.cumsum([self.weights[part] for part in parts])
+        both = int(sums[-1])
+        at = 1 + int(np.abs(2 * sums[:-1] - both).argmin())
+        return int(sums[at - 1]), both, self._split(parts[:at]), self._split(parts[at:])
+
+
+def _share(places: Any, left: int, both: int) -> Any:
+    """Return how many of so many places are the left half's: rounded, half up."""
+    return (2 * places * left + both) // (2 * both)
+
+
+def _fit(counts: Sequence[int], lengths: Sequence[int]) -> bool:
+    return all(count <= length for count, length in zip(counts, lengths, strict=True))

@@ -1,0 +1,314 @@
+"""A mixture: examples of several indexed sources, in exact proportions.
+
+Its indices are those of its parts, one part behind the other. What is done to the examples of one
+part before they are mixed stands in the chain behind it, for that part alone (``OfPart``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import pytree
+from stoker.buffers import Recycler
+from stoker.cache.fingerprint import Fingerprint
+from stoker.dealing import Dealer
+from stoker.orders import Order, Selection
+from stoker.schedule.proportions import Proportions
+from stoker.sources.mixed_order import MixedOrder
+from stoker.sources.source import IndexedSource, Indices, Reader, Rows
+from stoker.stats import PartStats
+
+
+@dataclass(frozen=True)
+class MixedPart:
+    """One part of a mixture.
+
+    Attributes:
+        source: where its examples are from.
+        selection: which of them its epochs have, and in what order.
+        described: the source with its stages, for people.
+        outline: the lines that a state must agree with.
+    """
+
+    source: IndexedSource
+    selection: Selection
+    described: str
+    outline: tuple[str, ...]
+
+
+class MixtureSource(IndexedSource):
+    """Several sources in exact proportions.
+
+    Args:
+        parts: the parts.
+        weights: of each part; whole numbers.
+        until_all: whether an epoch goes on until every part was gone through once, rather than
+            ending with the first of them.
+
+    Raises ValueError for a part without examples, or of whose examples an epoch would have none.
+    """
+
+    has_own_order = True
+
+    def __init__(
+        self, parts: Sequence[MixedPart], weights: tuple[int, ...], *, until_all: bool
+    ) -> None:
+        self.parts = tuple(parts)
+        self._proportions = Proportions(weights)
+        self._until_all = until_all
+        self._lengths = [len(part.source) for part in parts]
+        self._ends = np.cumsum(self._lengths)
+        self._firsts = self._ends - self._lengths
+        self.runs_user_code = any(part.source.runs_user_code for part in parts)
+        self.fits_page_cache = all(part.source.fits_page_cache for part in parts)
+        for number, part in enumerate(parts, 1):
+            if not part.selection.count(len(part.source)):
+                raise ValueError(f"mix(): part {number}, {part.described}, has no examples")
+        count = self.count()
+        for number, drawn in enumerate(self._proportions.counts(count), 1):
+            if not drawn:
+                raise ValueError(
+                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
+                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
+                    "stop='all'"
+                )
+
+    @property
+    def name(self) -> str:
+        return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        """The fields that all parts are known to have, if they have the same."""
+        fields = [part.source.fields for part in self.parts]
+        known = [None if each is None else tuple(each) for each in fields]
+        return known[0] if all(each == known[0] for each in known) else None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def count(self) -> int:
+        return self.examples(Selection())
+
+    def examples(self, selection: Selection) -> int:
+        """Return the examples of an epoch on this rank: of each part it has a rank's part.
+
+        Raises ValueError where a part has fewer examples than there are ranks.
+        """
+        lengths = []
+        for number, (of_part, part) in enumerate(
+            zip(self._shared(selection), self.parts, strict=True), 1
+        ):
+            lengths.append(of_part.count(len(part.source)))
+            if not lengths[-1]:
+                raise ValueError(
+                    f"mix(): part {number}, {part.described}, has fewer examples than there are "
+                    "ranks"
+                )
+        proportions = self._proportions
+        count = (proportions.shortest if self._until_all else proportions.longest)(lengths)
+        share = selection.share
+        first = selection.first
+        if share is not None and first is not None:
+            first = share.count(first)
+        limits = first, selection.between, selection.last
+        return min([count, *(limit for limit in limits if limit is not None)])
+
+    def order(
+        self,
+        selection: Selection,
+        seed: int,
+        epoch: int,
+        dealer: Dealer | None = None,
+        group: int = 1,
+    ) -> MixedOrder:
+        """Return the order of an epoch; ranks go through the parts in step, each in its own."""
+        return MixedOrder(
+            self._proportions,
+            self._shared(selection),
+            self._lengths,
+            seed,
+            epoch,
+            self.examples(selection),
+        )
+
+    def part_stats(self, order: Order, examples: int) -> tuple[PartStats, ...]:
+        assert isinstance(order, MixedOrder)
+        total = self._proportions.total
+        told = zip(
+            self.parts,
+            self._proportions.weights,
+            order.counts(examples),
+            order.begun,
+            order.epoch_counts,
+            strict=True,
+        )
+        return tuple(
+            PartStats(part.source.name, weight / total, count, (begun + count) / each)
+            for part, weight, count, begun, each in told
+        )
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return _fetched(self, indices, [part.source for part in self.parts])
+
+    def divided(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Return of each part where its examples stand among ``indices``, and their own indices."""
+        wanted = np.asarray(indices, np.int64)
+        numbers = np.searchsorted(self._ends, wanted, side="right")
+        where = [np.flatnonzero(numbers == number) for number in range(len(self.parts))]
+        return [(at, wanted[at] - first) for at, first in zip(where, self._firsts, strict=True)]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of the part that an example is of, and its index there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return number, int(index - self._firsts[number])
+
+    def reader(self) -> Reader | None:
+        readers = [part.source.reader() for part in self.parts]
+        return _MixedReader(self, readers) if any(readers) else None
+
+    @property
+    def rows(self) -> Rows | None:
+        """What gathers batches of all parts, where their rows are alike."""
+        each = [part.source.rows for part in self.parts]
+        known = [rows for rows in each if rows is not None]
+        if len(known) < len(each) or len({_form(rows) for rows in known}) > 1:
+            return None
+        return _MixedRows(self, known)
+
+    def path(self, index: int) -> str | None:
+        number, own = self.locate(index)
+        return self.parts[number].source.path(own)
+
+    def local_path(self, index: int) -> str | None:
+        number, own = self.locate(index)
+        return self.parts[number].source.local_path(own)
+
+    def name_of(self, index: int) -> str:
+        number, own = self.locate(index)
+        return f"{number}/{self.parts[number].source.name_of(own)}"
+
+    def identity(self) -> str | None:
+        """Return those of the parts, if all have one."""
+        each = [part.source.identity() for part in self.parts]
+        known = [identity for identity in each if identity is not None]
+        return "\0".join(["mix", *known]) if len(known) == len(each) else None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return that of the part's example, with the part's number in its name."""
+        number, own = self.locate(index)
+        found = self.parts[number].source.fingerprint(own)
+        if isinstance(found.name, bytes):
+            return found._replace(name=b"%d/%b" % (number, found.name))
+        return found._replace(name=f"{number}/{found.name}")
+
+    def outline(self) -> str:
+        weights = self._proportions.weights
+        each = [
+            f"{weight} of {'.'.join(part.outline)}"
+            for weight, part in zip(weights, self.parts, strict=True)
+        ]
+        return f"mixture until {'all' if self._until_all else 'first'}: {', '.join(each)}"
+
+    def extent(self, *, is_followed: bool) -> str:
+        total = self._proportions.total
+        lines = [f"{self.count():,} examples an epoch"]
+        for number, (part, weight) in enumerate(
+            zip(self.parts, self._proportions.weights, strict=True), 1
+        ):
+            extent = part.source.extent(is_followed=is_followed)
+            lines.append(f"part {number}, {weight / total:.3%}: {part.described}  {extent}")
+        return "\n    ".join(lines)
+
+    def attribute(self, name: str) -> Any:
+        """Return what the parts pass on, if it is the same in all."""
+        each = [part.source.attribute(name) for part in self.parts]
+        if any(one != each[0] for one in each):
+            raise AttributeError(f"the parts of the mixture differ in their {name}")
+        return each[0]
+
+    def _shared(self, selection: Selection) -> list[Selection]:
+        """Return what each part has on this rank."""
+        each, share = [part.selection for part in self.parts], selection.share
+        if share is None:
+            return each
+        return [one.shared(share.rank, share.world, uneven=share.uneven) for one in each]
+
+
+class _MixedReader:
+    """The readers of parts; what has none is read when it is fetched."""
+
+    def __init__(self, mixture: MixtureSource, readers: Sequence[Reader | None]) -> None:
+        self._mixture = mixture
+        self._readers = readers
+        self.requests = sum(reader.requests for reader in readers if reader is not None)
+
+    def expect(self, indices: Indices) -> None:
+        divided = self._mixture.divided(indices)
+        for reader, (_, own) in zip(self._readers, divided, strict=True):
+            if reader is not None and len(own):
+                reader.expect(own)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        sources = [part.source for part in self._mixture.parts]
+        each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
+        return _fetched(self._mixture, indices, each)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as rest:
+            for reader in self._readers:
+                if reader is not None:
+                    rest.callback(reader.close)
+
+
+class _MixedRows:
+    """Gathers the rows of each part, and puts them where they belong in the batch."""
+
+    def __init__(self, mixture: MixtureSource, rows: Sequence[Rows]) -> None:
+        self._mixture = mixture
+        self._rows = rows
+        self._recycler = Recycler()
+
+    def allocate(self, rows: int, recycler: Recycler) -> Any:
+        return self._rows[0].allocate(rows, recycler)
+
+    def split(self, batch: Any, rows: int) -> list[Any]:
+        return self._rows[0].split(batch, rows)
+
+    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
+        for rows, (at, own) in zip(self._rows, self._mixture.divided(indices), strict=True):
+            if len(own) == len(indices):
+                rows.gather(own, batch, start)
+            elif len(own):
+                gathered = rows.allocate(len(own), self._recycler)
+                rows.gather(own, gathered, 0)
+                for out, found in zip(pytree.leaves(batch), pytree.leaves(gathered), strict=True):
+                    out[start + at] = found
+
+
+def _fetched(
+    mixture: MixtureSource, indices: Indices, readers: Sequence[Reader | IndexedSource]
+) -> list[Any]:
+    """Return examples in the order of their indices, which each part's reader returns."""
+    if len(indices) == 1:
+        number, own_index = mixture.locate(int(indices[0]))
+        return readers[number].fetch([own_index])
+    examples: list[Any] = [None] * len(indices)
+    for reader, (at, own) in zip(readers, mixture.divided(indices), strict=True):
+        if len(own):
+            for place, example in zip(at.tolist(), reader.fetch(own), strict=True):
+                examples[place] = example
+    return examples
+
+
+def _form(rows: Rows) -> Any:
+    """Return what tells batches of one form from others: structure, dtypes, shapes of rows."""
+    batch = rows.allocate(1, Recycler())
+    leaves = [(leaf.dtype.str, leaf.shape) for leaf in pytree.leaves(batch)]
+    return repr((pytree.signature(batch), leaves))

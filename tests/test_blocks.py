@@ -1,0 +1,212 @@
+"""Shuffling by blocks: a permutation still, read nearly in sequence, and as random as it says."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker import rng
+from stoker.block_order import LARGEST, WINDOW, BlockOrder, cut_to, not_too_large, runs
+from stoker.testing import check_resume
+from strategies import few, jitter, stream
+
+sizes = st.lists(st.integers(1, 40), min_size=1, max_size=80)
+
+
+@given(sizes=sizes, seed=st.integers(0, 99), data=st.data())
+def test_it_is_a_permutation_addressed_by_number(
+    sizes: list[int], seed: int, data: st.DataObject
+) -> None:
+    ends = np.cumsum(sizes)
+    order: Any = BlockOrder(ends, rng.key(seed, 0, 0))
+    whole = order.span(0, len(order)).tolist()
+    assert sorted(whole) == list(range(ends[-1]))
+    start = data.draw(st.integers(0, len(whole)))
+    stop = data.draw(st.integers(start, len(whole)))
+    assert order.span(start, stop).tolist() == whole[start:stop]
+    part = pickle.loads(pickle.dumps(BlockOrder(ends, rng.key(seed, 0, 0), start, stop - start)))
+    assert part.span(0, len(part)).tolist() == whole[start:stop]
+    assert [order.index(n) for n in range(start, min(stop, start + 5))] == whole[start : start + 5][
+        : stop - start
+    ]
+
+
+@given(sizes=st.lists(st.integers(WINDOW, 60), min_size=WINDOW + 1, max_size=60))
+def test_few_blocks_are_read_at_a_time_and_each_once(sizes: list[int]) -> None:
+    ends = np.cumsum(sizes)
+    order = BlockOrder(ends, rng.key(1, 2, 0))
+    blocks = np.searchsorted(ends, order.span(0, len(order)), side="right").tolist()
+    held: dict[int, None] = {}
+    reads = 0
+    for block in blocks:  # those used last are kept: the window's, and the one that enters
+        reads += block not in held
+        held.pop(block, None)
+        held[block] = None
+        if len(held) > 2 * WINDOW:
+            del held[next(iter(held))]
+    assert reads <= len(sizes) + 2 * WINDOW
+
+
+def test_batches_draw_from_as_many_blocks_as_print_says() -> None:
+    train = stoker.from_arrays(np.arange(20_000), seed=0).shuffle(block=200).batch(64)
+    text = str(train)
+    assert ".shuffle(100 blocks)  of 200 examples; a batch draws from about 16 of them" in text
+    drawn = [len(set((batch // 200).tolist())) for batch in train]
+    assert 14 < np.mean(drawn) <= 17
+    small = stoker.from_arrays(np.arange(20_000), seed=0).shuffle(block=200).batch(8)
+    assert "a batch draws from about 6 of them" in str(small)
+    assert 5 < np.mean([len(set((batch // 200).tolist())) for batch in small]) < 8
+    assert "16 of them at a time" in str(stoker.from_arrays(np.arange(99)).shuffle(block=2))
+
+
+def test_epochs_and_seeds_differ_and_few_blocks_are_shuffled_as_a_whole() -> None:
+    def epochs(seed: int, **block: Any) -> list[Any]:
+        train = stoker.from_arrays(np.arange(300), seed=seed).shuffle(**block).workers(0)
+        return [tuple(map(int, train)) for _ in range(2)]
+
+    found = epochs(0, block=10) + epochs(1, block=10)
+    assert len(set(found)) == 4
+    assert epochs(0, block=100) == epochs(0) == epochs(0, block=False)
+
+
+@settings(few(8))
+@given(
+    length=st.integers(1, 150),
+    block=st.integers(1, 5),
+    world=st.integers(1, 4),
+    anew=st.booleans(),
+    uneven=st.booleans(),
+    take=st.none() | st.integers(1, 150),
+)
+def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
+    length: int, block: int, world: int, anew: bool, uneven: bool, take: int | None
+) -> None:
+    if length < world:
+        return
+
+    def of_rank(rank: int) -> stoker.Pipeline:
+        source = stoker.from_arrays(np.arange(length), seed=5).workers(0)
+        source = source if take is None else source.take(take)
+        if anew:
+            return source.shuffle(block=block).shard(rank=rank, world=world, uneven=uneven)
+        return source.shard(rank=rank, world=world, uneven=uneven).shuffle(block=block)
+
+    ranks = [of_rank(rank) for rank in range(world)]
+    whole = min(length, take or length)
+    if whole < world:
+        return
+    seen: set[int] = set()
+    for epoch in range(3):
+        parts = [[int(x) for x in rank] for rank in ranks]
+        assert [len(part) for part in parts] == [len(rank) for rank in ranks]
+        together = list(itertools.chain(*parts))
+        assert len(set(together)) == len(together) == (whole if uneven else whole // world * world)
+        assert set(together) <= set(range(whole))
+        seen |= set(together)
+        if not anew and epoch == 0 and -(-length // block) > WINDOW:  # of blocks each has a run
+            borders = sorted((min(part), max(part)) for part in parts)
+            assert all(a[1] < b[0] for a, b in itertools.pairwise(borders))
+
+
+def build(workers: int = 0, kind: str = "thread", **behind: Any) -> stoker.Pipeline:
+    x = np.arange(120, dtype=np.float64).repeat(2).reshape(120, 2)
+    train = stoker.from_arrays(np.arange(120), x, seed=7).shuffle(block=5)
+    if behind.get("shard"):
+        train = train.shard(rank=1, world=2)
+    if behind.get("filter"):
+        train = train.filter(_odd, on=0)
+    if behind.get("cache"):
+        train = train.cache("1MiB")
+    train = train.random_map(jitter, on=1)
+    if behind.get("echo"):
+        train = train.echo(2, pool=16)
+    return train.batch(6).workers(workers, kind=kind)
+
+
+def _odd(number: int) -> bool:
+    return bool(number % 2)
+
+
+@pytest.mark.parametrize("behind", ["plain", "shard", "filter", "cache", "echo"])
+def test_it_resumes_anywhere_and_is_the_same_for_any_workers(behind: str) -> None:
+    settings = {behind: True}
+    check_resume(lambda: build(**settings), every=5)
+    assert stream(build(**settings)) == stream(build(3, **settings))
+    if behind == "plain":
+        assert stream(build()) == stream(build(1, "process"))
+
+
+def test_in_a_mixture_each_part_has_its_own_blocks() -> None:
+    a = stoker.from_arrays(np.arange(100)).shuffle(block=4)
+    b = stoker.from_arrays(np.arange(100, 200)).shuffle()
+    train = stoker.mix({a: 1, b: 1}, seed=0)
+    assert sorted(map(int, train)) == list(range(200))
+    assert "shuffle(25 blocks)" in str(train)
+    check_resume(lambda: train.batch(8), every=5)
+
+
+def test_parquet_is_shuffled_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    table = pyarrow.table({"id": np.arange(2_000), "x": np.zeros(2_000)})
+    parquet.write_table(table, file, row_group_size=20)
+    reads: list[int] = []
+    read = parquet.ParquetFile.read_row_group
+
+    def counted(self: Any, number: int, **settings: Any) -> Any:
+        reads.append(number)
+        return read(self, number, **settings)
+
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", counted)
+    # Room for some 40 groups of 100.
+    monkeypatch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: 4 * 40 * 20 * 16)
+    train = stoker.from_parquet(file, seed=0).shuffle()
+    assert "shuffle(100 blocks)" in str(train)
+    assert sorted(int(row["id"]) for row in train.workers(0)) == list(range(2_000))
+    assert len(reads) <= 100 + 2 * WINDOW
+    assert "blocks" not in str(stoker.from_parquet(file).shuffle(block=False))
+    other = stoker.from_parquet(file, seed=0).shuffle(block=False).state_dict()
+    with pytest.raises(stoker.StateError, match="another pipeline"):
+        train.load_state_dict(other)
+
+
+def test_ends_of_blocks() -> None:
+    assert runs(10, 4).tolist() == [4, 8, 10]
+    assert runs(8, 4).tolist() == [4, 8]
+    assert runs(3, 4).tolist() == [3]
+    assert runs(0, 4).tolist() == []
+    assert cut_to(np.array([4, 8, 10]), 5, 4).tolist() == [3, 4]
+    large = not_too_large(np.array([5, 5 + 2 * LARGEST + 1, 10 + 2 * LARGEST]))
+    assert np.diff(large, prepend=0).max() <= LARGEST
+    assert {5, 5 + 2 * LARGEST + 1, 10 + 2 * LARGEST} <= set(large.tolist())
+
+
+def test_ten_million_examples_begin_at_once_in_little_memory() -> None:
+    order = BlockOrder(runs(10**9, 10**4), rng.key(0, 0, 0))
+    far = order.span(5 * 10**8, 5 * 10**8 + 1000)
+    assert len(set(far.tolist())) == 1000
+    assert len(set((far // 10**4).tolist())) <= 2 * WINDOW
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=True), ValueError, "no blocks"),
+        (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=0), ValueError, "at least one"),
+        (lambda: stoker.from_arrays(np.arange(9)).shuffle(block="a"), TypeError, "neighbours"),
+        (lambda: stoker.from_iterable([1]).shuffle(block=4), ValueError, "has a buffer"),
+        (lambda: stoker.from_arrays(np.arange(9)).shuffle(buffer=4), ValueError, "for streams"),
+    ],
+)
+def test_wrong_blocks(make: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make()

@@ -20,6 +20,7 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
+from stoker.stages.pack import Pack, Packed
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import OnError
@@ -43,9 +44,8 @@ def _of_loader(name: str) -> Any:
 class Pipeline(Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
-    Made by ``from_folder``, ``from_dataset``, ``from_arrays``, ``from_loader``. Each method returns
-    a new pipeline with a fresh cursor and leaves this one as it is. Iterating runs one epoch; the
-    next ``iter()`` is the next epoch. One thread at a time may iterate. It yields ``T``.
+    Each method returns a new pipeline with a fresh cursor and leaves this one as it is. Iterating
+    runs one epoch; the next ``iter()`` is the next. One thread at a time may iterate. Yields ``T``.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -182,6 +182,17 @@ class Pipeline(Generic[T]):
         """
         return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 
+    def pack(self, length: int) -> Pipeline[Packed]:
+        """Join ragged sequences of tokens into full ones: ``(tokens, segments, positions)``.
+
+        Arrays ``[n]`` of integers, or lists, follow each other and are cut where one is full; what
+        is left at an epoch's end is dropped. ``segments`` numbers the sequences in each from 0 on,
+        ``positions`` their tokens, both ``int32 [length]``. Uses count full sequences.
+
+        Raises ValueError after ``batch``, twice, or on a loader; no ``echo`` can follow.
+        """
+        return self._then(Pack.of(length))
+
     @overload
     def batch(
         self: Pipeline[Rows], n: int, *, drop_last: bool = False, collate: None = None
@@ -311,12 +322,9 @@ class Pipeline(Generic[T]):
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
 
-        Examples that were not reached then are not used in that epoch. Where an epoch has fewer
-        batches a warning says so; an error, where other ranks may have more and would wait (under
-        ``.shard()`` or a process group, where only an epoch's end tells how many there are).
-
-        Args:
-            n: batches (or single examples, in a pipeline without batches), at least 1.
+        Examples that were not reached then are not used in that epoch. Without batches, examples
+        are counted. Where an epoch has fewer a warning says so; an error, where other ranks may
+        have more and would wait (where only an epoch's end tells how many there are).
         """
         return Pipeline(self.chain.ending(n))
 
@@ -341,7 +349,6 @@ class Pipeline(Generic[T]):
         return self.chain.count()
 
     def __bool__(self) -> bool:
-        """Return True, whatever the length."""
         return True
 
     @property
@@ -360,9 +367,8 @@ class Pipeline(Generic[T]):
     def progress(self) -> float:
         """How much of the epoch's fresh examples was handed out, from 0 to 1.
 
-        ``epoch + progress`` is a clock that does not stretch with the echoing factor. Under
-        ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams and
-        loaders without a length, unless ``.steps(n)`` is set.
+        Under ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams
+        and loaders without a length, unless ``.steps(n)`` is set.
         """
         return self._cursor.progress()
 
@@ -380,9 +386,7 @@ class Pipeline(Generic[T]):
         """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.
 
         At most 2 bytes for each batch. ``.echo(replay=record)``, in a chain that is built alike
-        and with the same seed, repeats the run exactly.
-
-        Raises ValueError in a pipeline whose factors are all fixed.
+        and with the same seed, repeats the run exactly. Raises ValueError without such an echo.
         """
         return self._cursor.record()
 
@@ -403,15 +407,12 @@ class Pipeline(Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the last batch that was yielded, ready for JSON (see below).
 
-        At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is
-        built alike, it makes the next iteration continue right behind that batch.
-
-        Over a loader that has a state of its own (``StatefulDataLoader``) that is nested in it as
-        it is, tensors included (save it with ``torch.save``); ``.echo("auto")`` then goes on with
-        an empty pool.
-
-        Behind the last batch of an epoch, as far as ``len()`` tells, it is the state in which the
-        next epoch begins. Under a wrapper that reads ahead of training, see ``acknowledge``.
+        At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is built
+        alike, it makes the next iteration continue right behind that batch. Behind the last batch
+        of an epoch, as far as ``len()`` tells, it is the state in which the next epoch begins.
+        Under a wrapper that reads ahead of training, see ``acknowledge``. A loader's own state
+        (``StatefulDataLoader``) is nested in it as it is (save it with ``torch.save``), and
+        ``.echo("auto")`` then goes on with an empty pool.
 
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
         made again; and under Lightning without a length or an acknowledgement, because it has read
@@ -423,10 +424,9 @@ class Pipeline(Generic[T]):
         """Say that training has finished with so many more of the batches of this iteration.
 
         For wrappers that read ahead: from the first call on, ``state_dict()`` is the state behind
-        the last batch that was acknowledged, so that those which were handed out and not trained on
-        come again after a resume. Call it behind each training step, up to 63 batches late and
-        before the next ``iter()``; and ``acknowledge(0)`` before the first, if an epoch may be
-        shorter than what is read ahead.
+        the last batch that was acknowledged. Call it behind each training step, up to 63 batches
+        late and before the next ``iter()``; and ``acknowledge(0)`` before the first, if an epoch
+        may be shorter than what is read ahead.
 
         Raises ValueError for more batches than were handed out.
         """

@@ -66,6 +66,8 @@ def saved(
         "loaded": position.loaded,
         "before": [before.fresh_examples, before.uses, before.steps],
     }
+    if position.packs:
+        state["packs"] = [list(start) for start in position.packs]
     if position.owners is not None:
         state["owners"] = position.owners.saved()
     signed = {**state, "checksum": _checksum(state)}

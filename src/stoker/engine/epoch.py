@@ -285,7 +285,9 @@ class Run:
             state, loaded = head.state_at(at.fresh, at.loaded)
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records = checkpoint.needed(self._segments, at.yielded, self._planning)
+            snapshots, records, packs = checkpoint.needed(
+                self._segments, at.yielded, self._planning
+            )
             pools = [feed.pool for feed in self._pools.feeds] if snapshots else []
             return Position(
                 at.yielded,
@@ -293,6 +295,7 @@ class Run:
                 snapshots,
                 [pool.admitted if pool.ended else None for pool in pools],
                 records,
+                packs,
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 at.fresh,

@@ -295,11 +295,11 @@ class Run:
                 snapshots,
                 [pool.admitted if pool.ended else None for pool in pools],
                 records,
-                packs,
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 at.fresh,
                 owners=self._setup.owners,
+                packs=packs,
             )
 
     def next_start(self) -> Position | None:

@@ -32,10 +32,10 @@ class Position:
     snapshots: list[Snapshot | Moment] = field(default_factory=list)
     items: list[int | None] = field(default_factory=list)
     records: list[FilterRecord] = field(default_factory=list)
-    packs: list[PackStart] = field(default_factory=list)
     spent: dict[int, int] = field(default_factory=dict)
     filtered: int = 0
     fresh: int = 0
     loaded: int = 0
     loader_state: Any = None
     owners: PinnedOwners | None = None
+    packs: list[PackStart] = field(default_factory=list)

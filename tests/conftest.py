@@ -133,9 +133,22 @@ def _counted_threads() -> set[threading.Thread]:
     }
 
 
+def _has_children() -> bool:
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                if file.read():
+                    return True
+        except OSError:  # the thread has ended; or the kernel does not tell
+            return True
+    return False
+
+
 def _child_processes() -> set[psutil.Process]:
     """All descendants of this process; processes that have ended are reaped on the way."""
     multiprocessing.active_children()
+    if not _has_children():  # mostly, and looking through all processes takes long
+        return set()
     return set(psutil.Process().children(recursive=True))
 
 

@@ -37,6 +37,7 @@ from strategies import (
     ids,
     jitter,
     scale_batch,
+    shortened,
     small_pools_allowed,
     spoil,
     stream,
@@ -847,10 +848,7 @@ CARRIED: dict[str, Callable[..., stoker.Pipeline]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[pytest.mark.full] * c.startswith("processes ")) for c in CARRIED],
-)
+@pytest.mark.parametrize("case", shortened(CARRIED, 3))
 def test_resumed_anywhere_the_stream_goes_on_over_the_ends_of_epochs(case: str) -> None:
     pipeline = CARRIED[case]()
     found, states = epochs_of(pipeline, 3)

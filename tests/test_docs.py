@@ -37,6 +37,8 @@ _QUOTE = re.compile(
 )
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
 
+TRAINING = {"echoing.md", "loaders.md", "ranks.md", "schedules.md"}  # many steps, several ranks
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -64,11 +66,15 @@ def _without_numbers(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.full] * (p.name in TRAINING)) for p in PAGES],
+    ids=lambda page: page.name,
+)
 def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     runs = len(_blocks(page, "python"))
     assert 0 < runs == page.read_text().count("```python"), "a page shows something that runs"
-    script = tmp_path / f"{page.stem}.py"
+    script = tmp_path / f"page_{page.stem}.py"  # jax.py would be taken for jax
     script.write_text(_program(page))
     done = subprocess.run(
         [sys.executable, "-W", "error", script],

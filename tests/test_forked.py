@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import run
+from strategies import shortened
 
 KINDS = {
     "inline": "stoker.from_dataset(Examples(64, 0.001), seed=0).batch(4).workers(0)",
@@ -50,7 +51,7 @@ DOES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("does", DOES)
+@pytest.mark.parametrize("does", shortened(DOES, 2))
 def test_whatever_a_forked_child_does_its_parent_goes_on(
     tmp_path: Path, kind: str, does: str
 ) -> None:

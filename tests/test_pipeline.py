@@ -492,7 +492,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a loader with workers": (
         lambda: stoker.from_loader(Loader()).workers(2), ValueError, "num_workers"
     ),
-    "classes of no folder": (lambda: chain().classes, AttributeError, "folder"),
+    "classes of no folder": (lambda: chain().class_names, AttributeError, "folder"),
 }  # fmt: skip
 
 

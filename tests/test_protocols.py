@@ -7,6 +7,7 @@ class and member that is missing.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -82,6 +83,7 @@ def inherited(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
     return own.union(*(inherited(by_name[name], by_name) for name in own & by_name.keys()))
 
 
+@functools.cache  # not while tests are collected, which every process does
 def removable() -> dict[Class, list[Member]]:
     """Return, for each class that stands for a protocol, the members that it must have."""
     known = classes()
@@ -113,41 +115,35 @@ def removable() -> dict[Class, list[Member]]:
 
 def rounds() -> list[list[Member]]:
     """Return what is removed together: one member of each class, and no use of another class."""
-    each = list(MEMBERS.values())
+    each = list(removable().values())
     return [
         [members[number] for members in each if number < len(members)]
         for number in range(max(map(len, each)))
     ]
 
 
-MEMBERS = removable()
-ROUNDS = rounds()
-
-
 def test_the_classes_that_stand_for_protocols_are_found() -> None:
-    names = {name for _, name in MEMBERS}
+    members = removable()
+    names = {name for _, name in members}
     stages = {"Shuffle", "Shard", "Take", "Filter", "Map", "CacheStage", "Echo", "Batch", "To"}
     sources = {"FolderSource", "DatasetSource", "ArraySource", "FilesSource", "RemoteFolderSource"}
     foreign = {"IterableSource", "LoaderSource"}
     streams = {"SegmentStream", "FilteredStream", "Prefetcher", "DeviceStream", "IteratedStream"}
     assert stages | sources | foreign | streams <= names
-    asked = {member.name for member in MEMBERS[SOURCES / "engine/foreign.py", "DeviceStream"]}
+    asked = {member.name for member in members[SOURCES / "engine/foreign.py", "DeviceStream"]}
     assert {"ready_since", "poll", "recompute"} <= asked
-    asked = {member.name for member in MEMBERS[SOURCES / "sources/dataset.py", "DatasetSource"]}
+    asked = {member.name for member in members[SOURCES / "sources/dataset.py", "DatasetSource"]}
     assert {"fingerprint", "fetch", "path"} <= asked
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a type check keeps for the next one."""
-    return tmp_path_factory.mktemp("mypy")
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("gone", ROUNDS, ids=range(len(ROUNDS)))
-def test_a_class_without_a_member_of_its_protocol_fails_the_type_check(
-    gone: list[Member], tmp_path: Path, cache: Path
-) -> None:
+def test_a_class_without_a_member_of_its_protocol_fails_the_type_check(tmp_path: Path) -> None:
+    for gone in rounds():
+        _all_are_missed(gone, tmp_path / "checked", tmp_path / "cache")
+
+
+def _all_are_missed(gone: list[Member], tmp_path: Path, cache: Path) -> None:
+    shutil.rmtree(tmp_path, ignore_errors=True)
     shutil.copytree(ROOT / "src", tmp_path / "src")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for file in {member.where[0] for member in gone}:

@@ -207,6 +207,7 @@ SKIPPED = """
 """
 
 
+@pytest.mark.full
 def test_what_is_left_out_leaves_steps_equal(tmp_path: Path) -> None:
     told = told_by(tmp_path, 2, SKIPPED)
     for kind in ("skipped", "behind", "filtered", "streamed", "loaded"):

@@ -527,7 +527,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "shuffle behind an echo": (lambda: of(3).echo(2).shuffle(), ValueError, "first"),
     "budget in words": (lambda: of(3, on_error="skip"), ValueError, "'raise'"),
     "seed text": (lambda: of(3, seed="a"), TypeError, "seed"),
-    "classes": (lambda: of(3).classes, AttributeError, "folder"),
+    "classes": (lambda: of(3).class_names, AttributeError, "folder"),
 }  # fmt: skip
 
 

@@ -68,6 +68,12 @@ def test_a_strict_script_is_told_what_comes_out(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     told = [line.split('"')[1] for line in done.stdout.splitlines() if "Revealed type" in line]
-    for name in ("builtins.", "numpy.", "stoker.pipeline.", "stoker.sources.folder.", "typing."):
+    for name in (
+        "builtins.",
+        "numpy.",
+        "stoker.pipeline.",
+        "stoker.sources.class_folders.",
+        "typing.",
+    ):
         told = [line.replace(name, "") for line in told]
     assert [line.replace("tuple[Any, ...]", "Any") for line in told] == SEEN

@@ -6,7 +6,9 @@ from stoker import testing as testing
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
+from stoker.adapters.exposition import MetricsServer, serve_metrics
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
+from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.analysis import analyze
 from stoker.constructors import (
@@ -15,6 +17,7 @@ from stoker.constructors import (
     from_dataset,
     from_files,
     from_folder,
+    from_huggingface,
     from_iterable,
     from_loader,
     from_parquet,
@@ -38,9 +41,10 @@ from stoker.errors import (
 )
 from stoker.feed.entry import from_feed, share
 from stoker.iterator import PipelineIterator
+from stoker.lending import reads_only
 from stoker.mixing import mix
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Uses
+from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Totals, Uses
 from stoker.version import __version__
 
 __all__ = [
@@ -64,6 +68,7 @@ __all__ = [
     "from_feed",
     "from_files",
     "from_folder",
+    "from_huggingface",
     "from_iterable",
     "from_loader",
     "from_parquet",
@@ -76,13 +81,17 @@ __all__ = [
     "lr_schedule",
     "LrSchedule",
     "mix",
+    "metrics",
+    "MetricsServer",
     "monitor",
     "Monitored",
     "PartStats",
     "Pipeline",
     "PipelineIterator",
     "PoolStats",
+    "reads_only",
     "RemoteError",
+    "serve_metrics",
     "share",
     "Skip",
     "StageError",
@@ -92,6 +101,7 @@ __all__ = [
     "StokerError",
     "testing",
     "TokenError",
+    "Totals",
     "Uses",
     "value_of_copies",
     "WorkerDied",

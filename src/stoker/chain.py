@@ -16,6 +16,7 @@ from stoker.engine.pool.make import Workers
 from stoker.machine import process_group
 from stoker.orders import Selection
 from stoker.sources.source import Source
+from stoker.stages.batch import Batch
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
 from stoker.stages.operation import Operation
@@ -34,6 +35,7 @@ class Chain:
         stages: in order; each was placed behind those before it.
         workers: how work is shared out, None for as many threads as there are usable cores.
         steps: with how many outputs an epoch ends at the latest, None where that was not said.
+        flows: whether passes over the data follow each other within an epoch, and across its end.
     """
 
     source: Source
@@ -43,6 +45,7 @@ class Chain:
     stages: tuple[Stage, ...] = ()
     workers: Workers | None = None
     steps: int | None = None
+    flows: bool = False
 
     @classmethod
     def begin(cls, source: Source, seed: Any, budget: Budget) -> Chain:
@@ -70,6 +73,15 @@ class Chain:
         if steps < 1:
             raise ValueError(f"an epoch has at least one step, not {steps}")
         return replace(self, steps=int(steps))
+
+    def flowing(self) -> Chain:
+        """Return this with data that flows on beneath its epochs."""
+        return replace(self, flows=True)
+
+    @property
+    def pass_steps(self) -> int | None:
+        """With how many outputs a pass over the data ends at the latest, None for all it has."""
+        return None if self.flows else self.steps
 
     @cached_property
     def plan(self) -> Plan:
@@ -131,6 +143,11 @@ class Chain:
         return self.plan.group
 
     @property
+    def drops_last(self) -> bool:
+        """Whether a short last batch is left out."""
+        return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
+
+    @property
     def is_on_device(self) -> bool:
         """Whether its outputs are on a device."""
         return any(stage.traits.moves for stage in self.stages)
@@ -169,20 +186,30 @@ class Chain:
 
         Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
         """
+        if not self.flows:
+            return self.count_of_pass()
+        if self.steps is None:
+            raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
+        return self.steps
+
+    def count_of_pass(self) -> int:
+        """Return the outputs of a pass over the data; raises as ``count`` does."""
+        limit = self.pass_steps
         try:
             count = self._all_steps()
         except TypeError:
-            if self.steps is None:
+            if limit is None:
                 raise
-            return self.steps
-        return count if self.steps is None else min(count, self.steps)
+            return limit
+        return count if limit is None else min(count, limit)
 
     def count_unechoed(self) -> int:
-        """Return the outputs that an epoch would have without echoing; ``.steps(n)``: ``n``.
+        """Return the outputs that a pass over the data would have without echoing.
 
-        Raises TypeError where only the end tells.
+        ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
-        return self._all_steps(echoed=False) if self.steps is None else self.steps
+        limit = self.pass_steps
+        return self._all_steps(echoed=False) if limit is None else limit
 
     def _all_steps(self, *, echoed: bool = True) -> int:
         count = self.examples()
@@ -194,11 +221,11 @@ class Chain:
         return count
 
     def sure_count(self) -> int | None:
-        """Return ``count()``, or None if it is not known, or may turn out different."""
+        """Return ``count_of_pass()``, or None if it is not known, or may turn out different."""
         if not self.source.is_counted:
-            return self.steps
+            return self.pass_steps
         try:
-            return self.count()
+            return self.count_of_pass()
         except Exception:  # a foreign loader's may raise anything
             return None
 

@@ -11,8 +11,10 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
+from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.dataset import DatasetSource
-from stoker.sources.folder import FolderSource, LabeledImage
+from stoker.sources.folder import FolderSource
+from stoker.sources.huggingface import HuggingFaceSource
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.patterns import Paths, has_urls
@@ -41,39 +43,75 @@ def _begin(source: Source, seed: int | None, on_error: OnError = "raise") -> Pip
     return Pipeline(Chain.begin(source, seed, budget_of(on_error)))
 
 
+@overload
 def from_folder(
     path: str | os.PathLike[str],
     *,
+    extensions: None = None,
+    classes: Sequence[str] | None = None,
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
-) -> Pipeline[LabeledImage]:
+) -> Pipeline[LabeledImage]: ...
+
+
+@overload
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: Sequence[str],
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[LabeledFile]: ...
+
+
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
 
-    Labels number the sorted class folders; ``pipeline.classes`` has their names. The folder is
+    Labels number the sorted class folders; ``pipeline.class_names`` has their names. The folder is
     listed once, now.
 
     Args:
         path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
             ``pip install 'stoker[remote]'``).
+        extensions: of the files that are read instead of images, such as ``[".wav", ".flac"]``, in
+            any case. Examples are then ``(data=bytes, label=int)``.
+        classes: the names of all classes, in the order of their labels: ``train.class_names`` for a
+            folder to validate on, which may lack some.
         seed, on_error: as in ``from_dataset``.
         requests: for URLs, how many files are read at a time, at most.
         retry_s: for URLs, how long a file is asked for again after a passing failure, in seconds.
         storage_options: for URLs, what fsspec's file system is made with.
 
     Raises FileNotFoundError or ValueError, saying what was looked for, when there is nothing
-    to read; RemoteError when a server fails for good.
+    to read; ValueError for a folder that is none of ``classes``; RemoteError when a server fails
+    for good.
     """
+    asked = ClassFolders.of(extensions, classes)
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
         source: IndexedSource = RemoteFolderSource(
-            str(path), requests=requests, retry_s=retry_s, storage_options=storage_options
+            str(path), asked, requests=requests, retry_s=retry_s, storage_options=storage_options
         )
     else:
-        source = FolderSource(path)
+        source = FolderSource(path, asked)
     return _begin(source, seed, on_error)
 
 
@@ -119,7 +157,8 @@ def from_dataset(
 ) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
-    ``__getitems__(indices)`` is used where it exists. torch and Hugging Face datasets fit.
+    ``__getitems__(indices)`` is used where it exists. torch datasets fit; Hugging Face's, too, but
+    ``from_huggingface`` reads them faster.
     Threads call the dataset concurrently, and randomness inside it is then not reproducible
     (use ``random_map``, or process workers).
 
@@ -136,6 +175,30 @@ def from_dataset(
     return _begin(DatasetSource(dataset), seed, on_error)
 
 
+def from_huggingface(
+    dataset: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of a Hugging Face ``datasets.Dataset``: dicts by column, as in ``from_parquet``.
+
+    Rows come straight from its Arrow tables, which it maps from files. Images, sound and video are
+    the bytes that are stored: decode them in ``.map()``. The data set's format is not looked at,
+    but for its columns; ``from_dataset`` asks the data set as it is.
+
+    Args:
+        dataset: one split, not streaming.
+        columns: the columns that are read; those of its format, if there are none.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises TypeError for what is no such data set, ValueError where it has no such column, no rows,
+    or a transform (``with_transform``).
+    """
+    return _begin(HuggingFaceSource(dataset, columns), seed, on_error)
+
+
 def from_iterable(
     examples: Iterable[T] | Callable[[], Iterable[T]],
     *,
@@ -147,6 +210,11 @@ def from_iterable(
     One pass is one epoch. It is iterated in this process, by one thread at a time, ahead of the
     consumer. Its examples cannot be asked for again, so an epoch has no state in its middle, and
     shuffling goes through a buffer. What it raises ends it and cannot be skipped.
+
+    An object with ``state_dict()`` and ``load_state_dict(state)`` (a streaming data set of Hugging
+    Face, a ``torchdata.nodes.Loader``) has a state in the middle, which is kept in the pipeline's:
+    it is asked behind every 16th example, so up to 15 are read again on a resume. One with
+    ``set_epoch(epoch)`` is told the epoch before each pass.
 
     Args:
         examples: the stream; every rank must see the same one in the same order.
@@ -171,11 +239,24 @@ def from_arrays(
 def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[tuple[Array, ...]]: ...
 
 
-def from_arrays(*arrays: Array, seed: int | None = None) -> Pipeline[Any]:
-    """Read rows of NumPy arrays or memory maps of one length.
+@overload
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]: ...
+
+
+def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
+    """Read rows of arrays of one length: NumPy's, memory maps, HDF5, Zarr, whatever is sliced.
 
     An example is a tuple of rows, or a bare row of a single array. Batches are gathered
     straight from the arrays, which are never written to.
+
+    Args:
+        arrays: NumPy arrays; datasets of h5py, whose file each process opens anew; or objects with
+            ``shape`` and ``dtype`` that give arrays for ``[start:stop]`` and perhaps for lists of
+            indices. These are read in ascending order.
+        seed: as in ``from_dataset``.
+
+    Raises TypeError for other objects, ValueError for arrays of different lengths, and for HDF5
+    datasets without a file that can be opened again.
     """
     return _begin(ArraySource(arrays), seed)
 

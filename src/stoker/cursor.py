@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stoker import state
+from stoker.accelerate_signal import EndSignal
 from stoker.buffers import Recycler
+from stoker.callers import overfits, reads_ahead
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
@@ -31,12 +33,13 @@ from stoker.engine.rank_sync import ranks
 from stoker.engine.streams import EpochSetup
 from stoker.errors import StateError
 from stoker.fitting import Fit
-from stoker.iterator import PipelineIterator, reads_ahead
+from stoker.iterator import PipelineIterator
+from stoker.jump import nearest
 from stoker.machine import process_group
 from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
 from stoker.stages.stage import PoolSize
-from stoker.stats import Clock, PoolStats, Stats, Uses
+from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
@@ -51,6 +54,8 @@ class _Before(NamedTuple):
     fresh_start: bool
     before: Clock
     run: Run | None
+    skip: int
+    spent: Totals
 
 
 class Cursor:
@@ -72,13 +77,15 @@ class Cursor:
         self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
         self.sizes: dict[int, PoolSize] = {}
         self.before = Clock()  # what was handed out before the epoch at hand
+        self._spent = Totals()  # before the last run
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
         self._found: _Before | None = None
-        self._unfinished: deque[Position | None] = deque()  # of the last run, where it is over
-        self._unfinished_in = 0, Clock()  # its epoch, and what was handed out before that
+        # Where outputs of runs that are over stand, with the epoch, and the clock before that.
+        self._unfinished: deque[tuple[int, Position | None, Clock]] = deque()
+        self._skip = 0  # outputs of the next epoch, from its beginning
         self._has_looked = False  # at the schedulers that there are
         self._acknowledged = False  # whether the trainer says what it has finished with
 
@@ -104,11 +111,16 @@ class Cursor:
             live.close()
         chain = self.chain
         self._look_at_schedulers()
+        if overfits() and not self.is_loaded:
+            self.set_epoch(0)
+        skip, self._skip = self._skip, 0
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
+        position, missed = self._skipped(position, skip)
         owners = self._pinned(position)
+        spent = self.stats().totals
         if not position.yielded:
             position = self._recorded_start(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
@@ -120,7 +132,7 @@ class Cursor:
             chain.workers_here(),
             self.sizes,
             position,
-            chain.steps,
+            chain.pass_steps,
             ranks() if together else None,
             self._recycler,
             chain.sure_count(),
@@ -130,10 +142,44 @@ class Cursor:
         )
         self._carried = {}
         run = Run(setup)
-        run.wrapper = reads_ahead() if run.length is None else None
-        iterator: PipelineIterator[Any] = PipelineIterator(run, self._ended)
-        self._started(epoch, run, iterator)
+        if run.length is None and chain.steps is None:
+            run.wrapper = reads_ahead()
+        iterator = self._iterate(run)
+        self._started(epoch, run, iterator, skip, spent)
+        for _ in range(missed):
+            next(iterator, None)
         return iterator
+
+    def _iterate(self, run: Run) -> PipelineIterator[Any]:
+        return PipelineIterator(run, self._ended, EndSignal.of(run))
+
+    def skip(self, outputs: Any) -> None:
+        """Have the next ``iter()`` begin behind so many outputs of its epoch.
+
+        Raises ValueError for what is no number.
+        """
+        if not is_whole_number(outputs) or outputs < 0:
+            raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
+        self._skip = int(outputs)
+
+    def _skipped(self, position: Position, skip: int) -> tuple[Position, int]:
+        """Return where to begin so that so much of the epoch is skipped, and what is left of it."""
+        if not skip or position.yielded == skip:
+            return position, 0
+        if position.yielded > skip:
+            raise ValueError(
+                f"{skip} batches of this epoch cannot be skipped: the state that was loaded is "
+                f"behind {position.yielded}"
+            )
+        if self.chain.follows_clock:
+            raise ValueError(
+                'how many batches of .echo("auto") came first does not tell what is left: load the '
+                "state that state_dict() returned behind them"
+            )
+        if position.yielded:
+            return position, skip - position.yielded
+        found, missed = nearest(self.chain, skip)
+        return found or position, missed
 
     def _pinned(self, position: Position) -> PinnedOwners | None:
         """Return by whose parts the epoch is dealt, None where it is not; ranks agree on it."""
@@ -165,12 +211,16 @@ class Cursor:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
         return self._fresh_start and self.position is not None
 
-    def _started(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:
-        self._found = _Before(self.epoch, self.position, self._fresh_start, self.before, self._run)
+    def _started(
+        self, epoch: int, run: Run, iterator: PipelineIterator[Any], skip: int, spent: Totals
+    ) -> None:
+        was = self.epoch, self.position, self._fresh_start, self.before
+        self._found = _Before(*was, self._run, skip, self._spent)
+        self._spent = spent
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False
-        self._unfinished.clear()
+        self._forget_unfinished()
         self._run = run
         if self._acknowledged:
             run.acknowledge(0)
@@ -187,13 +237,17 @@ class Cursor:
         outputs = int(outputs)
         self._acknowledged = True
         run = self._live_run()
+        earlier = min(outputs, len(self._unfinished))
         if run is not None:
-            run.acknowledge(outputs)
-        elif outputs > len(self._unfinished):
+            run.acknowledge(outputs - earlier)
+        elif outputs > earlier:
             raise ValueError("no batch was handed out that was not acknowledged")
-        else:
-            for _ in range(outputs):
-                self._unfinished.popleft()
+        for _ in range(earlier):
+            self._unfinished.popleft()
+
+    def _forget_unfinished(self) -> None:
+        """An epoch begins: what was not acknowledged of those before counts as finished."""
+        self._unfinished.clear()
 
     def _ended(self, run: Run) -> None:
         """Close a run and keep where it was; one that handed out nothing leaves no trace."""
@@ -224,8 +278,8 @@ class Cursor:
 
     def _leave_unfinished(self, run: Run) -> None:
         """Keep where a run's outputs stand that were not acknowledged: they still may be."""
-        self._unfinished = run.unfinished()
-        self._unfinished_in = self.epoch, self.before
+        epoch, before = self.epoch, self.before
+        self._unfinished.extend((epoch, position, before) for position in run.unfinished())
 
     def _behind(self, run: Run) -> tuple[int, Clock]:
         """Return the epoch that follows a whole run, and the clock then."""
@@ -236,9 +290,15 @@ class Cursor:
         run = self._run
         assert self._found is not None
         assert run is not None
-        self.epoch, self.position, self._fresh_start, self.before, run_before = self._found
+        found = self._found
+        self.epoch, self.position, self._fresh_start = (
+            found.epoch,
+            found.position,
+            found.fresh_start,
+        )
+        self.before, self._skip = found.before, found.skip
         if not run.was_asked:
-            self._run = run_before
+            self._run, self._spent = found.run, found.spent
 
     def set_epoch(self, epoch: Any) -> None:
         """Make an epoch the next one; the one that a state was loaded for keeps its position.
@@ -290,10 +350,9 @@ class Cursor:
         """
         run = self._run
         if self._unfinished:
-            oldest = self._unfinished[0]
+            epoch, oldest, before = self._unfinished[0]
             if oldest is None:
                 raise StateError(FORGOTTEN)
-            epoch, before = self._unfinished_in
             return epoch, oldest, before
         if run is None or run.closed:
             return self.epoch, self.position or Position(), self.before
@@ -320,13 +379,18 @@ class Cursor:
             chain.source.check_state(chain)
         else:
             position = replace(position, loader_state=chain.source.state_between())
-        return state.saved(chain.outline(), chain.seed, epoch, position, self.sizes, before)
+        outline, handed_out = chain.outline(), self._handed_out()
+        return state.saved(outline, chain.seed, epoch, position, self.sizes, before, handed_out)
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def _handed_out(self) -> int | None:
+        """Return how many outputs there were in all epochs; None where an epoch is a pass."""
+        return None
+
+    def load(self, saved: dict[str, Any]) -> state.Loaded:
         """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
         chain = self.chain
         examples = chain.examples() if chain.source.is_indexed else None
-        fit = Fit(chain.plan, examples, chain.accounts, chain.steps)
+        fit = Fit(chain.plan, examples, chain.accounts, chain.pass_steps)
         given = None if chain.is_seed_drawn else chain.seed
         loaded = state.read(saved, chain.outline(), given, fit)
         self.chain = chain.seeded(loaded.seed)
@@ -335,6 +399,7 @@ class Cursor:
         self.before = loaded.before
         if chain.source.yields_batches:
             self._records = {}  # pools begin empty: what was decided does not go on
+        return loaded
 
     def record(self) -> dict[str, Any]:
         """Return what echoes that follow the stall decided, ready for JSON.
@@ -351,7 +416,7 @@ class Cursor:
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""
         chain, done = self.chain, self.of_epoch()
-        share = done.steps / chain.steps if chain.steps is not None else None
+        share = done.steps / chain.pass_steps if chain.pass_steps is not None else None
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
             share = max(share or 0.0, fresh / max(1, chain.examples()))
@@ -372,9 +437,11 @@ class Cursor:
         """Return statistics of the epoch being run, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
-                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({})
+                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
+                totals=self._spent,
             )  # fmt: skip
-        return self._run.stats(self._pools(self._run.held()))
+        of_run = self._run.stats(self._pools(self._run.held()))
+        return replace(of_run, totals=self._spent + of_run.spent())
 
     def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
         pools = []

@@ -8,6 +8,7 @@ end tells others that their owner is gone are closed in children.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,13 @@ class OwningProcess:
 def close_in_children(opened: socket.socket) -> None:
     """Have a socket closed in every child that is forked from now on."""
     _sockets.add(opened)
+
+
+def has_jax_started() -> bool:
+    """Tell whether JAX runs threads in this process. A forked child that uses JAX then hangs."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    ask = getattr(bridge, "backends_are_initialized", None)
+    return ask is not None and bool(ask())
 
 
 def _in_child() -> None:

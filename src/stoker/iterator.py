@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from stoker.accelerate_signal import EndSignal
 from stoker.caution import warn
 from stoker.engine.epoch import Run
 from stoker.errors import StokerError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     T = DefaultedTypeVar("T", default=Any)  # a bare Pipeline yields anything
 else:
     T = TypeVar("T")
-_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
 
 
 class PipelineIterator(Iterator[T]):
@@ -31,9 +30,14 @@ class PipelineIterator(Iterator[T]):
     RuntimeError, and ends nothing of its parent's by closing it.
     """
 
-    def __init__(self, run: Run, ended: Callable[[Run], None]) -> None:
+    def __init__(
+        self, run: Run, ended: Callable[[Run], None], signal: EndSignal | None = None
+    ) -> None:
         self._run = run
-        self._finish = weakref.finalize(self, ended, run)
+        self._signal = signal
+        self._finish: weakref.finalize[..., Any] = weakref.finalize(
+            self, _finished, run, ended, signal
+        )
 
     def __iter__(self) -> PipelineIterator[T]:
         return self
@@ -48,7 +52,10 @@ class PipelineIterator(Iterator[T]):
         if run.closed:
             raise StopIteration
         try:
-            return cast(T, run.next())
+            output = run.next()
+            if self._signal is not None:
+                self._signal.begin()
+            return cast(T, output)
         except StopIteration:
             run.complete = True
             self.close()
@@ -90,15 +97,9 @@ class PipelineIterator(Iterator[T]):
         self.close()
 
 
-def reads_ahead() -> str | None:
-    """Name the framework that is about to read ahead of its trainer, if one is calling.
-
-    Lightning prefetches a batch where there is no ``len()`` (``_PrefetchDataFetcher``).
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(_LIGHTNING) and module.endswith(".loops.fetchers"):
-            return "Lightning"
-        frame = frame.f_back
-    return None
+def _finished(run: Run, ended: Callable[[Run], None], signal: EndSignal | None) -> None:
+    try:
+        ended(run)
+    finally:
+        if signal is not None:
+            signal.end()

@@ -14,6 +14,8 @@ from stoker.cursor import Cursor
 from stoker.describe import describe
 from stoker.engine.pool.make import Workers
 from stoker.iterator import PipelineIterator, T
+from stoker.loader_face import LoaderFace
+from stoker.rounds import Rounds
 from stoker.schedule.record import read as read_record
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
@@ -37,11 +39,7 @@ Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
 
-def _of_loader(name: str) -> Any:
-    return property(lambda self: self.chain.source.attribute(name), doc=f"The loader's {name}.")
-
-
-class Pipeline(Generic[T]):
+class Pipeline(LoaderFace, Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
     Each method returns a new pipeline with a fresh cursor and leaves this one as it is. Iterating
@@ -49,12 +47,7 @@ class Pipeline(Generic[T]):
     """
 
     def __init__(self, chain: Chain) -> None:
-        self._cursor = Cursor(chain)
-
-    @property
-    def chain(self) -> Chain:
-        """The frozen value behind it: source, stages, seed."""
-        return self._cursor.chain
+        self._cursor = Rounds(chain) if chain.flows else Cursor(chain)
 
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
@@ -172,9 +165,9 @@ class Pipeline(Generic[T]):
 
         Args:
             fn: called as ``fn(x, rng)`` with a ``numpy.random.Generator``, valid during the
-                call only (behind ``.to(device)``, a ``torch.Generator`` on that device). What it
-                draws depends on seed, epoch, example and use, never on workers. What it returns
-                must not be None.
+                call only (behind ``.to``, a ``torch.Generator`` on that device, or a key of JAX).
+                What it draws depends on seed, epoch, example and use, never on workers. What it
+                returns must not be None.
             on, on_error: as in ``map``.
             repeats_only: leave first uses alone; behind an echo, before ``batch``.
 
@@ -328,11 +321,21 @@ class Pipeline(Generic[T]):
         """
         return Pipeline(self.chain.ending(n))
 
+    def repeat(self) -> Pipeline[T]:
+        """Have passes over the data follow each other, so that an epoch is exactly ``.steps(n)``.
+
+        Whatever the factor, and however many examples filters leave out. An epoch ends behind ``n``
+        batches, and the next one goes on there. ``epoch``, ``progress`` and ``clock`` tell of the
+        data: ``epoch`` counts passes. Without ``.steps(n)`` the first epoch never ends. The last
+        batch of a pass may be short (``.batch(n, drop_last=True)``).
+        """
+        return Pipeline(self.chain.flowing())
+
     def to(self, device: Any) -> Pipeline[Any]:
         """Hand out torch tensors on a device, the next batch being copied meanwhile.
 
-        On the CPU arrays become tensors that share their memory. Raises ImportError without
-        torch, ValueError before ``batch``.
+        On the CPU tensors share the arrays' memory. A ``jax.Device`` or ``jax.sharding.Sharding``
+        gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``.
         """
         return self._then(To.of(device))
 
@@ -355,13 +358,6 @@ class Pipeline(Generic[T]):
     def epoch(self) -> int:
         """The epoch that is being run, or was left early; after a whole epoch, the next one."""
         return self._cursor.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one; a live iterator is closed. A loader is told, if it can be.
-
-        Right after ``load_state_dict``, the epoch of that state keeps its position.
-        """
-        self._cursor.set_epoch(epoch)
 
     @property
     def progress(self) -> float:
@@ -396,48 +392,9 @@ class Pipeline(Generic[T]):
         return self.chain.seed
 
     @property
-    def classes(self) -> list[str]:
-        """The class names of a folder, in the order of their labels."""
-        return list(self.chain.source.attribute("classes"))
-
-    dataset = _of_loader("dataset")
-    batch_size = _of_loader("batch_size")
-    sampler = _of_loader("sampler")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state at the last batch that was yielded, ready for JSON (see below).
-
-        At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is built
-        alike, it makes the next iteration continue right behind that batch. Behind the last batch
-        of an epoch, as far as ``len()`` tells, it is the state in which the next epoch begins.
-        Under a wrapper that reads ahead of training, see ``acknowledge``. A loader's own state
-        (``StatefulDataLoader``) is nested in it as it is (save it with ``torch.save``), and
-        ``.echo("auto")`` then goes on with an empty pool.
-
-        Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
-        made again; and under Lightning without a length or an acknowledgement, because it has read
-        a batch ahead that would be lost.
-        """
-        return self._cursor.saved()
-
-    def acknowledge(self, batches: int = 1) -> None:
-        """Say that training has finished with so many more of the batches of this iteration.
-
-        For wrappers that read ahead: from the first call on, ``state_dict()`` is the state behind
-        the last batch that was acknowledged. Call it behind each training step, up to 63 batches
-        late and before the next ``iter()``; and ``acknowledge(0)`` before the first, if an epoch
-        may be shorter than what is read ahead.
-
-        Raises ValueError for more batches than were handed out.
-        """
-        self._cursor.acknowledge(batches)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go to a saved state; the next ``iter()`` continues there. Closes a live iterator.
-
-        Raises StateError when the state belongs to another pipeline, seed or version.
-        """
-        self._cursor.load(saved)
+    def class_names(self) -> list[str]:
+        """The class names of a folder or a data set, in the order of their labels."""
+        return list(self.chain.source.attribute("class_names"))
 
     def stats(self) -> Stats:
         """Return statistics of the epoch being run, or else of the last one."""

@@ -37,6 +37,7 @@ class Loaded:
     position: Position | None
     sizes: dict[int, PoolSize]
     before: Clock
+    handed_out: int | None
 
 
 def saved(
@@ -46,8 +47,12 @@ def saved(
     position: Position,
     sizes: dict[int, PoolSize],
     before: Clock,
+    handed_out: int | None = None,
 ) -> dict[str, Any]:
-    """Write a state; everything in it goes into JSON."""
+    """Write a state; everything in it goes into JSON.
+
+    ``handed_out``: outputs in all epochs, where passes over the data flow on beneath them.
+    """
     state: dict[str, Any] = {
         "format": FORMAT,
         "numpy": np.__version__,
@@ -68,6 +73,8 @@ def saved(
     }
     if position.packs:
         state["packs"] = [list(start) for start in position.packs]
+    if handed_out is not None:
+        state["handed_out"] = handed_out
     if position.owners is not None:
         state["owners"] = position.owners.saved()
     signed = {**state, "checksum": _checksum(state)}
@@ -106,6 +113,7 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: Fit) 
             position(state, fit, sizes),
             sizes,
             Clock(*before),
+            packing.whole(state["handed_out"]) if "handed_out" in state else None,
         )
         version = _minor(state["numpy"][:80])
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -80,6 +80,26 @@ class Clock:
         return Clock(*map(operator.add, astuple(self), astuple(other)))
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What a pipeline has spent in this process, over all epochs: counters that never fall."""
+
+    elapsed_s: float = 0.0
+    """Seconds in which an epoch was iterated."""
+    consumer_wait_s: float = 0.0
+    """Of these, seconds that the consumer spent inside ``next()``."""
+    read_bytes: int = 0
+    """Bytes read from the source."""
+    cache_hits: int = 0
+    """Examples that a cache had."""
+    cache_misses: int = 0
+    """Examples that came from the source, behind a cache."""
+
+    def __add__(self, other: Totals) -> Totals:
+        """Return both together."""
+        return Totals(*map(operator.add, astuple(self), astuple(other)))
+
+
 @dataclass(frozen=True, eq=False)
 class Uses:
     """What the examples of one batch are uses of, in their order. The arrays are yours."""
@@ -238,6 +258,14 @@ class Stats:
     """Those skipped since the epoch began or was resumed (of very many, the first thousand)."""
     parts: tuple[PartStats, ...] = ()
     """The parts of a mixture, in order."""
+    read_bytes: int = 0
+    """Bytes of what the source gave: arrays, tensors, bytes and text. A cache's hits do not count;
+    of a feed or a loader these are the bytes that it handed out."""
+    feed_lag_outputs: int | None = None
+    """Outputs that a feed had ready beyond this job's last one: 0 where the job waits for the feed,
+    many where others wait for the job. None without a feed."""
+    totals: Totals = Totals()
+    """What was spent since the pipeline was made, in this process."""
 
     @property
     def realised_factor(self) -> float:
@@ -248,6 +276,11 @@ class Stats:
     def wait_fraction(self) -> float:
         """The share of the elapsed time that the consumer waited."""
         return self.consumer_wait_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def fresh_examples_per_s(self) -> float:
+        """Fresh examples per second of the epoch so far."""
+        return self.fresh_examples / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def pool_bytes(self) -> int:
@@ -268,6 +301,13 @@ class Stats:
         """
         found: dict[str, Any] = _plain(self)
         return found
+
+    def spent(self) -> Totals:
+        """Return what this epoch alone has spent so far."""
+        cache = self.cache or CacheCounts()
+        return Totals(
+            self.elapsed_s, self.consumer_wait_s, self.read_bytes, cache.hits, cache.misses
+        )
 
     def __repr__(self) -> str:
         return str(self)

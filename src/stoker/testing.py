@@ -82,6 +82,8 @@ def _same_leaf(left: Any, right: Any) -> bool:
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
         return bool(((left == right) | ((left != left) & (right != right))).all())
+    if pytree.is_jax_array(left):
+        left, right = np.asarray(left), np.asarray(right)
     if isinstance(left, np.ndarray):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False

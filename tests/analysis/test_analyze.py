@@ -183,6 +183,7 @@ def test_loaders_of_every_shape_are_analyzed(tmp_path: Path, shape: str) -> None
     assert found.report["starts"] == 1
 
 
+@pytest.mark.full  # in short: test_drains.py and test_decisions.py
 def test_without_workers_the_job_does_one_after_the_other(tmp_path: Path) -> None:
     write_script(tmp_path, "train(DataLoader(Sleepy(0.001), 8), step_s=0.008)")
     found = analyze(tmp_path, "train.py")
@@ -253,6 +254,7 @@ def test_two_loaders_in_lock_step(tmp_path: Path) -> None:
     assert len(found.report["loaders"]) >= 2
 
 
+@pytest.mark.full
 def test_a_script_that_ends_early_is_started_again_with_the_same_input(tmp_path: Path) -> None:
     write_script(
         tmp_path,
@@ -319,7 +321,7 @@ def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> Non
             dist.init_process_group("gloo")
             rank = dist.get_rank()
             model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-            loader = DataLoader(Sleepy(0.004 if rank == 1 else 0.0), 4, num_workers=1)
+            loader = DataLoader(Sleepy(0.01 if rank == 1 else 0.0), 4, num_workers=1)
             for _ in range(1000):
                 for batch in loader:
                     model(batch).sum().backward()
@@ -374,6 +376,7 @@ def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) 
     assert target.is_file()
 
 
+@pytest.mark.full
 def test_a_shell_script_that_starts_the_training_and_prints_megabytes(tmp_path: Path) -> None:
     write_script(
         tmp_path,

@@ -95,7 +95,7 @@ def test_a_crash_is_told(how: str, phase: str, tmp_path: Path) -> None:
     told(found, HOW[how][0], WHEN[phase], HOW[how][1])
 
 
-@pytest.mark.parametrize("how", shortened(HOW, 1))
+@pytest.mark.parametrize("how", shortened(HOW, 0))
 def test_a_crash_before_the_first_batch_is_told(how: str, tmp_path: Path) -> None:
     write_script(tmp_path, CRASHING + f"crash({how!r})\n")
     found = analyze(tmp_path, "train.py")
@@ -105,6 +105,7 @@ def test_a_crash_before_the_first_batch_is_told(how: str, tmp_path: Path) -> Non
     assert found.report is None
 
 
+@pytest.mark.full
 def test_a_crash_behind_a_launcher_that_hides_it_is_told(tmp_path: Path) -> None:
     write_script(
         tmp_path,

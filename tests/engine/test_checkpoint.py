@@ -85,7 +85,9 @@ def test_what_is_needed_moves_on_only(spec: Spec, stops: list[int]) -> None:
             with taken.planning.lock:
                 snapshots, records, packs = needed(taken.segments, taken.yielded, taken.planning)
                 again = needed(taken.segments, taken.yielded, taken.planning)
-            assert plain(list(again)) == plain([snapshots, records, packs])  # to ask changes nothing
+            assert plain(list(again)) == plain(
+                [snapshots, records, packs]
+            )  # to ask changes nothing
             for older, record in zip(before, records, strict=False):
                 assert record.number >= older.number
                 assert record.survivors >= older.survivors

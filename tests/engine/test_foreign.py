@@ -199,7 +199,7 @@ def test_a_loader_without_a_state_has_none() -> None:
 def test_only_states_that_may_be_asked_for_are_kept() -> None:
     stream = opened(Stateful([1, 2, 3]))
     list(stream.pull_many(3))
-    stream.forget_before(2)
+    stream.forget_before(0, 2)
     assert stream.state_at(4, 2) == ({"given": 2}, 2)
     assert stream.state_at(6, 3) == ({"given": 3}, 3)
     assert stream.state_at(4, 2) == ({"given": 3}, 2)  # the other is forgotten
@@ -281,7 +281,8 @@ def examples(values: list[Any], read: list[int] | None = None) -> IteratedStream
             yield each
 
     key = rng.key(0, 0, rng.SHUFFLE, 0)
-    return IteratedStream(IterableSource(iterate), Selection(), 1, key, Tally())
+    source = IterableSource(iterate)
+    return IteratedStream(source, source.open(0), Selection(), 1, key, Tally())
 
 
 @given(length=st.integers(0, 8), counts=st.lists(st.integers(1, 4), max_size=4))

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 pytest.importorskip("PIL")
 pytest.importorskip("matplotlib")
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn")
 pytest.importorskip("PIL")
-
-from sklearn.datasets import load_digits
 
 import stoker
 from experiments import digits
 from experiments.digits import DigitSpec, compose, split_digits, write_digits
 
 SMALL = DigitSpec(train=60, test=30)
+
+
+def handwritten() -> Any:
+    """What each of the digits is that scikit-learn ships."""
+    from sklearn.datasets import load_digits  # takes seconds
+
+    return load_digits().target
 
 
 def test_the_same_specification_gives_the_same_images() -> None:
@@ -38,7 +43,7 @@ def test_another_seed_gives_other_images() -> None:
 
 
 def test_training_and_test_digits_are_disjoint() -> None:
-    labels = load_digits().target
+    labels = handwritten()
     train, test = split_digits(labels, seed=0)
     assert not set(train) & set(test)
     assert len(train) + len(test) == len(labels)
@@ -56,7 +61,7 @@ def test_images_use_only_digits_of_their_own_split(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(digits, "_resized", watched)
     next(compose(SMALL, "train"))
     next(compose(SMALL, "test"))
-    train, test = split_digits(load_digits().target, SMALL.seed)
+    train, test = split_digits(handwritten(), SMALL.seed)
     assert [len(bank) for bank in seen] == [len(train), len(test)]
 
 

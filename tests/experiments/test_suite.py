@@ -33,6 +33,7 @@ from experiments.suite.timing import timed_run
 from experiments.suite.training import schedule, trained_run
 from experiments.suite.workload import Recipe, Variant, Workload
 from experiments.suite.workloads import NAMES, class_of
+from strategies import shortened
 
 RECIPE = Recipe(batch_size=10, budget_fresh=100, learning_rates=(0.1, 0.2), evaluations=5)
 FASHION = class_of("fashion")
@@ -231,15 +232,16 @@ def fashion() -> Workload:
     return FASHION(Variant(), None)
 
 
-@pytest.mark.parametrize(
-    "arm",
-    [
-        Arm("none"), Arm("before", 2), Arm("after", 2), Arm("batch", 2),
-        Arm("before", "auto"), Arm("loader", "auto"),
-        Arm("loader", "auto", transform="random_flip"),
-    ],
-    ids=lambda arm: arm.key,
-)  # fmt: skip
+ARMS = [
+    Arm("before", "auto"),
+    Arm("loader", "auto", transform="random_flip"),
+    Arm("none"),
+    *(Arm(point, 2) for point in ("before", "after", "batch")),
+    Arm("loader", "auto"),
+]
+
+
+@pytest.mark.parametrize("arm", shortened(ARMS, 2), ids=lambda arm: arm.key)
 def test_a_training_goes_through_the_steps_of_its_timing(fashion: Workload, arm: Arm) -> None:
     timed = timed_run(fashion, arm, 3, 0.004)
     trained = trained_run(fashion, arm, 3, 0.05, replay=timed["record"])

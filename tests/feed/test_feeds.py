@@ -635,3 +635,18 @@ def test_torch_tensors_come_as_tensors(name: str) -> None:
         assert batches[1][2, 1] == 6
         batches[0] += 1
         assert np.asarray(batches[0])[0, 0] == 1
+
+
+def test_a_job_is_told_how_much_is_ready_for_it(name: str) -> None:
+    with feeding(served.batches, name):
+        feed = stoker.from_feed(name)
+
+        def lags() -> bool:
+            most = 0.0
+            for _ in feed:
+                time.sleep(0.02)  # meanwhile the feeder prepares others
+                most = max(most, stoker.metrics(feed)["stoker/feed_lag_outputs"])
+            return most > 0
+
+        wait_until(lags, "the feeder is ahead of the job")
+        assert feed.stats().read_bytes > 0

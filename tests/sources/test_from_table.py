@@ -219,6 +219,27 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             stoker.from_parquet(*given_)
     assert len(stoker.from_parquet(tmp_path / "{a,other}.parquet", ["id"])) == 10
     assert len(stoker.from_parquet(tmp_path / "{empty,a,empty}.parquet")) == 9
+    with pytest.raises(ValueError, match="columns has 'id' twice"):
+        stoker.from_parquet(tmp_path / "a.parquet", ["id", "id"])
+
+
+def test_empty_row_groups_do_not_matter(tmp_path: Path) -> None:
+    table = numbers(9)
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 4), table.slice(0, 0), table.slice(4)):
+            writer.write_table(part)
+    assert [int(row["id"]) for row in stoker.from_parquet(tmp_path / "a.parquet")] == [*range(9)]
+
+
+def test_rows_of_a_damaged_group_may_be_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(numbers(40), path, row_group_size=10, compression="snappy")
+    data = bytearray(path.read_bytes())
+    start = pq.read_metadata(path).row_group(2).column(1).data_page_offset
+    data[start : start + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    train = stoker.from_parquet(path, on_error=10)
+    assert [int(row["id"]) for row in train] == [*range(20), *range(30, 40)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -253,7 +253,7 @@ def test_a_cache_keeps_parts_of_the_same_files_apart(tmp_path: Path) -> None:
         return stoker.mix(dict.fromkeys(parts, 1), seed=0)
 
     cached = build().cache("1MiB", path=tmp_path / "store")
-    assert cached.classes == ["cat"]
+    assert cached.class_names == ["cat"]
     plain = build()
     for _ in range(2):
         assert stream(cached) == stream(plain)

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import stoker
 from experiments.server import Fault, Server, serving
+from stoker.sources.class_folders import ClassFolders
 from stoker.sources.folder import FolderSource
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
@@ -104,6 +105,20 @@ def same_as_local(folder: Path, url: str) -> None:
     local, remote = FolderSource(folder), RemoteFolderSource(url)
     assert remote.classes == local.classes
     assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
+
+
+def test_other_files_and_classes_that_are_given(server: Any, folder: Path) -> None:
+    for name in ("b/1.wav", "b/2.WAV", "c/x.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    url = f"{server.url}/{folder.name}"
+    for extensions in (["wav"], ["wav", "png"]):
+        asked = ClassFolders.of(extensions, ["z", "c", "cat", "dog", "b"])
+        local, remote = FolderSource(folder, asked), RemoteFolderSource(url, asked)
+        assert remote.classes == ["z", "c", "cat", "dog", "b"]
+        assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
+    with pytest.raises(ValueError, match=r"has a folder 'b'.* none of the 1 classes"):
+        RemoteFolderSource(url, ClassFolders.of(None, ["c"]))
 
 
 def test_a_folder_gives_what_a_local_one_gives(url: str, folder: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -132,17 +133,17 @@ def test_process_workers_and_a_cache(tmp_path: Path) -> None:
 def test_an_index_is_kept_until_the_shard_changes(tmp_path: Path, cache_folder: Path) -> None:
     shard = pack(tmp_path / "a.tar", pairs(0, 3))
     assert len(stoker.from_tar(shard)) == 3
-    (kept,) = cache_folder.iterdir()
+    (kept,) = set(cache_folder.iterdir()) - {cache_folder / ".swept"}
     before = kept.stat().st_mtime_ns
     assert len(stoker.from_tar(shard)) == 3
     assert kept.stat().st_mtime_ns == before
     pack(tmp_path / "a.tar", pairs(0, 5))
     assert len(stoker.from_tar(shard)) == 5
-    (kept,) = cache_folder.iterdir()
+    (kept,) = set(cache_folder.iterdir()) - {cache_folder / ".swept"}
     for damaged in (b"", kept.read_bytes()[:-1], b"x" * 100):
         kept.write_bytes(damaged)
         assert len(stoker.from_tar(shard)) == 5
-    assert not [file for file in cache_folder.iterdir() if file.name.startswith(".")]
+    assert not [file for file in cache_folder.iterdir() if file.name.startswith(".new")]
 
 
 def test_no_folder_for_indexes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +231,51 @@ def test_what_is_refused(tmp_path: Path) -> None:
             stoker.from_tar(path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         stoker.from_tar(tmp_path / "nowhere-{0..3}.tar")
+
+
+# -- the folder of indexes
+
+
+def idle(file: Path, days: float) -> None:
+    then = time.time() - days * 86_400
+    os.utime(file, (then, then))
+
+
+def test_indexes_that_nobody_needs_are_swept(tmp_path: Path, cache_folder: Path) -> None:
+    def made(name: str) -> tuple[str, Path]:
+        before = set(cache_folder.iterdir()) if cache_folder.exists() else set()
+        shard = pack(tmp_path / name, pairs(0, 3))
+        stoker.from_tar(shard)
+        (new,) = {file for file in cache_folder.iterdir() if file.name != ".swept"} - before
+        return shard, new
+
+    used, used_index = made("used.tar")
+    _, unused_index = made("unused.tar")
+    gone, gone_index = made("gone.tar")
+    (tmp_path / "away").mkdir()
+    unmounted, _ = made("away/unmounted.tar")
+    for shard in (gone, unmounted):
+        os.remove(shard)
+    (tmp_path / "away").rmdir()
+    for name, days in ((".new-old", 1.0), (".new-fresh", 0.0), ("strange", 0.0)):
+        (cache_folder / name).write_bytes(b"xyz")
+        idle(cache_folder / name, days)
+    idle(used_index, 40)
+    idle(unused_index, 40)
+    assert len(stoker.from_tar(used)) == 3  # from the index, which is in use from now on
+    everything = set(cache_folder.iterdir())
+    _, first = made("first.tar")
+    assert set(cache_folder.iterdir()) == everything | {first}  # it was swept today
+    idle(cache_folder / ".swept", 2)
+    _, second = made("second.tar")
+    left = everything - {unused_index, gone_index, cache_folder / ".new-old"}
+    assert set(cache_folder.iterdir()) == left | {first, second}
+
+
+@pytest.mark.parametrize("fields", [[], ["jpg", "jpg"], ["jpg", 1], 3])
+def test_wrong_lists_of_fields(tmp_path: Path, fields: Any) -> None:
+    shard = pack(tmp_path / "a.tar", pairs(0, 3))
+    with pytest.raises(
+        (ValueError, TypeError), match=r"fields (is a list of names|has 'jpg' twice)"
+    ):
+        stoker.from_tar(shard, fields)

@@ -34,7 +34,7 @@ def found(folder: Path, **how: Any) -> list[tuple[str, int]]:
 def test_a_folder_gives_its_files_in_sorted_order(tmp_path: Path) -> None:
     fill(tmp_path, ["dog/2.png", "dog/10.png", "cat/b.jpg", "cat/a.JPEG", "ant/x.webp"])
     pipeline = stoker.from_folder(str(tmp_path))
-    assert pipeline.classes == ["ant", "cat", "dog"]
+    assert pipeline.class_names == ["ant", "cat", "dog"]
     assert len(pipeline) == 5
     assert found(tmp_path) == [
         ("ant/x.webp", 0), ("cat/a.JPEG", 1), ("cat/b.jpg", 1), ("dog/10.png", 2), ("dog/2.png", 2)
@@ -60,7 +60,7 @@ def test_awkward_names_are_read(tmp_path: Path) -> None:
     assert sorted(os.fsencode(name) for name, _ in found(tmp_path)) == sorted(
         os.fsencode(name) for name in names
     )
-    assert len(pipeline.classes) == 3
+    assert len(pipeline.class_names) == 3
     assert len(stream(pipeline.shuffle().echo(2).batch(3))) == 6
 
 
@@ -103,7 +103,7 @@ def test_a_link_that_leads_into_itself_multiplies_nothing(tmp_path: Path) -> Non
 def test_a_class_without_images_keeps_its_label(tmp_path: Path) -> None:
     fill(tmp_path, ["b/1.png"])
     (tmp_path / "a").mkdir()
-    assert stoker.from_folder(tmp_path).classes == ["a", "b"]
+    assert stoker.from_folder(tmp_path).class_names == ["a", "b"]
     assert found(tmp_path) == [("b/1.png", 1)]
 
 
@@ -322,3 +322,63 @@ def test_later_writes_to_the_arrays_do_not_reach_batches_that_came() -> None:
     (batch,) = stoker.from_arrays(array).batch(8)
     array[:] = -1
     assert batch.tolist() == list(range(8))
+
+
+# -- folders of other files, and classes that are given
+
+
+def test_files_of_other_kinds(tmp_path: Path) -> None:
+    fill(tmp_path, ["bark/1.WAV", "bark/2.flac", "meow/a.b.wav", "meow/x.png", "meow/wav"])
+    sound = stoker.from_folder(tmp_path, extensions=["wav", ".flac"])
+    assert [(os.fsdecode(e.data), e.label) for e in sound] == [
+        ("bark/1.WAV", 0), ("bark/2.flac", 0), ("meow/a.b.wav", 1)
+    ]  # fmt: skip
+    assert next(iter(sound))._fields == ("data", "label")
+    with pytest.raises(LookupError, match="no field 'image'"):
+        sound.map(len, on="image")
+    with pytest.raises(ValueError, match=r"no such files in its 2 sub-folders \(looked for .mp3\)"):
+        stoker.from_folder(tmp_path, extensions=[".mp3"])
+
+
+def test_files_of_other_kinds_do_not_meet_images_in_a_cache(tmp_path: Path) -> None:
+    fill(tmp_path / "data", ["a/1.png"])
+    hows: dict[str, dict[str, Any]] = {"image": {}, "data": {"extensions": ["png"]}}
+    for kind, how in hows.items():
+        cached = stoker.from_folder(tmp_path / "data", **how).cache("1MiB", path=tmp_path / "c")
+        for _ in range(2):
+            assert [e._fields[0] for e in cached] == [kind]
+
+
+def test_a_folder_that_lacks_classes_keeps_the_numbers_it_is_given(tmp_path: Path) -> None:
+    fill(tmp_path / "train", ["ant/1.png", "bee/1.png", "cat/1.png"])
+    fill(tmp_path / "valid", ["bee/1.png", "cat/2.png"])
+    train = stoker.from_folder(tmp_path / "train")
+    valid = stoker.from_folder(tmp_path / "valid", classes=train.class_names)
+    assert [label for _, label in valid] == [1, 2]
+    assert valid.class_names == ["ant", "bee", "cat"]
+    turned = stoker.from_folder(tmp_path / "train", classes=["cat", "bee", "ant"])
+    assert [label for _, label in turned] == [2, 1, 0]
+    fill(tmp_path / "valid", ["dog/1.png", "elk/2.png"])
+    says = "valid has a folder 'dog' and 1 more, which is none of the 3 classes"
+    with pytest.raises(ValueError, match=says):
+        stoker.from_folder(tmp_path / "valid", classes=train.class_names)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [
+        ({"extensions": ".wav"}, TypeError, "extensions is a list"),
+        ({"extensions": [1]}, TypeError, "1 is in it"),
+        ({"extensions": []}, ValueError, "extensions is a list"),
+        ({"extensions": ["."]}, ValueError, "one without a letter"),
+        ({"classes": "cat"}, TypeError, "classes is a list"),
+        ({"classes": []}, ValueError, "classes is a list"),
+        ({"classes": ["a", "b", "a"]}, ValueError, "'a' twice"),
+    ],
+)
+def test_wrong_extensions_and_classes(
+    tmp_path: Path, how: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    fill(tmp_path, ["a/1.png"])
+    with pytest.raises(kind, match=says):
+        stoker.from_folder(tmp_path, **how)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from stoker.one_shot import OneShot
 from stoker.pipeline import Pipeline
 from stoker.printing import printing_above
+from stoker.signals import deferred
 
 _REFRESHES_PER_SECOND = 4
+_JOIN_S = 5.0
 
 
 @contextlib.contextmanager
@@ -30,6 +35,11 @@ def live(pipeline: Pipeline) -> Iterator[None]:
             print(pipeline.stats())
         return
 
+    if console.is_jupyter:
+        with _in_notebook(lambda: pipeline.stats().drawn(console.width)):
+            yield
+        return
+
     def picture() -> Text:
         return Text(pipeline.stats().drawn(console.width), no_wrap=True, overflow="crop")
 
@@ -42,3 +52,33 @@ def live(pipeline: Pipeline) -> Iterator[None]:
     )
     with drawing, printing_above(console):
         yield
+
+
+@contextlib.contextmanager
+def _in_notebook(picture: Callable[[], str]) -> Iterator[None]:
+    """Keep a text in a cell's output up to date: by IPython alone, without ipywidgets."""
+    import IPython.display
+
+    display: Any = IPython.display.display
+
+    def shown() -> dict[str, str]:
+        return {"text/plain": picture()}
+
+    def refresh() -> None:
+        while True:
+            try:
+                return over.wait(1 / _REFRESHES_PER_SECOND)
+            except TimeoutError:
+                handle.update(shown(), raw=True)
+
+    over: OneShot[None] = OneShot()
+    handle = display(shown(), raw=True, display_id=True)
+    thread = threading.Thread(target=refresh, name="stoker-live", daemon=True)
+    with deferred():
+        thread.start()
+    try:
+        yield
+    finally:
+        over.give(None)
+        thread.join(_JOIN_S)
+        handle.update(shown(), raw=True)

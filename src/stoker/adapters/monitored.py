@@ -93,6 +93,7 @@ class Monitored(Generic[T]):
     def __init__(self, loader: Iterable[T]) -> None:
         self.loader = loader
         self.epochs: list[EpochWait] = []
+        self._at: tuple[int, int, float, float, float] | None = None  # in the pass under way
         _open_account(self)
 
     def __iter__(self) -> Iterator[T]:
@@ -109,6 +110,15 @@ class Monitored(Generic[T]):
             raise AttributeError(name)
         return getattr(self.loader, name)
 
+    def passes(self) -> list[EpochWait]:
+        """Return all passes, with the one that is under way, as far as it is; from any thread."""
+        at, ended = self._at, list(self.epochs)  # in this order: a pass ends in the other one
+        if at is not None and at[0] == len(ended):
+            _, batches, began_s, first_s, wait_s = at
+            elapsed_s = time.perf_counter() - began_s
+            ended.append(EpochWait(batches, elapsed_s, first_s, wait_s))
+        return ended
+
     @property
     def total(self) -> EpochWait:
         """The sum of all passes."""
@@ -120,6 +130,7 @@ class Monitored(Generic[T]):
 
     def _ended(self, epoch: EpochWait, *, whole: bool) -> None:
         self.epochs.append(epoch)
+        self._at = None
         if whole or epoch.batches > 1:  # else the loop failed at once: nothing is known of it
             for account in _accounts:
                 if account.owner() is self:
@@ -188,6 +199,7 @@ def _tell() -> None:
 def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
     """Pass batches on; a generator, for its local variables are the cheapest place to count."""
     clock = time.perf_counter
+    number = len(owner.epochs)
     batches, wait_s = 0, 0.0
     in_turn = _turns(owner.loader)
     waits = [0.0] * max(1, in_turn)
@@ -202,6 +214,7 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
             waits[worker] += waited_s
             worker = worker + 1 if worker < most else 0
             batches += 1
+            owner._at = number, batches, began_s, wait_s if first_s is None else first_s, wait_s
             yield batch
             if first_s is None:
                 first_s = wait_s

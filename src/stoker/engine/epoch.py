@@ -59,6 +59,8 @@ class Run:
         self._left_ns = 0
         self.began_at = position.yielded
         self.was_asked = False
+        self._has_looked = False  # ahead of ``next``, and what was found there
+        self._ahead: Item | Exception | None = None
         self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
         self.finished: int | None = None  # outputs that the trainer says it has finished with
         self._owner = OwningProcess()
@@ -157,18 +159,14 @@ class Run:
             warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
         for loss in self._setup.kept_workers.losses():
             warn(loss)
-        if self.yielded == self.steps:
-            raise StopIteration
         began = time.perf_counter_ns()
-        planned = self._pools.planned
-        if planned is not None:
-            self._confer(planned, began)
-            if planned.over(self.yielded):
-                raise StopIteration
-        item = self._streams.last.pull()
+        if self._has_looked:
+            item, self._ahead, self._has_looked = self._ahead, None, False
+        else:
+            item = self._pull(began)
+        if isinstance(item, Exception):
+            raise item
         if item is None:
-            if planned is not None and not planned.alike and self.steps is None:
-                raise StokerError("no example is left on this rank, while others go on")
             raise StopIteration
         task = item.task
         if not task.done:
@@ -202,6 +200,36 @@ class Run:
             self._forget()
         return value
 
+    def _pull(self, now: int) -> Item | None:
+        """Take the next output from the last stream, done or not; None at the end."""
+        if self.yielded == self.steps:
+            return None
+        planned = self._pools.planned
+        if planned is not None:
+            self._confer(planned, now)
+            if planned.over(self.yielded):
+                return None
+        item = self._streams.last.pull()
+        if item is None and planned is not None and not planned.alike and self.steps is None:
+            raise StokerError("no example is left on this rank, while others go on")
+        return item
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows the output handed out last.
+
+        Where only the end tells, the next output is taken from its stream, and kept for ``next``.
+        """
+        if self.length is not None and (self.yielded < self.length or self.is_over):
+            return self.yielded >= self.length
+        if not self._has_looked:
+            self._has_looked = True
+            try:
+                self._ahead = self._pull(time.perf_counter_ns())
+            except Exception as error:  # raised where the output is asked for
+                self._ahead = error
+        return self._ahead is None
+
     def last_uses(self) -> Uses:
         """Return what the examples handed out last are uses of."""
         words, ages = self._last
@@ -214,7 +242,8 @@ class Run:
 
     def _forget(self) -> None:
         if self._streams.head is not None:
-            self._streams.head.forget_before(self._handed[0].loaded)
+            oldest = self._handed[0]
+            self._streams.head.forget_before(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
@@ -369,6 +398,7 @@ class Run:
             )
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
         ended_ns = self._ended_ns or time.perf_counter_ns()
+        source = self._plan.loader or self._plan.iterable
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(
             epoch=self._setup.epoch,
@@ -392,6 +422,8 @@ class Run:
             cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._skip_log.skips),
             parts=self._streams.part_stats(self.fresh),
+            read_bytes=tally.read_bytes,
+            feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 
     def _window_bytes(self) -> int:

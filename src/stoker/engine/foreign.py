@@ -31,6 +31,7 @@ from stoker.errors import StageError
 from stoker.signals import pass_on
 from stoker.sources.loader import LoaderSource
 from stoker.stages.to import Mover
+from stoker.stages.to_jax import JaxMover
 
 
 class Direct:
@@ -123,7 +124,8 @@ class LoaderStream(HeadStream):
         if self._keep is not None:
             batch = self._keep.copied(batch)
         rows = batch_rows(batch)
-        self._tally.add([self._name], [time.perf_counter_ns() - began], rows)
+        spent = time.perf_counter_ns() - began
+        self._tally.add([self._name], [spent], rows, pytree.data_bytes(batch))
         self._fresh += rows
         self._pulled += 1
         if self._source.takes_state:
@@ -148,10 +150,10 @@ class LoaderStream(HeadStream):
             return False
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        self.forget_before(loaded)
+        self.forget_before(fresh, loaded)
         return self._states[0][1] if self._states else None, loaded
 
-    def forget_before(self, loaded: int) -> None:
+    def forget_before(self, fresh: int, loaded: int) -> None:
         while self._states and self._states[0][0] < loaded:
             self._states.popleft()
 
@@ -175,7 +177,9 @@ class DeviceStream(DrivenStream):
 
     blocking = True
 
-    def __init__(self, upstream: PulledStream, mover: Mover, worker_pool: WorkerPool) -> None:
+    def __init__(
+        self, upstream: PulledStream, mover: Mover | JaxMover, worker_pool: WorkerPool
+    ) -> None:
         super().__init__()
         self._upstream = upstream
         self._mover = mover
@@ -288,7 +292,8 @@ def interrupt(iterator: Iterator[Any] | None) -> None:
 def batch_rows(batch: Any) -> int:
     """Return how many examples a batch holds: the length of its first array, or else list."""
     for leaf in pytree.leaves(batch):
-        if isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf):
+        is_array = isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf)
+        if is_array or pytree.is_jax_array(leaf):
             return int(leaf.shape[0]) if leaf.ndim else 1
     return _list_rows(batch) or 1
 

@@ -62,12 +62,14 @@ class Tally:
 
     stage_ns: dict[str, int] = field(default_factory=dict)
     stage_rows: dict[str, int] = field(default_factory=dict)
+    read_bytes: int = 0
     distance_sum: int = 0
     distances: int = 0
     misdrawn: list[Misdrawn] = field(default_factory=list)  # to be told by the consumer
 
-    def add(self, names: list[str], ns: list[int], rows: int) -> None:
+    def add(self, names: list[str], ns: list[int], rows: int, read_bytes: int = 0) -> None:
         """Add the time ``rows`` took in each stage; the caller holds the worker pool's lock."""
+        self.read_bytes += read_bytes
         for name, spent in zip(names, ns, strict=True):
             self.stage_ns[name] = self.stage_ns.get(name, 0) + spent
             self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
@@ -241,8 +243,8 @@ class HeadStream(DrivenStream):
         And the number of what was read that it stands for.
         """
 
-    def forget_before(self, loaded: int) -> None:
-        """Drop the states behind fewer batches."""
+    def forget_before(self, fresh: int, loaded: int) -> None:
+        """Drop the states behind fewer examples, and behind fewer batches of a loader."""
 
     def has_raised(self, error: BaseException) -> bool:
         """Whether the source raised this error, and may go on. True only once for each error."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker import pytree
 from stoker.engine.foreign import interrupt
 from stoker.engine.items import HeadStream, Item, Tally, done_item
 from stoker.engine.work import ENDED, Failure
@@ -24,7 +25,7 @@ class IteratedStream(HeadStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
     Args:
-        source: the iterable.
+        source: the iterable; ``examples``: the pass over it.
         selection: which examples are this rank's. Even parts are handed out a round at a time, an
             example for every rank, so that all ranks get equally many.
         buffer: how many examples are shuffled among each other; 1 keeps the order.
@@ -35,6 +36,7 @@ class IteratedStream(HeadStream):
     def __init__(
         self,
         source: IterableSource,
+        examples: Iterator[Any],
         selection: Selection,
         buffer: int,
         key: NDArray[np.uint64],
@@ -44,8 +46,8 @@ class IteratedStream(HeadStream):
         super().__init__()
         self._name = source.name
         self._source = source
-        self._whole: Iterator[Any] | None = source.open()
-        self._examples: Iterator[Any] | None = _read_of(self._whole, selection, start)
+        self._whole: Iterator[Any] | None = examples
+        self._examples: Iterator[Any] | None = _read_of(examples, selection, start)
         self._left = _handed_of(selection)
         self._size = buffer
         self._tally = tally
@@ -80,6 +82,9 @@ class IteratedStream(HeadStream):
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the source's own state behind so many examples, None if it has none."""
         return (self._source.state(fresh), fresh) if self._source.takes_state else (None, loaded)
+
+    def forget_before(self, fresh: int, loaded: int) -> None:
+        self._source.forget_before(fresh)
 
     def interrupt(self) -> None:
         interrupt(self._whole)
@@ -122,7 +127,8 @@ class IteratedStream(HeadStream):
             failure = Failure(StageError(self._name, error, number=self._read), ENDED)
             self._failure = done_item(failure, self._read, 0, 0, 1)
             return None
-        self._tally.add([self._name], [time.perf_counter_ns() - began], 1)
+        spent = time.perf_counter_ns() - began
+        self._tally.add([self._name], [spent], 1, pytree.data_bytes(example))
         self._read += 1
         return done_item(example, self._read - 1, 0, 0, 1)
 

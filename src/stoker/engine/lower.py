@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,9 +82,24 @@ class Segment:
         return self.source.rows
 
     @property
+    def stacks(self) -> bool:
+        """Whether what comes out are copies, in the rows of a batch."""
+        return self.batch is not None and self.batch.collate is None
+
+    @property
     def only_stacks(self) -> bool:
-        """Whether inputs are but copied into a batch, so that they need no copy before."""
-        return self.is_plain and self.batch is not None and self.batch.collate is None
+        """Whether inputs are but copied into a batch."""
+        return self.is_plain and self.stacks
+
+    @cached_property
+    def reading(self) -> int:
+        """How many of the first operations only read what they are given."""
+        return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
+
+    @property
+    def borrows(self) -> bool:
+        """Whether a pool lends it items: the first to get hold of them does not write."""
+        return self.reading > 0 or self.only_stacks
 
     @property
     def names(self) -> list[str]:
@@ -96,6 +112,10 @@ class Segment:
         if self.batch is not None:
             names.append(self.batch.name)
         return names + [stage.name for stage in self.batch_maps]
+
+    def counters(self) -> list[int]:
+        """Return zeros: for nanoseconds in each stage, and behind them for bytes that were read."""
+        return [0] * (len(self.names) + 1)
 
 
 @dataclass

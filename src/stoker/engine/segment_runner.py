@@ -1,8 +1,9 @@
 """What workers do with the tasks of a segment; the consumer does it inline.
 
-All uses of a stored item but the last get a copy; the last gets the item itself. Where items are
-only stacked into a batch nobody gets a copy. Items are stored with ``pytree.owned``, so that a
-small view does not keep a large array alive.
+All uses of a stored item but the last get a copy; the last gets the item itself. Where the first to
+get hold of items only reads them (``lending``), or they are only stacked into a batch, all uses get
+the item itself, and what is left of it behind that is copied. Items are stored with
+``pytree.owned``, so that a small view does not keep a large array alive.
 """
 
 from __future__ import annotations
@@ -76,30 +77,34 @@ class SegmentRunner:
         self.rows.gather(indices, batch, 0)
         spent = time.perf_counter_ns() - began
         self.cost.note(len(indices), spent)
-        self._tally.add(self._names[:1], [spent], len(indices))
+        self._tally.add(self._names[:1], [spent], len(indices), pytree.data_bytes(batch))
         return self.rows.split(batch, self._group)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        ns = [0] * len(self._names)
+        ns = self.segment.counters()
         if task.batch is not None:
             assert self.rows is not None
             began = time.perf_counter_ns()
             self.rows.gather(task.indices[start:stop], task.batch, start)
             ns[0] = time.perf_counter_ns() - began
+            ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
+            copied = None
             if task.items is None:
                 values = self.work.fetch(task.indices[start:stop], ns)
             else:
-                values = self.taken(task.items[start:stop], own=self.segment.only_stacks)
+                values = self.taken(task.items[start:stop], own=self.segment.borrows)
+                copied = self._recycler.copied if self.segment.borrows else None
             use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-            self.work.apply(values, task.ordinals[start:stop], use_keys, ns)
+            self.work.apply(values, task.ordinals[start:stop], use_keys, ns, copied)
             self._deliver(task, start, values, ns)
         return ns
 
     def account(self, spent: list[int], rows: int) -> None:
-        self._tally.add(self._names, spent, rows)
+        *ns, read_bytes = spent
+        self._tally.add(self._names, ns, rows, read_bytes)
 
     def complete(self, task: Task) -> None:
         """Finish a batch whose rows are all there."""
@@ -118,12 +123,12 @@ class SegmentRunner:
                 pass_on(error)
                 values = [self.work.batch_failure(error, task.number)]
             if self.segment.batch_maps:
-                ns = [0] * len(self._names)
+                ns = self.segment.counters()
                 for i, value in enumerate(values):
                     if type(value) is not Failure:
                         values[i] = self.work.finish(value, task.number + i, 0, ns)
                 with self.worker_pool.lock:
-                    self._tally.add(self._names, ns, 0)
+                    self.account(ns, 0)
             task.values = values
         task.batch = task.builder = task.indices = task.items = None
 

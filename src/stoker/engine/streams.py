@@ -34,7 +34,6 @@ from stoker.orders import Order
 from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
-from stoker.stages.to import Mover
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
@@ -179,8 +178,7 @@ class EpochStreams:
                     pool, planning = self._where(part)
                     self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
                 case DevicePoint():
-                    mover = Mover(part.to.device)
-                    self._device = DeviceStream(self.last, mover, self.worker_pool)
+                    self._device = DeviceStream(self.last, part.to.mover(), self.worker_pool)
                     self._stream = self.last = self._device
                     self._depth = 0
 
@@ -225,9 +223,9 @@ class EpochStreams:
         if foreign is None:
             return
         self.tally.add([foreign.name], [0], 0)
-        if position.loader_state is not None:
-            foreign.load(position.loader_state)
         if plan.loader is not None:
+            if position.loader_state is not None:
+                plan.loader.load(position.loader_state)
             self.head = LoaderStream(
                 plan.loader,
                 self.tally,
@@ -237,8 +235,10 @@ class EpochStreams:
             )
         elif plan.iterable is not None:
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
+            start = position.fresh
+            examples = plan.iterable.open(self._epoch, position.loader_state, start)
             self.head = IteratedStream(
-                plan.iterable, plan.selection, plan.buffer, key, self.tally, start=position.fresh
+                plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
             )
         assert self.head is not None
         self.last = self.head

@@ -9,6 +9,8 @@ A cache is one of the operations of the first segment. ``fetch`` looks examples 
 the cache one by one, which times them, offers them to the cache, and goes on with all. What a
 filter left out is stored as such. A source that reads ahead is told only of what the cache does not
 hold; what it was told of is taken from it, even if the cache has it by then.
+
+What was spent is added to ``ns``, which is a segment's ``counters()``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from stoker import pytree, rng
 from stoker.caution import warn
 from stoker.engine.lower import Segment
 from stoker.errors import CacheError, StageError
+from stoker.lending import separated
 from stoker.orders import Order
 from stoker.rng import Rekeyed
 from stoker.signals import pass_on
@@ -223,6 +226,7 @@ class Work:
         reads = self.reader or self._indexed
         values = self._each(reads.fetch, self._indexed, indices)
         ns[0] += time.perf_counter_ns() - start
+        ns[-1] += sum(map(pytree.data_bytes, values))
         return values
 
     def _each(
@@ -246,8 +250,14 @@ class Work:
         ordinals: Sequence[int],
         use_keys: Sequence[int] | None,
         ns: list[int],
+        copied: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Run the maps over ``values``, in place, stage by stage."""
+        """Run the maps over ``values``, in place, stage by stage.
+
+        With ``copied`` the values are lent by a pool; it copies what of them would be written to.
+        """
+        if copied is not None:
+            return self._apply_to_lent(values, ordinals, use_keys, ns, copied)
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
@@ -257,6 +267,31 @@ class Work:
                 elif type(value) is Miss:
                     values[i] = self._admitted(value, ordinals[i], ns)
         self._apply(slice(behind, None), values, ordinals, use_keys, ns)
+
+    def _apply_to_lent(
+        self,
+        values: list[Any],
+        ordinals: Sequence[int],
+        use_keys: Sequence[int] | None,
+        ns: list[int],
+        copied: Callable[[Any], Any],
+    ) -> None:
+        """Run the maps over values that a pool keeps; none of them comes out where it may be kept.
+
+        A last use gets no more than the others: while it writes, another one may still be reading.
+        """
+        lent, reading = list(values), self.segment.reading
+        self._apply(slice(0, reading), values, ordinals, use_keys, ns)
+        if self.segment.stacks and reading == len(self._operations):
+            return
+        for i, value in enumerate(values):
+            if type(value) is not Failure:
+                try:
+                    values[i] = separated(value, lent[i], copied)
+                except Exception as error:
+                    pass_on(error)
+                    values[i] = self.copy_failure(error, ordinals[i])
+        self._apply(slice(reading, None), values, ordinals, use_keys, ns)
 
     def _admitted(self, miss: Miss, ordinal: int, ns: list[int]) -> Any:
         """Do to an example what comes before the cache, and offer the cache what comes out."""
@@ -323,8 +358,10 @@ class Work:
                     if key is None:
                         made = fn(value)
                     else:
-                        rng = on_device and on_device(key, ordinals[i], use_key, value)
-                        made = fn(value, rng or place(key, ordinals[i], use_key))
+                        drawn = on_device and on_device(key, ordinals[i], use_key, value)
+                        if drawn is None:  # a key of JAX has no truth
+                            drawn = place(key, ordinals[i], use_key)
+                        made = fn(value, drawn)
                     if made is None and stage.makes_values:
                         raise returned_nothing("batch" if in_batches else "example")
                 except Exception as error:
@@ -397,7 +434,7 @@ def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[Misdrawn]) -> None:
 
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch: Any) -> Any:
-    """Return a ``torch.Generator`` placed on a batch's device, or None without tensors."""
+    """Return a ``torch.Generator`` on a batch's device, or a key of JAX, as its arrays are."""
     for leaf in pytree.leaves(batch):
         if pytree.is_tensor(leaf):
             import torch
@@ -405,4 +442,8 @@ def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch:
             generator = torch.Generator(leaf.device)
             generator.manual_seed(rng.integer_at(key, ordinal, use_key))
             return generator
+        if pytree.is_jax_array(leaf):
+            import jax
+
+            return jax.random.key(rng.integer_at(key, ordinal, use_key) >> 31)
     return None

@@ -45,6 +45,7 @@ class FeedClient:
         name: of the feed.
         about: what the feeder says of itself.
         at: the position of what comes next; None for the beginning of any epoch.
+        lag_outputs: how many outputs the feed had ready beyond the last hand-over.
 
     Raises FeedError when there is no feed, or it refuses.
     """
@@ -53,6 +54,7 @@ class FeedClient:
         self.name = address.name
         self.at: tuple[int, int] | None = None
         self._address = address
+        self.lag_outputs = 0
         self._turn = 0
         self._is_in_epoch = False
         self._epoch: weakref.ref[FeedEpoch] | None = None
@@ -207,6 +209,7 @@ class FeedClient:
         finally:
             self._close_descriptors()
         self._leases.hold(item.lease, mappings, item.generations)
+        self.lag_outputs = item.behind
         return value
 
     def settle(self) -> None:

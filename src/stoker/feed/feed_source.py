@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.chain import Chain
-from stoker.errors import StateError
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
@@ -33,6 +32,10 @@ class FeedBatches(LoaderSource):
         """Warn where several ranks are there: each is handed all batches."""
         warn_unsharded_feed()
 
+    def lag_outputs(self) -> int:
+        lag: int = self.loader.lag_outputs
+        return lag
+
 
 class FeedExamples(IterableSource):
     """The examples of a feed: a stream that can begin in the middle of a pass."""
@@ -50,9 +53,14 @@ class FeedExamples(IterableSource):
     def count(self) -> int:
         return len(self._client)
 
-    def open(self) -> FeedEpoch:
+    def open(self, epoch: int, saved: Any = None, number: int = 0) -> FeedEpoch:
+        if saved is not None:
+            self._client.load_state_dict(saved)
         self._epoch = iter(self._client)
         return self._epoch
+
+    def lag_outputs(self) -> int:
+        return self._client.lag_outputs
 
     def state(self, number: int) -> Any:
         return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}
@@ -60,15 +68,5 @@ class FeedExamples(IterableSource):
     def state_between(self) -> Any:
         return self._client.state_dict()
 
-    def check_state(self, chain: Chain) -> None:
-        """Refuse a state in the middle of an epoch that tells too little of what was left."""
-        kept = chain.selection.is_kept_by_streams
-        if chain.has_fixed_echo or chain.may_leave_out or not kept:
-            raise StateError(
-                "in the middle of an epoch of a feed's examples a shuffle buffer, filters, skip "
-                "budgets, ranks, and the pool of a fixed factor cannot be made again: save between "
-                'epochs, have the feed do these, or take .echo("auto"), whose pool may begin empty'
-            )
-
-    def load(self, state: Any) -> None:
-        self._client.load_state_dict(state)
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: the feed tells the epoch."""

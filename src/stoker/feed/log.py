@@ -167,6 +167,10 @@ class OutputLog:
                 return item
         return self.broken if reader.at >= self.end else None
 
+    def outputs_from(self, at: At) -> int:
+        """Return how many outputs are ready from a position on."""
+        return sum(item.count for item in self.items if item.begin >= at)
+
     def hand_over(self, reader: LogReader, what: StagedItem | EpochEnd) -> None:
         """Note that a reader was given what it was due."""
         if isinstance(what, EpochEnd):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-VERSION = 4
+VERSION = 5
 MOST_BYTES = 1 << 16
 LARGEST = (1 << 62) - 1
 """The largest number in a message."""
@@ -154,6 +154,7 @@ class ItemMessage(Message):
         lease: the number of the hand-over, to be named when it is done with.
         generations: of what is in each of the blocks.
         header, places: see ``stoker.ipc.payload.Payload``.
+        behind: outputs that are ready behind these.
     """
 
     turn: Number
@@ -164,6 +165,7 @@ class ItemMessage(Message):
     generations: Generations
     header: bytes
     places: list[tuple[Number, Number, Number]]
+    behind: Number = 0
 
 
 class End(Message):

@@ -12,12 +12,12 @@ from stoker.buffers import Recycler
 from stoker.chain import Chain
 from stoker.cursor import Cursor
 from stoker.engine.foreign import batch_rows
-from stoker.engine.position import Position
 from stoker.errors import FeedError
 from stoker.feed.log import At
 from stoker.feed.served import Made, Served
 from stoker.feed.staging import CHUNK_EXAMPLES
 from stoker.ipc.shared_memory import Blocks
+from stoker.jump import nearest
 from stoker.pipeline import Pipeline
 
 _CHUNK_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
@@ -151,9 +151,6 @@ def go_near(cursor: Cursor, epoch: int, number: int) -> int:
 
     Returns how many outputs come before it: those of which only what came before can tell.
     """
-    position, missed, chain = None, number, cursor.chain
-    if number and chain.source.is_indexed and not chain.may_leave_out and not chain.echoes:
-        examples = min(number * chain.batch_size, chain.examples())
-        position, missed = Position(number, examples, fresh=examples), 0
+    position, missed = nearest(cursor.chain, number)
     cursor.go_to(epoch, position)
     return missed

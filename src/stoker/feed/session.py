@@ -85,6 +85,7 @@ class ClientSession:
             [block.generation for block in payload.blocks],
             payload.header,
             payload.places,
+            self.branch.log.outputs_from(item.end) if self.branch is not None else 0,
         )
         self.send(message, [block.descriptor for block in payload.blocks])
 

@@ -4,6 +4,7 @@ With ``stoker-native``, crops of JPEGs decode only what they need. Without, Pill
 with the same pixels within one level.
 """
 
+from stoker.images.advising import CropAdvice, advise
 from stoker.images.augmenting import flip, mixup, random_erase, random_flip, random_noise
 from stoker.images.cropping import (
     center_crop,
@@ -17,8 +18,10 @@ from stoker.images.jitter import color_jitter
 from stoker.images.normalizing import normalize, to_chw
 
 __all__ = [
+    "advise",
     "center_crop",
     "color_jitter",
+    "CropAdvice",
     "decode",
     "flip",
     "mixup",

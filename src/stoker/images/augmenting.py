@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from stoker import pytree
+from stoker.lending import reads_only
 
 _CHANNELS = (1, 3, 4)
 _ASPECT = 3.3  # the longest side of what is erased, over the shorter
 
 
+@reads_only
 def flip(images: Any) -> Any:
     """Flip an image, or each of a batch, left to right.
 
@@ -36,6 +38,7 @@ def flip(images: Any) -> Any:
     return _with_images(images, _flipped, "flip")
 
 
+@reads_only
 def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     """Flip each image left to right with a probability.
 
@@ -61,6 +64,7 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     return _with_images(batch, change, "random_flip")
 
 
+@reads_only
 def random_erase(
     batch: Any, rng: Any, *, p: float = 0.5, area_fraction: tuple[float, float] = (0.02, 0.2)
 ) -> Any:
@@ -96,6 +100,7 @@ def random_erase(
     return _with_images(batch, erase, "random_erase")
 
 
+@reads_only
 def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
     """Add normally distributed noise to every pixel.
 
@@ -118,6 +123,7 @@ def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
     return _with_images(batch, add, "random_noise")
 
 
+@reads_only
 def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.2) -> Any:
     """Blend each image with another one of the batch, and their labels likewise.
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.images import native
+from stoker.lending import reads_only
 
 MAX_PIXELS = 89_478_485
 """Images of more are refused: as many as Pillow takes without a warning."""
@@ -19,6 +20,7 @@ _SCANS = 10
 _ORIENTATION = 0x0112  # the tag of EXIF
 
 
+@reads_only
 def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """Decode an encoded image: JPEGs with ``stoker-native`` where it is installed, or Pillow.
 
@@ -54,6 +56,7 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
     return _turned(pixels, turn)
 
 
+@reads_only
 def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
     """Return height and width of an encoded image; only its header is read.
 

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.lending import reads_only
 
+
+@reads_only
 @dataclass(frozen=True)
 class ImageMap:
     """A function of an image that also takes a batch; it pickles."""
@@ -26,6 +29,7 @@ class ImageMap:
         return _each(images, self.fn)
 
 
+@reads_only
 @dataclass(frozen=True)
 class RandomImageMap:
     """The same with a generator, which is drawn from for each image of a batch."""

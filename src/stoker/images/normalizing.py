@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stoker import pytree
+from stoker.lending import reads_only
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -37,6 +38,7 @@ def normalize(
     return _Normalized(tuple(map(float, mean)), tuple(map(float, std)))
 
 
+@reads_only
 def to_chw(images: Any) -> Any:
     """Move channels, the last axis, before height and width: as PyTorch takes images.
 
@@ -57,6 +59,7 @@ def to_chw(images: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(images, -1, -3))
 
 
+@reads_only
 @dataclass(frozen=True)
 class _Normalized:
     mean: tuple[float, ...]

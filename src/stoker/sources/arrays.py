@@ -1,8 +1,7 @@
-"""NumPy arrays or memory maps of one length."""
+"""Arrays of one length: in memory, or in files that are sliced."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,46 +10,36 @@ from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.columns import column_of
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 
 class ArraySource(IndexedSource):
-    """NumPy arrays or memory maps of one length; an example is a row of each.
+    """Arrays of one length; an example is a row of each.
 
     Rows are copied out of the arrays: what is done to an example does not reach them. What is in
     memory, or in a part of a map, says nothing about itself: it has no identity.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+    def __init__(self, arrays: Sequence[Any]) -> None:
         if not arrays:
             raise TypeError("from_arrays needs at least one array")
-        for array in arrays:
-            if not isinstance(array, np.ndarray) or array.ndim == 0:
-                raise TypeError(
-                    f"from_arrays takes NumPy arrays of at least one dimension, not "
-                    f"{type(array).__name__}; use np.asarray(...), or from_dataset"
-                )
-        lengths = [len(array) for array in arrays]
+        self._columns = [column_of(array) for array in arrays]
+        lengths = [column.shape[0] for column in self._columns]
         if len(set(lengths)) > 1:
             raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
-        self.arrays = [np.asarray(array) for array in arrays]
-        # Rows are copied fastest from two dimensions.
-        self._flat = [
-            a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 2 and a.flags.c_contiguous else a
-            for a in self.arrays
-        ]
         # Strings and objects go the way of single examples: batches of them are lists.
-        self._stacks = all(array.dtype.kind in "biufcmM" for array in self.arrays)
+        self._stacks = all(column.dtype.kind in "biufcmM" for column in self._columns)
 
     @property
     def name(self) -> str:
-        shapes = ", ".join(f"{a.dtype} {list(a.shape)}" for a in self.arrays)
+        shapes = ", ".join(f"{a.dtype} {list(a.shape)}" for a in self._columns)
         return f"from_arrays({shapes})"
 
     @property
     def fields(self) -> Sequence[str | int]:
         """The positions of the arrays; none of a single one."""
-        return range(len(self.arrays)) if len(self.arrays) > 1 else ()
+        return range(len(self._columns)) if len(self._columns) > 1 else ()
 
     @property
     def rows(self) -> Rows | None:
@@ -58,11 +47,12 @@ class ArraySource(IndexedSource):
         return self if self._stacks else None
 
     def __len__(self) -> int:
-        return len(self.arrays[0])
+        return self._columns[0].shape[0]
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Return rows: a bare row of one array, or tuples of rows."""
-        columns = [list(array[np.asarray(indices)]) for array in self.arrays]
+        wanted = np.asarray(indices, np.int64)
+        columns = [list(column.rows(wanted)) for column in self._columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def path(self, index: int) -> str | None:
@@ -73,7 +63,7 @@ class ArraySource(IndexedSource):
         return Fingerprint(int(index))
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
-        outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self.arrays]
+        outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self._columns]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def split(self, batch: Any, rows: int) -> list[Any]:
@@ -88,12 +78,5 @@ class ArraySource(IndexedSource):
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         outs = batch if isinstance(batch, tuple) else (batch,)
         stop = start + len(indices)
-        for flat, out in zip(self._flat, outs, strict=True):
-            rows = out[start:stop]
-            if flat.ndim != out.ndim:
-                rows = rows.reshape(len(indices), flat.shape[1])
-            if flat.flags.c_contiguous:
-                # "clip" lets NumPy write straight into out; the indices are in range.
-                flat.take(indices, axis=0, out=rows, mode="clip")
-            else:
-                rows[...] = flat[indices]  # take() would make all of the array contiguous first
+        for column, out in zip(self._columns, outs, strict=True):
+            column.copy_to(out[start:stop], indices)

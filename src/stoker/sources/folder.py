@@ -1,75 +1,71 @@
-"""Image files in one sub-folder a class."""
+"""Files in one sub-folder a class."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.sources.local_files import IMAGE_SUFFIXES, images_below, read_file, warn_left_out
+from stoker.sources.class_folders import ClassFolders
+from stoker.sources.local_files import files_below, read_file, warn_left_out
 from stoker.sources.source import IndexedSource, Indices
 
 
-class LabeledImage(NamedTuple):
-    """An example of ``from_folder``: an encoded image and the number of its class."""
-
-    image: bytes
-    label: int
-
-
 class FolderSource(IndexedSource):
-    """Image files in one sub-folder a class, listed once, in sorted order.
+    """Files in one sub-folder a class, listed once, in sorted order.
 
-    Hidden files, and files that are no images by their suffix, are left out. So is, with a warning,
-    what is named like an image and is no regular file (nor a link to one), and what cannot be
-    listed. A link that leads nowhere is an example that fails.
+    Hidden files, and files with other suffixes, are left out. So is, with a warning, what has such
+    a suffix and is no regular file (nor a link to one), and what cannot be listed. A link that
+    leads nowhere is an example that fails.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no sub-folders, or no images in them.
+        ValueError: it has no sub-folders, no such files in them, or one that is no class.
     """
 
-    fields = LabeledImage._fields
     fits_page_cache = True
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], asked: ClassFolders | None = None) -> None:
         self.folder = os.fspath(folder)
+        self._asked = asked = asked or ClassFolders.of()
         with os.scandir(self.folder) as entries:
-            self.classes = sorted(
-                e.name for e in entries if e.is_dir() and not e.name.startswith(".")
-            )
-        if not self.classes:
+            found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        if not found:
             raise ValueError(
                 f"{self.folder} has no sub-folders; from_folder expects one a class, "
                 "such as train/cat/0001.jpg"
             )
+        self.classes, labels = asked.number(found, self.folder)
         self._files: list[tuple[str, int]] = []
         left_out: list[str] = []
         above = len(os.path.join(self.folder, ""))
-        for label, name in enumerate(self.classes):
-            found = sorted(images_below(os.path.join(self.folder, name), left_out))
-            self._files += [(file[above:], label) for file in found]
+        for name, label in zip(found, labels, strict=True):
+            below = os.path.join(self.folder, name)
+            files = sorted(files_below(below, asked.suffixes, left_out))
+            self._files += [(file[above:], label) for file in files]
         warn_left_out(self.name, left_out)
-        if not self._files:
-            raise ValueError(
-                f"{self.folder} has no images in its {len(self.classes)} sub-folders (looked for "
-                f"{', '.join(IMAGE_SUFFIXES[:5])}, ...)"
-            )
+        asked.refuse_empty(len(self._files), len(found), self.folder)
 
     @property
     def name(self) -> str:
         return f"from_folder({self.folder!r})"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        return self._asked.kind._fields
 
     def __len__(self) -> int:
         return len(self._files)
 
     def fetch(self, indices: Indices) -> list[Any]:
         files = (self._files[index] for index in indices)
-        return [LabeledImage(read_file(os.path.join(self.folder, f)), label) for f, label in files]
+        kind = self._asked.kind
+        return [kind(read_file(os.path.join(self.folder, f)), label) for f, label in files]
 
     def identity(self) -> str | None:
         """Return the folder's real path: files are known below it by path, size, times, inode."""
-        return f"folder {os.path.realpath(self.folder)}"
+        return self._asked.identity_of(os.path.realpath(self.folder))
 
     def name_of(self, index: int) -> str:
         return self._files[index][0]
@@ -86,4 +82,4 @@ class FolderSource(IndexedSource):
         return self.path(index)
 
     def attribute(self, name: str) -> Any:
-        return self.classes if name == "classes" else super().attribute(name)
+        return self.classes if name == "class_names" else super().attribute(name)

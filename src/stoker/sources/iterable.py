@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StateError
+from stoker.sources.own_state import StatefulPass, StateLog, checked, has_state
 from stoker.sources.source import Source
 
 if TYPE_CHECKING:
@@ -63,40 +64,82 @@ class Passes:
 
 
 class IterableSource(Source):
-    """A stream of examples, in its own order."""
+    """A stream of examples, in its own order. One that has a state of its own is asked for it."""
 
     is_counted = True
 
     def __init__(self, examples: Any) -> None:
         self._passes = Passes(examples, "from_iterable", "examples")
+        self._given = examples
+        self._has_state = has_state(examples)
+        self._log: StateLog | None = None  # of the present pass
+        self._first_state: Any = None  # from before any other was loaded
 
     @property
     def name(self) -> str:
         return self._passes.name
 
+    @property
+    def takes_state(self) -> bool:
+        return self._has_state
+
     def count(self) -> int:
         raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
 
-    def open(self) -> Iterator[Any]:
-        """Begin a pass."""
-        return self._passes.open()
+    def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
+        """Begin a pass: at its beginning, or behind ``number`` examples in a saved state.
+
+        A stream with ``set_epoch`` is told the epoch.
+
+        Raises StateError for what cannot be a state.
+        """
+        saved = None if saved is None else checked(saved, number)
+        self.set_epoch(epoch)
+        if not self._has_state:
+            return self._passes.open()
+        if saved is not None:
+            if self._first_state is None and hasattr(self._given, "set_epoch"):
+                self._first_state = self._given.state_dict()
+            self._given.load_state_dict(saved["own"])
+        elif self._first_state is not None:
+            # Hugging Face's begins each pass over the same epoch at what was loaded last.
+            self._given.load_state_dict(self._first_state)
+        self._log = StateLog(saved, number)
+        return StatefulPass(self._given, self._passes.open(), self._log)
 
     def state(self, number: int) -> Any:
         """Return the state in which ``number`` examples of the present pass have been read."""
-        return None
+        return None if self._log is None else self._log.state(number)
 
-    def load(self, state: Any) -> None:
-        """Have the next pass begin in a state."""
-        raise AssertionError("a stream begins at its beginning")
+    def forget_before(self, number: int) -> None:
+        """Drop the states in which fewer examples of the present pass have been read."""
+        if self._log is not None:
+            self._log.forget_before(number)
 
     def check_state(self, chain: Chain) -> None:
-        raise StateError(
-            "an epoch over a stream has no state in its middle, for its examples cannot be "
-            "asked for again: save between epochs, or use a source with an index"
-        )
+        """Refuse a state in the middle of an epoch that tells too little of what was left."""
+        if not self.takes_state:
+            raise StateError(
+                "an epoch over a stream has no state in its middle, for its examples cannot be "
+                "asked for again: save between epochs, or use a source with an index"
+            )
+        kept = chain.selection.is_kept_by_streams
+        if chain.has_fixed_echo or chain.may_leave_out or not kept:
+            raise StateError(
+                f"in the middle of an epoch of {self.name} a shuffle buffer, filters, skip "
+                "budgets, ranks, and the pool of a fixed factor cannot be made again: save between "
+                'epochs, let the stream itself do these, or take .echo("auto"), whose pool may '
+                "begin empty"
+            )
 
     def extent(self, *, is_followed: bool) -> str:
+        if self.takes_state:
+            return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"
 
     def lower(self, to: Lowering) -> None:
         to.take_examples(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self._given, "set_epoch"):
+            self._given.set_epoch(epoch)

@@ -91,7 +91,7 @@ class LoaderSource(Source):
             )
 
     def attribute(self, name: str) -> Any:
-        return super().attribute(name) if name == "classes" else getattr(self.loader, name)
+        return super().attribute(name) if name == "class_names" else getattr(self.loader, name)
 
     def extent(self, *, is_followed: bool) -> str:
         where = "a thread of its own" if is_followed else "the consumer's thread"
@@ -107,6 +107,12 @@ class LoaderSource(Source):
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
+            return
+        within = getattr(self.loader, "batch_sampler", None)
+        samplers = getattr(self.loader, "sampler", None), getattr(within, "sampler", None)
+        for sampler in {id(each): each for each in samplers}.values():
+            if hasattr(sampler, "set_epoch"):  # DistributedSampler's
+                sampler.set_epoch(epoch)
 
 
 class _Resetting(Iterator[Any]):

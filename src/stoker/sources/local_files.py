@@ -52,10 +52,10 @@ def refuse_too_large(nbytes: int, path: str) -> None:
         raise OSError(errno.EFBIG, f"{size} do not fit into memory", path)
 
 
-def images_below(folder: str, left_out: list[str]) -> Iterator[str]:
-    """Yield image files, hidden ones left out, each folder once however it is linked.
+def files_below(folder: str, suffixes: tuple[str, ...], left_out: list[str]) -> Iterator[str]:
+    """Yield files with such suffixes, hidden ones left out, each folder once however it is linked.
 
-    What is named like an image and is no regular file, and folders that cannot be listed, are
+    What has such a suffix and is no regular file, and folders that cannot be listed, are
     added to ``left_out``.
     """
     seen = set()
@@ -76,12 +76,12 @@ def images_below(folder: str, left_out: list[str]) -> Iterator[str]:
             name = entry.name
             if name.startswith("."):
                 continue
-            is_image = name.lower().endswith(IMAGE_SUFFIXES)
-            if is_image and entry.is_file(follow_symlinks=False):
+            is_meant = name.lower().endswith(suffixes)
+            if is_meant and entry.is_file(follow_symlinks=False):
                 yield entry.path
             elif os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
                 within.append(entry.path)
-            elif is_image:
+            elif is_meant:
                 if is_special(entry.path):
                     left_out.append(entry.path)
                 else:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
+from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
 from stoker.sources.arrow_rows import import_pyarrow, to_examples
 from stoker.sources.open_files import FileVersion
@@ -51,8 +52,8 @@ class ParquetSource(IndexedSource):
     prefers_blocks = True
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
-        if isinstance(columns, str) or not all(isinstance(each, str) for each in columns or ()):
-            raise TypeError(f"columns is a list of names, not {columns!r}")
+        if columns is not None:
+            columns = names_in("columns", columns, "['image', 'label']")
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = find_files(paths, "from_parquet", ".parquet")
         self._given = shown(paths)
@@ -187,6 +188,8 @@ def _check_schema(
 
     names = schema.names if columns is None else columns
     for name in names:
+        if schema.names.count(name) > 1:
+            raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
         if name not in schema.names:
             raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
     chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])

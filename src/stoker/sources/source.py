@@ -109,12 +109,16 @@ class Source(ABC):
     def set_epoch(self, epoch: int) -> None:  # noqa: B027 (most sources need not know)
         """Tell it which epoch comes next, where it does not follow from the epoch's order."""
 
+    def lag_outputs(self) -> int | None:
+        """Return how many outputs wait for this job where others take them too; None elsewhere."""
+        return None
+
     def attribute(self, name: str) -> Any:
-        """Return what a pipeline passes on of its source: ``classes``, a loader's ``dataset``.
+        """Return what a pipeline passes on of its source: ``class_names``, a loader's ``dataset``.
 
         Raises AttributeError where there is no such thing.
         """
-        kind = "a folder have" if name == "classes" else "a loader have a"
+        kind = "a folder have" if name == "class_names" else "a loader have a"
         raise AttributeError(f"only pipelines from {kind} {name}")
 
 

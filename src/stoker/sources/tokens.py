@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -184,6 +185,8 @@ class TokenSource(IndexedSource):
 def _open(path: str, dtype: DTypeLike | None) -> _TokenFile:
     """Look at a file: what its tokens are, and how many."""
     found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is no regular file: from_tokens takes files, or a pattern")
     version = FileVersion(found.st_size, found.st_mtime_ns)
     start = 0
     if path.endswith(".npy"):

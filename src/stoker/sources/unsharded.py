@@ -1,10 +1,15 @@
-"""Ranks that would all train on everything: warned of, once a process."""
+"""Ranks that would all train on everything: warned of, once a process.
+
+Where a framework gives each rank its part of the data, it cannot do so here, and its users count on
+it: that is an error.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
+from stoker.callers import distributing
 from stoker.caution import warn
 from stoker.machine import process_group
 
@@ -23,9 +28,16 @@ _told: set[str] = set()
 
 
 def warn_unsharded() -> None:
-    """Warn where each of several ranks iterates over all examples of a pipeline."""
-    _warn(
-        ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)", "examples"
+    """Warn where each of several ranks iterates over all examples of a pipeline.
+
+    Raises ValueError where a framework distributes; so do the functions below.
+    """
+    shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
+    _tell(
+        "examples",
+        shard,
+        Lightning=f"build the pipeline in train_dataloader(), where ranks are known, and {shard}",
+        Accelerate=f"build the pipeline behind Accelerator(), and {shard}",
     )
 
 
@@ -34,21 +46,23 @@ def warn_unsharded_loader(loader: Any) -> None:
 
     What a dataset does by itself cannot be told.
     """
-    if _ranks() > 1 and not _divides(loader, _DEPTH):  # else nothing of it is touched
-        _warn(
-            "no DistributedSampler was found in it. DataLoader(dataset, "
-            "sampler=DistributedSampler(dataset)) gives each its part. (Where the dataset divides "
-            "itself, or all are meant: warnings.filterwarnings('ignore', 'each of '))",
-            f"batches of the {type(loader).__name__}",
-        )
+    if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
+        return
+    sampler = "DataLoader(dataset, sampler=DistributedSampler(dataset)) gives each its part"
+    says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
+    _tell(
+        f"batches of the {type(loader).__name__}",
+        f"no DistributedSampler was found in it. {sampler}. (Where the dataset divides itself, or "
+        "all are meant: warnings.filterwarnings('ignore', 'each of '))",
+        Lightning=f"{sampler}, made in train_dataloader(), where the ranks are known. {says}",
+        Accelerate=f"stoker.echo(accelerator.prepare(loader)) gives each its part. {says}",
+    )
 
 
 def warn_unsharded_feed() -> None:
     """Warn where each of several ranks is handed all batches of a feed."""
-    _warn(
-        "have the feed serve examples (no .batch() there), and .shard() and .batch() them here",
-        "batches of the feed",
-    )
+    advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
+    _tell("batches of the feed", advice, Lightning=advice, Accelerate=advice)
 
 
 def _ranks() -> int:
@@ -56,10 +70,18 @@ def _ranks() -> int:
     return 1 if group is None else group[1]
 
 
-def _warn(advice: str, what: str) -> None:
-    if _ranks() > 1 and what not in _told:
+def _tell(what: str, advice: str, **in_framework: str) -> None:
+    if _ranks() < 2:
+        return
+    told = f"each of {_ranks()} ranks iterates over all {what}: "
+    framework = distributing()
+    if framework is not None:
+        raise ValueError(
+            f"{framework} divides no data of stoker's. {told}{in_framework[framework]}"
+        )
+    if what not in _told:
         _told.add(what)
-        warn(f"each of {_ranks()} ranks iterates over all {what}: {advice}")
+        warn(told + advice)
 
 
 def _divides(part: Any, depth: int) -> bool:

@@ -306,6 +306,15 @@ class _ArrayLeaf(_DenseLeaf):
                 rows[i] = value
 
 
+class _JaxLeaf(_ArrayLeaf):
+    """Arrays of JAX, which become one of NumPy."""
+
+    def put(self, start: int, column: Any) -> None:
+        if not isinstance(column, np.ndarray):
+            column = [np.asarray(v) if pytree.is_jax_array(v) else v for v in column]
+        super().put(start, column)
+
+
 class _TensorLeaf(_DenseLeaf):
     is_one = staticmethod(pytree.is_tensor)
 
@@ -357,6 +366,10 @@ def _leaf(name: _Name, first: Any, rows: int, recycler: Recycler) -> _Leaf:
         return _ListLeaf(name, [None] * rows)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
+    if pytree.is_jax_array(first):  # stacked on the host: JAX would dispatch each example
+        first = np.asarray(first)
+        out = recycler.array((rows, *first.shape), first.dtype)
+        return _JaxLeaf(name, first, out)
     if pytree.is_tensor(first):
         import torch
 

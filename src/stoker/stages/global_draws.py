@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker import pytree
+
 _CALLS = 8
 
 
@@ -66,6 +68,8 @@ class GlobalDraws:
 def _state_of(rng: Any) -> bytes:
     if isinstance(rng, np.random.Generator):
         return pickle.dumps(rng.bit_generator.state)
+    if pytree.is_jax_array(rng):
+        return b""  # a key: nothing moves when it is drawn from
     return bytes(rng.get_state().numpy())  # a torch.Generator
 
 

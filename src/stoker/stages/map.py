@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import rng
+from stoker.images.advising import hint
 from stoker.pytree import Field
 from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.operation import Operation, checked_budget
 from stoker.stages.skip import OnError
-from stoker.stages.stage import Traits, not_known
+from stoker.stages.stage import PoolSize, Traits, not_known
+from stoker.stages.transforms import called_alone, called_with_rng
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -26,7 +28,8 @@ class Map(Operation):
     """The stages ``.map(fn)`` and ``.random_map(fn)``.
 
     Attributes:
-        fn: called as ``fn(x)``, or ``fn(x, rng)`` where ``is_random``.
+        fn: called as ``fn(x)``, or ``fn(x, rng)`` where ``is_random``; or a transform of another
+            library (``transforms``).
         is_random: whether it is handed a generator.
         repeats_only: whether first uses pass it untouched.
         position: how many random maps stand before it in the chain: part of its address.
@@ -88,7 +91,12 @@ class Map(Operation):
         return items
 
     def compile(self, rejected: object) -> Callable[..., Any]:
-        return self.fn if self.on is None else _OnField(self.fn, Field(self.on))
+        fn = called_with_rng(self.fn) if self.is_random else called_alone(self.fn)
+        return fn if self.on is None else _OnField(fn, Field(self.on))
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say what its budget lets it skip, and where it may decode too much."""
+        return super().note(chain, sizes) + hint(chain.stages, chain.stages.index(self))
 
     def outline(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""

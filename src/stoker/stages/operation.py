@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.lending import only_reads
 from stoker.sources.source import check_fields
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import PoolSize, Stage
@@ -68,6 +69,11 @@ class Operation(Stage):
     @property
     def _of_part(self) -> str:
         return "" if self.part is None else f" of part {self.part.number}"
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether its function is declared to change nothing that it is given."""
+        return only_reads(self.fn)
 
     @property
     def skips(self) -> bool:

@@ -1,7 +1,7 @@
-"""Batches as torch tensors on a device, copied one batch ahead of their use.
+"""Batches on a device: as torch tensors, or as JAX arrays, copied one batch ahead of their use.
 
-``Mover`` is all that knows devices. Only CUDA has a side stream and pinned staging memory; for
-other devices a batch is copied at once.
+``Mover`` is all that knows torch's devices, and ``JaxMover`` (``to_jax``) JAX's. Of torch's, only
+CUDA has a side stream and pinned staging memory; for others a batch is copied at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from stoker import machine, pytree
 from stoker.stages.stage import Stage, Traits, first_with
+from stoker.stages.to_jax import JaxMover, is_jax_place, name_of
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -26,19 +27,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class To(Stage):
-    """The stage ``.to(device)``."""
+    """The stage ``.to(device)``.
 
-    device: str
+    Attributes:
+        device: the name of a device of torch; or a ``jax.Device`` or ``jax.sharding.Sharding``.
+    """
+
+    device: Any
     traits = Traits(moves=True)
 
     @staticmethod
     def of(device: Any) -> To:
         """Check the argument of ``.to()``; raises ImportError without torch."""
-        return To(torch_device(device))
+        return To(device if is_jax_place(device) else torch_device(device))
 
     @property
     def name(self) -> str:
-        return f"to({self.device})"
+        return f"to({name_of(self.device)})"
+
+    def mover(self) -> Mover | JaxMover:
+        """Return what moves batches there."""
+        if is_jax_place(self.device):
+            return JaxMover(self.device, self.name)
+        return Mover(self.device)
 
     def placed(self, before: Chain) -> To:
         """Check that batches come here, from the host."""

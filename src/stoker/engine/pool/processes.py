@@ -10,6 +10,7 @@ leave it idle. What runs in the process is in ``worker``; how values cross is in
 - A map after ``.batch``, or a ``collate``, makes a process take whole batches.
 - Global generators are seeded anew for each use that a user's function or dataset sees, and for
   each batch. So a dataset with ``__getitems__`` is asked for one example at a time there.
+- No process is forked once JAX has started threads: one that uses JAX would hang.
 - A source that reads ahead is read in the training process; what was read is sent.
 """
 
@@ -30,6 +31,7 @@ from stoker.engine.pool import worker
 from stoker.engine.pool.threads import Request
 from stoker.engine.work import Misdrawn, Work
 from stoker.errors import WorkerDied
+from stoker.fork_safety import has_jax_started
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
 from stoker.signals import deferred
@@ -166,8 +168,15 @@ def start(count: int, works: list[Work]) -> list[ProcessSlot]:
 
     Returns what threads use them by, two for each, first one of every process.
 
-    Raises what pickling raises where the start method pickles and something cannot be.
+    Raises what pickling raises where the start method pickles and something cannot be; RuntimeError
+    where a fork would take JAX's threads away from a child.
     """
+    if has_jax_started() and multiprocessing.get_start_method() == "fork":
+        raise RuntimeError(
+            "JAX runs threads in this process, and a worker process that is forked from it hangs "
+            "as soon as it uses JAX: take threads, .workers(n), or call "
+            "multiprocessing.set_start_method('forkserver') where the program begins"
+        )
     slots: list[ProcessSlot] = []
     inherited: list[Connection] = []
     with contextlib.ExitStack() as undo:

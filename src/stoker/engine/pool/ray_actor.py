@@ -77,7 +77,7 @@ class PreparingActor:
                 with self._turn:
                     began = time.perf_counter_ns()
                     work = works[request.depth]
-                    ns = [0] * len(work.segment.names)
+                    ns = work.segment.counters()
                     answer = self._runner.do(work, request, ns)
                     spent = time.perf_counter_ns() - began
                 rest = ns, list(work.misdrawn), spent

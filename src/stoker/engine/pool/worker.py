@@ -50,7 +50,7 @@ def serve(
         if request is None:
             return
         work = works[request.depth]
-        ns = [0] * len(work.segment.names)
+        ns = work.segment.counters()
         answer = runner.do(work, request, ns)
         misdrawn = work.misdrawn
         try:

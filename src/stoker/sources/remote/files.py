@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.sources.folder import LabeledImage
-from stoker.sources.local_files import IMAGE_SUFFIXES, is_special, read_file, warn_left_out
+from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
+from stoker.sources.local_files import is_special, read_file, warn_left_out
 from stoker.sources.names import Names
 from stoker.sources.remote.access import Access, Root
-from stoker.sources.remote.listing import Lister
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import IndexedSource, Indices
@@ -38,7 +37,7 @@ class File(NamedTuple):
 
 
 class RemoteFolderSource(IndexedSource):
-    """Image files in one sub-folder a class, at a URL; in the order that a local folder has.
+    """Files in one sub-folder a class, at a URL; in the order that a local folder has.
 
     Args:
         url: the folder: for HTTP, of index pages with links.
@@ -48,34 +47,38 @@ class RemoteFolderSource(IndexedSource):
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it has no sub-folders, or no images in them, or cannot be listed.
+        ValueError: it has no sub-folders, no such files in them, one that is no class, or cannot be
+            listed.
         RemoteError: the server failed for longer than ``retry_s``, or for good.
         ImportError: a package is missing.
     """
 
-    fields = LabeledImage._fields
-
     def __init__(
         self,
         url: str,
+        asked: ClassFolders | None = None,
         *,
         requests: int = 32,
         retry_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._access = Access(url, requests, retry_s, dict(storage_options or {}))
-        self._root, (self.classes, self._found) = self._access.list(Lister.list_classes)
-        # Files are numbered through all classes: here the next one begins.
+        self._asked = asked = asked or ClassFolders.of()
+        suffixes = asked.suffixes
+        listed = self._access.list(lambda lister: lister.list_classes(suffixes))
+        self._root, (folders, self._found) = listed
+        self.classes, self._labels = asked.number(folders, url)
+        # Files are numbered through all folders: here the next one begins.
         self._ends = np.cumsum([len(listing.names) for listing in self._found])
-        if not len(self):
-            raise ValueError(
-                f"{url} has no images in its {len(self.classes)} sub-folders (looked for "
-                f"{', '.join(IMAGE_SUFFIXES[:5])}, ...)"
-            )
+        asked.refuse_empty(len(self), len(folders), url)
 
     @property
     def name(self) -> str:
         return f"from_folder({self._access.url!r})"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        return self._asked.kind._fields
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -96,30 +99,30 @@ class RemoteFolderSource(IndexedSource):
         return self.locate(index).url
 
     def attribute(self, name: str) -> Any:
-        return self.classes if name == "classes" else super().attribute(name)
+        return self.classes if name == "class_names" else super().attribute(name)
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server told a version of every file."""
         told = all(listing.versions.all() for listing in self._found)
-        return f"folder {self._root.url}" if told else None
+        return self._asked.identity_of(self._root.url) if told else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
-        label = self._label(index)
+        folder = self._folder_of(index)
         file = self.locate(index)
-        version = self._found[label].versions[index - int(self._ends[label])]
-        return Fingerprint(file.url, file.size, int(version), label)
+        version = self._found[folder].versions[index - int(self._ends[folder])]
+        return Fingerprint(file.url, file.size, int(version), self._labels[folder])
 
     def locate(self, index: int) -> RemoteFile:
-        label = self._label(index)
-        names, sizes, _ = self._found[label]
-        number = index - int(self._ends[label])  # from the end of the class
+        folder = self._folder_of(index)
+        names, sizes, _ = self._found[folder]
+        number = index - int(self._ends[folder])  # from the end of the folder
         return self._root.locate(names[number], int(sizes[number]))
 
-    def example(self, index: int, data: bytes) -> LabeledImage:
-        return LabeledImage(data, self._label(index))
+    def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
+        return self._asked.kind(data, self._labels[self._folder_of(index)])
 
-    def _label(self, index: int) -> int:
+    def _folder_of(self, index: int) -> int:
         return int(np.searchsorted(self._ends, index, side="right"))
 
 

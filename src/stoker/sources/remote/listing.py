@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.sources.local_files import IMAGE_SUFFIXES
 from stoker.sources.names import Names
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.storage import Entries, Storage
@@ -18,9 +17,6 @@ from stoker.sources.remote.storage import Entries, Storage
 T = TypeVar("T")
 
 _DEEPEST = 64  # folders within folders
-_SUFFIXES = "|".join(re.escape(suffix[1:]) for suffix in IMAGE_SUFFIXES)
-# Nothing hidden on the way, and a suffix of images; as FolderSource has it.
-_IMAGE = re.compile(rf"(?:(?!\.)[^/]+/)*(?!\.)[^/]+\.(?:{_SUFFIXES})", re.DOTALL | re.IGNORECASE)
 _HIDDEN = re.compile(r"(?:^|/)\.")
 
 
@@ -45,8 +41,8 @@ class Lister:
         self._retry_s = retry_s
         self._slots = asyncio.Semaphore(requests)
 
-    async def list_classes(self) -> tuple[list[str], list[Listing]]:
-        """List image files by class folder; in both the order of a sorted local folder.
+    async def list_classes(self, suffixes: Sequence[str]) -> tuple[list[str], list[Listing]]:
+        """List files with such suffixes by class folder; in both a sorted local folder's order.
 
         Raises ValueError where there are no class folders; FileNotFoundError, RemoteError.
         """
@@ -59,12 +55,15 @@ class Lister:
                 f"{self._url} has no sub-folders; from_folder expects one a class, such as "
                 "train/cat/0001.jpg (over HTTP, on an index page that links to them)"
             )
-        found = await _gather(self._list_images(name) for _, name in folders)
+        found = await _gather(self._list_class(name, suffixes) for _, name in folders)
         return [plain for plain, _ in folders], found
 
-    async def _list_images(self, folder: str) -> Listing:
+    async def _list_class(self, folder: str, suffixes: Sequence[str]) -> Listing:
+        any_of = "|".join(map(re.escape, suffixes))
+        # Nothing hidden on the way, and such a suffix; as FolderSource has it.
+        meant = re.compile(rf"(?:(?!\.)[^/]+/)*(?!\.)[^/]+(?:{any_of})", re.DOTALL | re.IGNORECASE)
         entries = await self._list_below(folder, None)
-        return self._select(entries, _IMAGE.fullmatch, f"{folder}/")
+        return self._select(entries, meant.fullmatch, f"{folder}/")
 
     async def list_matching(self, pattern: str) -> Listing:
         """List files below the root that fit a pattern; hidden ones only where it names such."""

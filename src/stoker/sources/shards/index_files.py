@@ -2,6 +2,9 @@
 
 A file is named by the shard's path, and tells the version of the shard that it was made of. It may
 be deleted at any time. What cannot be read, for whatever reason, is as good as not there.
+
+Whoever writes one looks through the folder, at most once a day: what was not used for a month goes,
+what belongs to a local shard that is gone, and what a killed process left half written.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 
 import msgspec
 import numpy as np
@@ -18,13 +22,18 @@ from stoker.sources.names import Names
 from stoker.sources.open_files import FileVersion
 from stoker.sources.shards.index import Places, ShardIndex
 
-_FORMAT = 1
+_FORMAT = 2
 _DIGEST_BYTES = 16
+_LENGTH_BYTES = 4  # of the path that follows: so that it can be read alone
+_NEW = ".new-"
+_SWEPT = ".swept"  # its time says when
+_DAY_S = 86_400.0
+_UNUSED_S = 30 * _DAY_S
+_WRITING_S = 3_600.0
 
 
 class _Stored(msgspec.Struct, array_like=True):
     format: int
-    path: str
     size_bytes: int
     modified_ns: int
     damage: str
@@ -41,17 +50,20 @@ def index_folder() -> str:
 
 def load_index(path: str, version: FileVersion) -> ShardIndex | None:
     """Return the index of a shard, None where there is none of this version."""
+    head = _head(path)
     try:
         with open(_file_of(path), "rb") as file:
-            found = file.read()
-        digest, content = found[:_DIGEST_BYTES], found[_DIGEST_BYTES:]
-        if xxhash.xxh3_128_digest(content) != digest:
-            return None
-        stored = msgspec.msgpack.decode(content, type=_Stored)
+            found = memoryview(file.read())
+            digest, content = found[:_DIGEST_BYTES], found[_DIGEST_BYTES:]
+            if xxhash.xxh3_128_digest(content) != digest or content[: len(head)] != head:
+                return None
+            stored = msgspec.msgpack.decode(content[len(head) :], type=_Stored)
+            if time.time() - os.fstat(file.fileno()).st_mtime > _DAY_S:
+                os.utime(file.fileno())  # it is in use
     except (OSError, msgspec.MsgspecError):
         return None
     told = FileVersion(stored.size_bytes, stored.modified_ns)
-    if (stored.format, stored.path, told) != (_FORMAT, _real(path), version):
+    if (stored.format, told) != (_FORMAT, version):
         return None
     if len(stored.columns) != len(Places._fields):
         return None
@@ -65,17 +77,16 @@ def save_index(index: ShardIndex) -> None:
     """Write the index of a shard, as a whole or not at all. Without a folder nothing is kept."""
     stored = _Stored(
         _FORMAT,
-        _real(index.path),
         *index.version,
         index.damage,
         _encode("\0".join(index.keys)),
         [_encode(field) for field in index.fields],
         [column.tobytes() for column in index.places],
     )
-    content = msgspec.msgpack.encode(stored)
+    content = _head(index.path) + msgspec.msgpack.encode(stored)
     with contextlib.suppress(OSError):
         os.makedirs(index_folder(), mode=0o700, exist_ok=True)
-        handle, new = tempfile.mkstemp(prefix=".new-", dir=index_folder())
+        handle, new = tempfile.mkstemp(prefix=_NEW, dir=index_folder())
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(xxhash.xxh3_128_digest(content) + content)
@@ -84,6 +95,44 @@ def save_index(index: ShardIndex) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
             raise
+        _sweep(index_folder())
+
+
+def _sweep(folder: str) -> None:
+    """Remove what nobody needs, unless that was done today. Others may do so at the same time."""
+    now = time.time()
+    swept = os.path.join(folder, _SWEPT)
+    with contextlib.suppress(FileNotFoundError):
+        if abs(now - os.stat(swept).st_mtime) < _DAY_S:
+            return
+    with open(swept, "wb"):
+        os.utime(swept)
+    for entry in os.scandir(folder):
+        if entry.name == _SWEPT:
+            continue
+        with contextlib.suppress(OSError):
+            idle_s = now - entry.stat(follow_symlinks=False).st_mtime
+            is_new = entry.name.startswith(_NEW)
+            if idle_s > (_WRITING_S if is_new else _UNUSED_S) or (
+                not is_new and _is_orphan(entry.path)
+            ):
+                os.unlink(entry.path)
+
+
+def _is_orphan(file: str) -> bool:
+    """Whether an index is of a local shard that is gone, while the folder it lay in is there."""
+    with open(file, "rb") as index:
+        index.seek(_DIGEST_BYTES)
+        length = int.from_bytes(index.read(_LENGTH_BYTES), "little")
+        path = os.fsdecode(index.read(min(length, 1 << 16)))
+    if "://" in path or "\0" in path or not os.path.isabs(path):
+        return False
+    return os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path)
+
+
+def _head(path: str) -> bytes:
+    real = _encode(_real(path))
+    return len(real).to_bytes(_LENGTH_BYTES, "little") + real
 
 
 def _file_of(path: str) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
+from stoker.checks import names_in
 from stoker.sources.local_files import refuse_too_large
 from stoker.sources.open_files import OpenFiles
 from stoker.sources.patterns import Paths, find_files, shown
@@ -40,11 +41,9 @@ class ShardSource(IndexedSource):
     """
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
-        if isinstance(fields, str) or not all(isinstance(each, str) for each in fields or ()):
-            raise TypeError(f"fields is a list of names such as ['jpg', 'cls'], not {fields!r}")
+        self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._shards = self._index(shards)
         self._given = shown(shards)
-        self._fields = None if fields is None else tuple(fields)
         self._ends = np.cumsum([len(shard.keys) for shard in self._shards])
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)

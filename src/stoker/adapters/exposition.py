@@ -1,0 +1,160 @@
+"""The numbers of pipelines as Prometheus reads them: an endpoint on this host, if asked for.
+
+One thread answers, one request after another. It uses its connections alone, and never a lock that
+the main thread waits for, so that Ctrl-C can leave nothing held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from stoker import fork_safety
+from stoker.adapters.scalars import metrics
+from stoker.checks import is_whole_number
+from stoker.net.address import joined_address
+from stoker.signals import deferred
+
+_HOST = "127.0.0.1"
+_JOIN_S = 5.0
+_ANSWER_S = 5.0  # who asks has so long to say what, and to take the answer
+_AGAIN_S = 0.05
+_MOST_BYTES = 1 << 16
+_LABEL = re.compile(r"[^\n\"\\]+")
+_CONTENT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def serve_metrics(sources: Any, port: int = 9464) -> MetricsServer:
+    """Serve the numbers of ``stoker.metrics`` to Prometheus, at ``http://127.0.0.1:PORT/metrics``.
+
+    On this host alone, without a password. Ends with ``close()``, at the end of a ``with`` block,
+    or with the process; a forked child does not have it.
+
+    Args:
+        sources: what ``stoker.metrics`` takes, or a dict of these by name: the name becomes the
+            label ``pipeline``, which is ``train`` for a single one.
+        port: where to listen; 0: any that is free (``.port`` tells). Each process needs its own.
+
+    Raises TypeError for what has no numbers, ValueError for a wrong name or port, OSError where the
+    port is taken.
+    """
+    named = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
+    for name, source in named.items():
+        if not isinstance(name, str) or not _LABEL.fullmatch(name):
+            raise ValueError(f"a name is a line of text without quotes, not {name!r}")
+        metrics(source)  # what is wrong with it is said now
+    if not is_whole_number(port) or not 0 <= port < 1 << 16:
+        raise ValueError(f"a port is a whole number from 0 to 65535, not {port!r}")
+    return MetricsServer(named, int(port))
+
+
+class MetricsServer:
+    """Answers Prometheus; made by ``serve_metrics``.
+
+    Attributes:
+        port: where it listens.
+        url: what to give Prometheus, or a browser.
+    """
+
+    def __init__(self, sources: Mapping[str, Any], port: int) -> None:
+        with deferred():
+            self._listening = listening = socket.create_server((_HOST, port))
+            fork_safety.close_in_children(listening)
+            self._thread = threading.Thread(
+                target=_serve, args=(listening, sources), name="stoker-metrics", daemon=True
+            )
+            self._thread.start()
+        self.port: int = listening.getsockname()[1]
+        self.url = f"http://{joined_address(_HOST, self.port)}/metrics"
+
+    def close(self) -> None:
+        """Serve nothing more; waits for its thread, for at most 5 s. May be called again."""
+        with contextlib.suppress(OSError):  # in a forked child it is closed already
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._listening.close()
+        self._thread.join(_JOIN_S)
+
+    def __enter__(self) -> MetricsServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def exposed(sources: Mapping[str, Any]) -> str:
+    """Return the numbers of sources, by label, in Prometheus's text format."""
+    samples: dict[str, list[str]] = {}
+    for label, source in sources.items():
+        for name, value in metrics(source, "stoker_").items():
+            samples.setdefault(name, []).append(f'{name}{{pipeline="{label}"}} {value!r}')
+    lines = []
+    for name, found in samples.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# TYPE {name} {kind}", *found]
+    return "\n".join(lines) + "\n"
+
+
+def _serve(listening: socket.socket, sources: Mapping[str, Any]) -> None:
+    while True:
+        try:
+            asking, _ = listening.accept()
+        except OSError:
+            if listening.fileno() < 0 or not _is_listening(listening):
+                return
+            time.sleep(_AGAIN_S)  # no descriptors are left: who asks waits
+            continue
+        with asking, contextlib.suppress(OSError):
+            words = _request(asking)
+            asking.settimeout(_ANSWER_S)
+            asking.sendall(_answer(words, sources))
+
+
+def _is_listening(listening: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return False
+
+
+def _request(asking: socket.socket) -> list[str]:
+    """Return the words of a request's first line; raises TimeoutError if it takes too long."""
+    until_s = time.monotonic() + _ANSWER_S
+    said = b""
+    while b"\r\n\r\n" not in said and len(said) < _MOST_BYTES:
+        asking.settimeout(max(0.001, until_s - time.monotonic()))
+        more = asking.recv(4096)
+        if not more:
+            break
+        said += more
+    return said.partition(b"\r\n")[0].decode("latin-1").split()
+
+
+def _answer(words: list[str], sources: Mapping[str, Any]) -> bytes:
+    body, content, status = "", _CONTENT, "200 OK"
+    if len(words) != 3 or not words[2].startswith("HTTP/"):
+        status = "400 Bad Request"
+    elif words[0] not in ("GET", "HEAD"):
+        status = "405 Method Not Allowed"
+    elif words[1].partition("?")[0] != "/metrics":
+        status = "404 Not Found"
+    else:
+        try:
+            body = exposed(sources)
+        except Exception as error:  # it is said there, and tried again with the next request
+            body, status = f"{type(error).__name__}: {error}\n", "500 Internal Server Error"
+    data = body.encode("utf-8", "replace")
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content}\r\nContent-Length: {len(data)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (b"" if words[:1] == ["HEAD"] else data)

@@ -1,0 +1,191 @@
+"""Whether to decode whole images before an echo, or only the crops behind it, by measuring.
+
+There are two orders. Cropping files decodes what each crop needs, at each use. Decoding first does
+it once, in full, and each use crops pixels. Which is cheaper depends on the files, on the crop and
+on how often an image is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stoker.images.decoding import decode
+from stoker.images.image_map import ImageMap, RandomImageMap
+from stoker.pytree import Field
+
+if TYPE_CHECKING:
+    from stoker.pipeline import Pipeline
+
+_IMAGES = 48
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class CropAdvice:
+    """What decoding and cropping cost on a sample of images, in the thread that measured it.
+
+    Attributes:
+        images: how many were tried.
+        decode_ms: processor time of decoding one in full.
+        crop_of_pixels_ms: of cropping one that is decoded.
+        crop_of_file_ms: of cropping one that is not.
+    """
+
+    images: int
+    decode_ms: float
+    crop_of_pixels_ms: float
+    crop_of_file_ms: float
+
+    @property
+    def least_factor(self) -> float:
+        """From which echoing factor on a use is cheaper if images are decoded first; inf: none."""
+        saved_ms = self.crop_of_file_ms - self.crop_of_pixels_ms
+        return max(1.0, self.decode_ms / saved_ms) if saved_ms > 0 else math.inf
+
+    @property
+    def keeps_up_to(self) -> float:
+        """The R up to which cropping files keeps up with training, without an echo.
+
+        R is how long an example takes to prepare over how long it takes to train on, measured with
+        full decodes.
+        """
+        return (self.decode_ms + self.crop_of_pixels_ms) / self.crop_of_file_ms
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.images} images, ms of processor time each: decode {self.decode_ms:.2f}, crop "
+            f"pixels {self.crop_of_pixels_ms:.2f}, crop the file {self.crop_of_file_ms:.2f}"
+        ]
+        if self.least_factor == math.inf:
+            lines.append("crop files: cropping pixels is no cheaper, however often they are used")
+        elif self.least_factor <= 1:
+            lines.append("decode first: cropping a file costs as much as decoding all of it")
+        else:
+            lines += [
+                f"crop files while that keeps up: to R = {self.keeps_up_to:.1f}, as measured with "
+                "full decodes",
+                "beyond, decode before the echo and crop pixels behind it: cheaper from a factor "
+                f"of {self.least_factor:.1f} on",
+            ]
+        return "\n".join(lines)
+
+
+def advise(pipeline: Pipeline[Any]) -> CropAdvice:
+    """Measure which is cheaper on a pipeline's own images: crops of files, or decoding first.
+
+    Reads up to 48 examples as the pipeline does, from the beginning of an epoch, and does both to
+    each of them, three times, in the calling thread. The pipeline itself does not move.
+
+    Args:
+        pipeline: has a crop of ``stoker.images`` in it, ``center_crop`` or ``random_resized_crop``
+            for example: of files, or behind a ``.map(stoker.images.decode)``.
+
+    Returns:
+        What was found, after printing it.
+
+    Raises:
+        ValueError: there is no such crop, or other functions stand between it and the decoding, or
+            there are no examples.
+        TypeError: what is to be decoded or cropped is no file, ``bytes``.
+    """
+    stages = pipeline.chain.stages
+    first, crop_at = _places(stages)
+    crop, on = stages[crop_at].fn, stages[first].on  # type: ignore[attr-defined]
+    reading = tuple(s for s in stages[:first] if not _is_passed_over(s))
+    reader = type(pipeline)(dataclasses.replace(pipeline.chain, stages=reading))
+    with closing(iter(reader)) as examples:
+        files = [_file(example, on) for example in islice(examples, _IMAGES)]
+    if not files:
+        raise ValueError("there are no examples to try this with")
+    whole = stages[first].fn if first < crop_at else decode  # type: ignore[attr-defined]
+    costs_s = np.min([_costs_s(files, whole, crop) for _ in range(_ROUNDS)], axis=0).mean(axis=0)
+    advice = CropAdvice(len(files), *(1000 * costs_s).tolist())
+    print(advice)
+    return advice
+
+
+def hint(stages: Sequence[Any], at: int) -> str:
+    """Return what ``print(pipeline)`` says behind a stage, if it decodes what is cropped later."""
+    if not _decodes(stages[at].fn):
+        return ""
+    try:
+        first, crop_at = _places(stages)
+    except ValueError:
+        return ""
+    if first != at or first == crop_at:
+        return ""
+    return "  in full; stoker.images.advise(pipeline) tells whether cropping files is cheaper"
+
+
+def _places(stages: Sequence[Any]) -> tuple[int, int]:
+    """Return which stage is the first to be given files, and which one crops. Raises ValueError."""
+    called = [at for at, stage in enumerate(stages) if hasattr(stage, "fn")]
+    crop_at = next((at for at in called if _crops(stages[at].fn)), None)
+    if crop_at is None:
+        raise ValueError(
+            "this pipeline has no crop of stoker.images, such as "
+            ".random_map(stoker.images.random_resized_crop(224), on='image')"
+        )
+    first = next((at for at in called if at <= crop_at and _decodes(stages[at].fn)), crop_at)
+    between = [stages[at].name for at in called if first < at < crop_at]
+    if between:
+        raise ValueError(f"cropping files is no choice: {between[0]} is given whole images before")
+    if stages[first].on != stages[crop_at].on:
+        raise ValueError(f"{stages[crop_at].name} does not crop what {stages[first].name} decodes")
+    return first, crop_at
+
+
+def _decodes(fn: Any) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn is decode
+
+
+def _crops(fn: Any) -> bool:
+    return isinstance(fn, (ImageMap, RandomImageMap)) and "crop" in fn.called
+
+
+def _is_passed_over(stage: Any) -> bool:
+    """Whether a stage is left out of a trial: an echo, a cache, a rank's part, batches."""
+    traits = stage.traits
+    return bool(traits.repeats or traits.caches or traits.shards or traits.batches)
+
+
+def _file(example: Any, on: str | int | None) -> bytes:
+    data = example if on is None else Field(on).get(example)
+    if not isinstance(data, (bytes, bytearray)):
+        raise TypeError(f"the images are {type(data).__name__}, and not files: nothing to decode")
+    return bytes(data)
+
+
+def _costs_s(
+    files: list[bytes], whole: Callable[[bytes], Any], crop: Any
+) -> list[tuple[float, float, float]]:
+    """Return the processor time of a full decode, a crop of that and a crop of the file, each."""
+    made: list[tuple[float, float, float]] = []
+    for number, data in enumerate(files):
+
+        def cropped(image: Any, seed: int = number) -> None:  # the same box each time
+            if isinstance(crop, RandomImageMap):
+                crop(image, np.random.default_rng(seed))
+            else:
+                crop(image)
+
+        began_s = time.thread_time()
+        pixels = whole(data)
+        decoded_s = time.thread_time()
+        cropped(pixels)
+        done_s = time.thread_time()
+        cropped(data)
+        made.append((decoded_s - began_s, done_s - decoded_s, time.thread_time() - done_s))
+    return made

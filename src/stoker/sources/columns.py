@@ -1,0 +1,161 @@
+"""What ``from_arrays`` reads rows from: arrays in memory, mapped files, and whatever is sliced."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.sources.hdf5 import HdfArray
+
+
+class Column(ABC):
+    """Rows by number, of one shape and dtype; safe to use from any thread.
+
+    Attributes:
+        shape: of all rows together.
+        dtype: NumPy's.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @abstractmethod
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows, in memory of their own."""
+
+    @abstractmethod
+    def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        """Copy rows into an array of their shape and dtype."""
+
+
+def column_of(array: Any) -> Column:
+    """Return the column of what a user gave.
+
+    Raises TypeError for what has no rows by number.
+    """
+    if isinstance(array, np.ndarray):
+        if array.ndim:
+            return MemoryColumn(array)
+    else:
+        h5py: Any = sys.modules.get("h5py")
+        if h5py is not None and isinstance(array, h5py.Dataset):
+            array = HdfArray(array)
+        is_sliced = all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__"))
+        # pandas takes labels in brackets, and positions elsewhere.
+        if is_sliced and len(array.shape) and not hasattr(array, "iloc"):
+            return SlicedColumn(array)
+    raise TypeError(
+        "from_arrays takes NumPy arrays, or what has shape and dtype and is sliced, of at least "
+        f"one dimension, not {type(array).__name__}; use np.asarray(...), or from_dataset"
+    )
+
+
+class MemoryColumn(Column):
+    """A NumPy array. One that is mapped from a file is pickled as the place in that file."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._given = array
+        self._array = np.asarray(array)
+        self.shape, self.dtype = array.shape, array.dtype
+        # Rows are copied fastest from two dimensions.
+        is_flat = array.ndim > 2 and array.flags.c_contiguous
+        self._flat = (
+            self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        place = _place_of(self._given)
+        return (MemoryColumn, (self._given,)) if place is None else (_mapped, place)
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        found: NDArray[Any] = self._array[indices]
+        return found
+
+    def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        flat = self._flat
+        if flat.ndim != out.ndim:
+            out = out.reshape(len(indices), flat.shape[1])
+        if flat.flags.c_contiguous:
+            # "clip" lets NumPy write straight into out; the indices are in range.
+            flat.take(indices, axis=0, out=out, mode="clip")
+        else:
+            out[...] = flat[indices]  # take() would make all of the array contiguous first
+
+
+class SlicedColumn(Column):
+    """Whatever has ``shape`` and ``dtype`` and is sliced: HDF5, Zarr, TensorStore.
+
+    Rows are asked for in ascending order, each once: a slice where they follow one another, else a
+    list of indices, or slices where lists are not understood.
+
+    Raises TypeError for what gives no arrays.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape = tuple(map(int, array.shape))
+        first = np.asarray(array[0:1])
+        if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
+            raise TypeError(
+                f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} gives "
+                f"{list(first.shape)} for [0:1]"
+            )
+        self.dtype = first.dtype
+        self._takes_lists = _takes_lists(array, first.shape)
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        found, back = self._read(indices)
+        return found[back]
+
+    def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        found, back = self._read(indices)
+        out[...] = found[back]
+
+    def _read(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return rows, and which of them is at which place."""
+        wanted, back = np.unique(indices, return_inverse=True)
+        if not len(wanted):
+            return np.empty((0, *self.shape[1:]), self.dtype), back
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+        if len(runs) > 1 and self._takes_lists:
+            found = np.asarray(self._array[wanted.tolist()])
+        else:
+            each = [np.asarray(self._array[int(run[0]) : int(run[-1]) + 1]) for run in runs]
+            found = each[0] if len(each) == 1 else np.concatenate(each)
+        if found.shape != (len(wanted), *self.shape[1:]):
+            raise ValueError(
+                f"{type(self._array).__name__}: {len(wanted):,} rows were asked for, and an array "
+                f"of shape {list(found.shape)} came"
+            )
+        return found, back
+
+
+def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:
+    try:
+        return bool(shape[0]) and np.asarray(array[[0]]).shape == shape
+    except (TypeError, IndexError, ValueError, KeyError, NotImplementedError):
+        return False
+
+
+def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, ...]] | None:
+    """Return where in a file an array lies whole, if it is mapped from one and not changed."""
+    if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
+        return None
+    mapped = getattr(array, "_mmap", None)
+    if mapped is None or array.mode == "c" or not array.size:
+        return None
+    begin = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+    within = array.__array_interface__["data"][0] - begin
+    before = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    return os.fspath(array.filename), array.dtype, before + within, array.shape
+
+
+def _mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> MemoryColumn:
+    return MemoryColumn(np.memmap(path, dtype, "r", offset, shape))

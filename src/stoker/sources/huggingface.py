@@ -1,0 +1,136 @@
+"""Hugging Face's map-style data sets: rows by number, out of their Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.cache.fingerprint import Fingerprint
+from stoker.checks import names_in
+from stoker.sources.arrow_rows import to_examples
+from stoker.sources.local_files import read_file
+from stoker.sources.source import IndexedSource, Indices
+
+_STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
+
+
+class HuggingFaceSource(IndexedSource):
+    """The rows of a data set, as dicts by column; images and sound are bytes, as they were stored.
+
+    The data set decodes nothing and makes no Python objects of other values: its Arrow tables,
+    mapped from files, are asked for rows. Its format is not looked at, but for the columns.
+
+    Args:
+        dataset: the data set.
+        columns: those that are read; those of its format, where it is None.
+
+    Raises:
+        TypeError: it is none, a stream, or several splits; ``columns`` is no list of names.
+        ValueError: it transforms what it gives (``with_transform``), or has no such column or no
+            rows.
+    """
+
+    def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
+        if columns is not None:
+            columns = names_in("columns", columns, "['image', 'label']")
+        _check_kind(dataset)
+        self._kind = type(dataset).__name__
+        names = dataset.column_names
+        self._columns = list(dataset.format["columns"] if columns is None else columns)
+        for name in self._columns:
+            if name not in names:
+                raise ValueError(f"{self.name} has no column {name!r}, but {', '.join(names)}")
+        if not len(dataset):
+            raise ValueError(f"{self.name} has no rows")
+        self._length = len(dataset)
+        self._told = getattr(dataset, "_fingerprint", None)
+        self._dataset = dataset.with_format("arrow", columns=self._columns)
+
+    @property
+    def name(self) -> str:
+        return f"from_huggingface({self._kind})"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        return self._columns
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        table = self._dataset[np.asarray(indices, np.int64).tolist()]
+        return to_examples(_with_bytes(table.select(self._columns)))
+
+    def path(self, index: int) -> str | None:
+        """Return None: rows lie in tables."""
+        return None
+
+    def identity(self) -> str | None:
+        """Return what the data set calls itself: a digest of its data and what was done to it."""
+        return None if self._told is None else f"datasets {self._told} {self._columns}"
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        return Fingerprint(int(index))
+
+    def attribute(self, name: str) -> Any:
+        """Return the names of its classes, where one column numbers classes."""
+        if name == "class_names":
+            features = [self._dataset.features[column] for column in self._columns]
+            named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
+            if len(named) == 1:
+                return list(named[0])
+        return super().attribute(name)
+
+
+def _check_kind(dataset: Any) -> None:
+    """Tell a map-style data set by what it answers to."""
+    if not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict"):
+        raise TypeError(
+            f"from_huggingface reads rows by number, and a {type(dataset).__name__} is a stream: "
+            "use from_iterable, which keeps its state"
+        )
+    if isinstance(dataset, dict):
+        shown = ", ".join(map(repr, dataset))
+        raise TypeError(f"from_huggingface reads one data set, and here are several: {shown}")
+    for method in ("column_names", "format", "with_format", "__getitems__"):
+        if not hasattr(dataset, method):
+            raise TypeError(
+                f"from_huggingface takes a datasets.Dataset; a {type(dataset).__name__} has no "
+                f"{method}"
+            )
+    if dataset.format["type"] == "custom":
+        raise ValueError(
+            "the data set transforms what it gives (with_transform): take that away by "
+            ".reset_format() and put it into .map(), or use from_dataset, which asks it as it is"
+        )
+
+
+def _with_bytes(table: Any) -> Any:
+    """Return the table with the files in place of what it tells of them."""
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if not pa.types.is_struct(field.type) or {each.name for each in field.type} != _STORED:
+            continue
+        column = table.column(at).combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks)
+        data = column.field("bytes")
+        if data.null_count:
+            rows = zip(data.to_pylist(), column.field("path").to_pylist(), strict=True)
+            data = pa.array([_read(*row) for row in rows], pa.large_binary())
+        table = table.set_column(at, field.name, data)
+    return table
+
+
+def _read(data: bytes | None, path: str | None) -> bytes | None:
+    if data is not None or path is None:
+        return data
+    if "://" in path:
+        raise ValueError(
+            f"{path} lies in an archive or behind a URL, and the data set holds no bytes of it: "
+            "use from_dataset, which lets the data set fetch it"
+        )
+    return read_file(path)

@@ -1,0 +1,59 @@
+"""For the ``Trainer`` of Hugging Face's transformers: the state of its data in its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+from stoker.machine import process_group
+from stoker.pipeline import Pipeline
+
+_trainer: Any = transformers.trainer_callback
+
+
+class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type: ignore[misc]
+    """Keeps the state of the training pipeline in each checkpoint, and resumes from it.
+
+    The pipeline is the one whose ``as_dataloader()`` the trainer's ``get_train_dataloader``
+    returns. Its state stands in ``trainer_state.json``, and is that of the last batch that was
+    trained on. Without this callback a trainer that resumes counts batches: that is exact for
+    pipelines whose factors are fixed and whose epochs have a length.
+
+    Training begins with a ValueError where the trainer is given something else, where epochs have
+    no length (``.steps(n)`` gives one), and where ranks have states of their own (filters and skip
+    budgets).
+    """
+
+    def __init__(self) -> None:
+        self._train: Pipeline[Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what the trainer writes into its checkpoint."""
+        saved = {} if self._train is None else {"saved": self._train.state_dict()}
+        return {"args": {}, "attributes": saved}
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Find the pipeline, and take it to the state in the checkpoint that is resumed."""
+        train = getattr(train_dataloader, "pipeline", None)
+        if not isinstance(train, Pipeline):
+            raise ValueError(
+                "SavePipeline() found no pipeline: have get_train_dataloader() return "
+                "self.accelerator.prepare(pipeline.as_dataloader())"
+            )
+        try:
+            len(train)
+        except TypeError as error:
+            raise ValueError(f"the Trainer counts epochs by batches: {error}") from None
+        if (process_group() or (0, 1))[1] > 1 and train.chain.may_leave_out:
+            raise ValueError(
+                "filters and skip budgets leave each rank with a state of its own, and the Trainer "
+                "keeps that of one: leave examples out before sharding"
+            )
+        self._train = train
+        told = state.stateful_callbacks.get(type(self).__name__, {})
+        saved = told.get("attributes", {}).get("saved")
+        if state.global_step and saved is not None:
+            train.load_state_dict(saved)

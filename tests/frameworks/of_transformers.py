@@ -1,0 +1,145 @@
+"""The cells of Hugging Face's Trainer; see cells.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import stoker
+from stoker.transformers import SavePipeline
+
+FRAMEWORK = "Hugging Face Trainer"
+
+
+def times(kind: str) -> int:
+    return 2 if kind == "echo(loader)" else 1
+
+
+class Stop(TrainerCallback):
+    """Ends the run behind a step, with a checkpoint."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            control.should_save = control.should_training_stop = True
+
+
+class OnPipeline(Trainer):
+    """As documented: three lines; and what these tests look at."""
+
+    made: Any
+    rates: list[float]
+
+    def get_train_dataloader(self) -> Any:
+        made = self.made
+        return self.accelerator.prepare(
+            made.as_dataloader() if isinstance(made, stoker.Pipeline) else made
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.get_train_dataloader()
+
+    def compute_loss(self, model: Any, inputs: Any, *rest: Any, **given: Any) -> Any:
+        within: Any = getattr(model, "module", model)
+        within.epoch = int(self.state.epoch or 0)
+        if self.is_in_train:
+            self.rates.append(self.optimizer.param_groups[0]["lr"])
+        return super().compute_loss(model, inputs, *rest, **given)
+
+
+def trainer(kind: str, use: str, stop: int | None = None, **settings: Any) -> Any:
+    arguments = TrainingArguments(
+        **{
+            "output_dir": "out",
+            "num_train_epochs": EPOCHS,
+            "use_cpu": True,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "logging_strategy": "no",
+            "remove_unused_columns": False,
+            "learning_rate": 0.1,
+            **settings,
+        }
+    )
+    model = Model()
+    made = OnPipeline(model=model, args=arguments, callbacks=[Stop(stop)])
+    made.made = make(kind, FRAMEWORK, use, made.accelerator.prepare)
+    made.rates = []
+    if isinstance(made.made, stoker.Pipeline):
+        made.add_callback(SavePipeline())
+    return made
+
+
+def fit(kind: str) -> None:
+    run = trainer(kind, "fit", gradient_accumulation_steps=4)
+    run.train()
+    check_epochs(run.model.seen, times(kind))
+    assert run.state.global_step == EPOCHS * -(-6 * times(kind) // 4)
+
+
+def validate(kind: str) -> None:
+    run = trainer(kind, "validate")
+    run.evaluate(torch.utils.data.TensorDataset(torch.arange(EXAMPLES)))
+    assert sorted(run.model.validated) == sorted(list(range(EXAMPLES)) * times(kind))
+
+
+def resume(kind: str) -> None:
+    first = trainer(kind, "resume", 4)
+    first.train()
+    assert len(first.model.seen) == 4
+    rest = trainer(kind, "resume")
+    rest.train(resume_from_checkpoint="out/checkpoint-4")
+    check_epochs(first.model.seen + rest.model.seen, times(kind))
+    if kind == "pipeline":  # by number alone
+        counted = trainer(kind, "resume")
+        counted.remove_callback(SavePipeline)
+        counted.train(resume_from_checkpoint="out/checkpoint-4")
+        assert counted.model.seen == rest.model.seen
+
+
+def two_processes(kind: str) -> None:
+    run = trainer(kind, "2 processes")
+    run.train()
+    check_ranks(run.model.seen, times(kind))
+
+
+def schedule(kind: str) -> None:
+    run = trainer(kind, "schedule")
+    steps = EPOCHS * 6 if kind == "cached" else EPOCHS * 10
+    run.create_optimizer()
+    run.lr_scheduler = torch.optim.lr_scheduler.OneCycleLR(run.optimizer, 1.0, total_steps=steps)
+    with contextlib_suppress_last(run.lr_scheduler):
+        run.train()
+    assert run.state.max_steps == run.state.global_step == steps
+    if kind != "cached":
+        check_schedule(run.rates, steps)
+
+
+def contextlib_suppress_last(cycle: Any) -> Any:
+    """OneCycleLR has no step behind its last one, and the Trainer takes it."""
+    import contextlib
+
+    step = cycle.step
+
+    def bounded() -> None:
+        with contextlib.suppress(ValueError):
+            step()
+
+    cycle.step = bounded
+    return contextlib.nullcontext()
+
+
+USES: dict[str, Callable[[str], None]] = {
+    "fit": fit,
+    "validate": validate,
+    "resume": resume,
+    "2 processes": two_processes,
+    "schedule": schedule,
+}

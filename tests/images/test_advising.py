@@ -1,0 +1,82 @@
+"""What ``advise`` measures, what it concludes from that, and what it cannot answer."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from encoded_images import encoded, photograph
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker import images
+from stoker.images import CropAdvice
+
+FILES = [encoded(photograph(90 + i, 120), "JPEG", quality=90) for i in range(3)]
+CROP = images.random_resized_crop(32)
+ms = st.floats(0.01, 100)
+
+
+def files() -> Any:
+    return stoker.from_dataset([{"image": data, "n": 1} for data in FILES], seed=0).shuffle()
+
+
+@given(decode=ms, pixels=ms, file=ms)
+def test_the_factor_is_where_both_cost_the_same(decode: float, pixels: float, file: float) -> None:
+    found = CropAdvice(1, decode, pixels, file)
+    least = found.least_factor
+    for factor in (1.0, 1.5, 2.0, 4.0, 64.0):
+        if abs(factor - least) > 1e-6 * factor:
+            assert (decode / factor + pixels < file) == (factor > least)
+    assert math.isclose(found.keeps_up_to * file, decode + pixels)
+    assert "images, ms" in str(found)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        files().map(images.decode, on="image").echo(2).random_map(CROP, on="image").batch(2),
+        files().echo(2).random_map(CROP, on="image"),
+        files().map(images.resized_center_crop(32, 40), on="image").batch(2),
+        files()
+        .shard(rank=1, world=2)
+        .filter(len, on="image")
+        .map(functools.partial(images.decode, orient=True), on="image")
+        .cache("8MB", version="1")
+        .map(images.center_crop(32), on="image"),
+    ],
+    ids=["decoded", "files", "evaluation", "more stages"],
+)
+def test_costs_of_a_pipelines_own_images(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before = train.state_dict()
+    found = images.advise(train)
+    assert found.images == 3
+    assert min(found.decode_ms, found.crop_of_pixels_ms, found.crop_of_file_ms) > 0
+    assert capsys.readouterr().out == f"{found}\n"
+    assert train.state_dict() == before
+
+
+def test_what_cannot_be_answered() -> None:
+    with pytest.raises(ValueError, match="no crop"):
+        images.advise(files().map(images.decode, on="image"))
+    whole = files().map(images.decode, on="image")
+    with pytest.raises(ValueError, match=r"map\(flip, on='image'\) is given whole images"):
+        images.advise(whole.map(images.flip, on="image").random_map(CROP, on="image"))
+    with pytest.raises(ValueError, match="does not crop what"):
+        images.advise(files().map(images.decode, on="image").random_map(CROP, on="n"))
+    with pytest.raises(TypeError, match="ndarray, and not files"):
+        images.advise(stoker.from_arrays(np.stack([photograph(60, 60)]), seed=0).random_map(CROP))
+    with pytest.raises(ValueError, match="no examples"):
+        images.advise(stoker.from_dataset([], seed=0).random_map(CROP))
+
+
+def test_a_pipeline_that_decodes_in_full_says_so() -> None:
+    whole = files().map(images.decode, on="image")
+    assert "advise(pipeline)" in str(whole.echo(2).random_map(CROP, on="image"))
+    assert "advise" not in str(whole)
+    assert "advise" not in str(files().random_map(CROP, on="image"))
+    assert "advise" not in str(whole.map(images.flip, on="image").random_map(CROP, on="image"))

@@ -1,0 +1,350 @@
+"""Numbers for trackers: what they say, who takes them, and the endpoint for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import stoker
+from stoker.adapters import monitored
+from strategies import Examples
+
+ROOT = Path(__file__).parents[1]
+ROW_BYTES = 3 * 4
+
+
+def rows(count: int = 20) -> stoker.Pipeline:
+    return stoker.from_arrays(np.zeros((count, 3), np.float32), seed=0).shuffle()
+
+
+def run(pipeline: Any, epochs: int = 1) -> Any:
+    for _ in range(epochs):
+        for _ in pipeline:
+            pass
+    return pipeline
+
+
+def cached() -> stoker.Pipeline:
+    return stoker.from_dataset(Examples(20), seed=0).cache("2MiB", version="1").batch(4)
+
+
+# -- what they say
+
+
+def test_numbers_agree_with_the_statistics_and_count_over_epochs() -> None:
+    train = run(rows().echo(2, pool=8).batch(4), epochs=3)
+    stats, found = train.stats(), stoker.metrics(train)
+    assert all(type(value) is float and np.isfinite(value) for value in found.values())
+    assert found["stoker/epoch"] == stats.epoch == 2
+    assert found["stoker/stall_fraction"] == stats.wait_fraction
+    assert found["stoker/factor"] == 2
+    assert found["stoker/copy_distance_steps"] == stats.copy_distance > 0
+    assert found["stoker/fresh_examples_total"] == 3 * 20
+    assert found["stoker/uses_total"] == 3 * 40
+    assert found["stoker/batches_total"] == 3 * 10
+    assert found["stoker/read_bytes_total"] == 3 * 20 * ROW_BYTES
+    assert found["stoker/elapsed_s_total"] == stats.totals.elapsed_s > stats.elapsed_s
+    assert found["stoker/wait_s_total"] == stats.totals.consumer_wait_s > stats.consumer_wait_s
+    assert set(stoker.metrics(train, "val/")) == {n.replace("stoker/", "val/") for n in found}
+
+
+def test_what_does_not_apply_is_left_out() -> None:
+    plain = stoker.metrics(run(rows().batch(4)))
+    assert not [name for name in plain if re.search("cache|feed|distance", name)]
+    assert stoker.metrics(rows().batch(4))["stoker/batches_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("thread", 0), ("thread", 2), ("process", 1)], ids=str
+)
+def test_bytes_are_counted_wherever_they_are_read(kind: str, workers: int, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(8):
+        (tmp_path / "a" / f"{number}.png").write_bytes(b"x" * (100 + number))
+    chain = stoker.from_folder(tmp_path, seed=0).map(len, on="image").cache("2MiB", version="1")
+    train = run(chain.batch(3).workers(workers, kind=kind))
+    assert train.stats().read_bytes == sum(range(100, 108))
+    run(train)
+    found = stoker.metrics(train)
+    assert train.stats().read_bytes == 0  # the cache has them
+    assert found["stoker/read_bytes_total"] == sum(range(100, 108))
+    assert found["stoker/cache_hit_fraction"] == 1
+    assert (found["stoker/cache_hits_total"], found["stoker/cache_misses_total"]) == (8, 8)
+
+
+def test_bytes_of_streams_loaders_and_nested_examples() -> None:
+    nested = {"x": np.zeros(4, np.int16), "y": (b"abc", "de", 7, None)}
+    stream = run(stoker.from_iterable(lambda: iter([nested] * 5), seed=0).batch(2))
+    assert stream.stats().read_bytes == 5 * (8 + 3 + 2)
+    assert run(stoker.echo([np.zeros((4, 2))] * 3, 2)).stats().read_bytes == 3 * 4 * 2 * 8
+    mapped = run(rows().map(lambda row: row).batch(4))
+    assert mapped.stats().read_bytes == 20 * ROW_BYTES
+
+
+def test_an_epoch_that_is_left_early_counts_once() -> None:
+    train = rows().batch(4).workers(0)
+    for _ in range(2):
+        with iter(train) as batches:
+            next(batches)
+    found = stoker.metrics(train)
+    assert found["stoker/batches_total"] == 2
+    with iter(train):
+        pass  # nothing was asked for: as if it had not been
+    assert stoker.metrics(train) == found
+
+
+def test_monitored_loaders_tell_of_the_pass_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitored, "_accounts", [])
+    now_s = [0.0]
+    monkeypatch.setattr(monitored.time, "perf_counter", lambda: now_s[0])
+
+    def batches() -> Any:
+        for number in range(4):
+            now_s[0] += 1.0
+            yield number
+
+    class Loader:
+        def __iter__(self) -> Any:
+            return batches()
+
+    loader = stoker.monitor(Loader())
+    assert stoker.metrics(loader)["stoker/batches_total"] == 0
+    for epoch in range(2):
+        for number in loader:
+            now_s[0] += 3.0
+            found = stoker.metrics(loader)
+            assert found["stoker/epoch"] == epoch
+            assert found["stoker/batches_total"] == 4 * epoch + number + 1
+            assert found["stoker/stall_fraction"] == 0.25
+        assert stoker.metrics(loader)["stoker/wait_s_total"] == 4 * (epoch + 1)
+
+
+def test_loaders_over_cached_datasets_tell_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setattr(monitored, "_accounts", [])
+    dataset = stoker.cached(Examples(20), "2MiB")
+    loader: Any = DataLoader(dataset, batch_size=4)
+    for epoch in range(2):
+        run(loader)
+        while dataset.cache_stats().items < 20:  # they are written behind the loop's back
+            time.sleep(0.01)
+        for source in (dataset, loader, stoker.monitor(loader), stoker.echo(loader, 2)):
+            found = stoker.metrics(source)
+            assert found["stoker/cache_hits_total"] == 20 * epoch
+            assert found["stoker/cache_misses_total"] == 20
+            assert found["stoker/cache_hit_fraction"] == epoch / 2
+
+
+def test_a_monitored_pipeline_has_the_numbers_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitored, "_accounts", [])
+    found = stoker.metrics(run(stoker.monitor(rows().batch(4))))
+    assert found["stoker/fresh_examples_total"] == 20
+    assert found["stoker/batches_total"] == 5
+
+
+def test_what_has_no_numbers_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"stoker\.monitor\(loader\)"):
+        stoker.metrics([1, 2])
+
+
+# -- trackers
+
+
+def test_tensorboard_takes_them(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    train = rows().batch(4)
+    writer = SummaryWriter(str(tmp_path))
+    for step, _ in enumerate(train):
+        for name, value in stoker.metrics(train).items():
+            writer.add_scalar(name, value, step)
+    writer.close()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert set(read.Tags()["scalars"]) == set(stoker.metrics(train))
+    totals = [event.value for event in read.Scalars("stoker/fresh_examples_total")]
+    assert totals == [4, 8, 12, 16, 20]
+
+
+@pytest.mark.full
+def test_weights_and_biases_takes_them_offline(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")  # large: no part of the development environment
+    train = rows().batch(4)
+    quiet = wandb.Settings(silent=True)
+    run = wandb.init(mode="offline", project="stoker", dir=str(tmp_path), settings=quiet)
+    for step, _ in enumerate(train):
+        found = stoker.metrics(train)
+        wandb.log(found, step=step)
+    logged = dict(run.summary)
+    run.finish()
+    assert set(found) <= set(logged)
+
+
+# -- Prometheus
+
+
+def asked(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return str(answer.read().decode())
+
+
+def test_prometheus_reads_what_the_endpoint_serves() -> None:
+    train, val = run(rows().batch(4)), run(cached())
+    with stoker.serve_metrics({"train": train, "val": val}, port=0) as server:
+        text = asked(server.url)
+    found = {
+        (sample.name, sample.labels["pipeline"]): (family.type, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    for label, source in (("train", train), ("val", val)):
+        for name, value in stoker.metrics(source, "stoker_").items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            assert found.pop((name, label)) == (kind, value)
+    assert not found
+
+
+def test_the_endpoint_is_there_while_the_loop_runs_and_ends_with_close() -> None:
+    train = rows(400).map(lambda row: row).echo(2, pool=16).batch(4)
+    server = stoker.serve_metrics(train, port=0)
+    for step, _ in enumerate(train):
+        if step % 50 == 0:
+            assert f'stoker_batches_total{{pipeline="train"}} {float(step + 1)}' in asked(
+                server.url
+            )
+    with pytest.raises(OSError, match="in use"):
+        stoker.serve_metrics(train, server.port)
+    server.close()
+    server.close()
+    with pytest.raises(urllib.error.URLError):
+        asked(server.url)
+
+
+def test_what_asks_for_nothing_good_is_answered_and_does_no_harm() -> None:
+    with stoker.serve_metrics(rows().batch(4), port=0) as server:
+        address = "127.0.0.1", server.port
+        for said, status in (
+            (b"GET / HTTP/1.1\r\n\r\n", b"404"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+            (b"\x00\xff\r\n\r\n", b"400"),
+            (b"GET /metrics HTTP/1.1\r\n" + b"x" * 70_000, b"200"),
+        ):
+            with socket.create_connection(address, timeout=60) as asking:
+                asking.sendall(said)
+                assert asking.recv(12).split()[1:2] == [status]
+        socket.create_connection(address, timeout=60).close()
+        with socket.create_connection(address, timeout=60) as asking:
+            asking.sendall(b"HEAD /metrics HTTP/1.0\r\n\r\n")
+            answer = b"".join(iter(lambda: asking.recv(4096), b""))
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(b"\r\n\r\n")
+        assert "stoker_epoch" in asked(server.url)
+
+
+def test_a_source_that_fails_is_told_and_asked_again() -> None:
+    class Breaks(stoker.Pipeline):
+        works = True
+
+        def stats(self) -> Any:
+            if not self.works:
+                raise RuntimeError("not now")
+            return super().stats()
+
+    train = Breaks(rows().batch(4).chain)
+    with stoker.serve_metrics(train, port=0) as server:
+        train.works = False
+        with pytest.raises(urllib.error.HTTPError, match="500") as raised:
+            asked(server.url)
+        assert "not now" in raised.value.read().decode()
+        raised.value.close()
+        train.works = True
+        assert "stoker_epoch" in asked(server.url)
+
+
+def test_a_forked_child_leaves_the_endpoint_alone() -> None:
+    with stoker.serve_metrics(rows().batch(4), port=0) as server:
+        child = os.fork()
+        if child == 0:
+            server.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert "stoker_epoch" in asked(server.url)
+        assert "stoker-metrics" in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize(
+    ("sources", "port", "what"),
+    [
+        ([1], 0, "stoker.monitor"),
+        ({"a": [1]}, 0, "stoker.monitor"),
+        ({'a"b': rows()}, 0, "without quotes"),
+        ({1: rows()}, 0, "without quotes"),
+        (rows(), -1, "65535"),
+        (rows(), "9464", "65535"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_the_endpoint(sources: Any, port: Any, what: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=what):
+        stoker.serve_metrics(sources, port)
+
+
+def test_the_board_names_numbers_that_exist() -> None:
+    text = (ROOT / "examples" / "grafana.json").read_text()
+    board = json.loads(text)
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    named = set(re.findall(r"\bstoker_\w+", " ".join([*shown, text.partition('"panels"')[0]])))
+    exist = {*stoker.metrics(run(cached()), "stoker_"), "stoker_feed_lag_outputs"}
+    assert len(named) >= 8
+    assert named <= exist
+
+
+# -- notebooks
+
+NOTEBOOK = """
+import sys, time, warnings
+import numpy as np, stoker
+
+train = stoker.from_arrays(np.zeros((40, 3)), seed=0).shuffle().batch(4)
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    with stoker.live(train):
+        for step, batch in enumerate(train):
+            if step == 3:
+                print("step", step)
+                time.sleep(0.6)
+"""
+
+
+@pytest.mark.full
+def test_live_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    import nbformat
+
+    assert sys.executable
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    cells = [nbformat.v4.new_code_cell(NOTEBOOK)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
+    (cell,) = notebook.cells
+    drawn = [out for out in cell.outputs if out.output_type == "display_data"]
+    said = [out for out in cell.outputs if out.output_type == "stream"]
+    assert [(out.name, out.text) for out in said] == [("stdout", "step 3\n")]
+    assert len(drawn) == 1
+    assert drawn[0].data["text/plain"].startswith("epoch 0: 10 batches, 40 uses")

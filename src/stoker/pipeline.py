@@ -79,7 +79,7 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Args:
             rank, world: this process among so many; by default those of ``torch.distributed``,
-                if that is initialised. If not, this is the only process.
+                ``jax.distributed`` or Ray Train. Without them this is the only process.
             uneven: keep all examples, so that ranks may differ by one: for evaluation.
             near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
                 keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.

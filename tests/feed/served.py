@@ -66,6 +66,21 @@ def many() -> stoker.Pipeline:
     return stoker.from_dataset(Many(), seed=16).batch(4)
 
 
+def mixed() -> stoker.Pipeline:
+    a = stoker.from_dataset(Grids()).shuffle().random_map(noisy, on=0)
+    b = stoker.from_dataset(Grids()).shuffle(block=5)
+    return stoker.mix({a: 2, b: 1}, seed=17).echo(2, pool=32).batch(8)
+
+
+def packed() -> stoker.Pipeline:
+    source = stoker.from_dataset(Grids(), seed=18).shuffle(block=5)
+    return source.map(ragged).pack(100).batch(8)
+
+
+def ragged(example: Any) -> Any:
+    return np.arange(example[1] % 90)
+
+
 KINDS = ("batches", "rows", "echoed", "filtered", "examples")
 
 

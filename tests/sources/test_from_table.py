@@ -260,3 +260,15 @@ def test_a_damaged_or_changed_file_is_named(tmp_path: Path, workers: int) -> Non
     pq.write_table(numbers(42), path)
     with pytest.raises(stoker.StageError, match=r"a\.parquet has changed"):
         list(train)
+
+
+def test_a_number_is_the_same_beside_nulls_and_alone() -> None:
+    table = pa.table({"n": pa.array([1, None, 3]), "x": [0.5, None, 2.5], "b": [True, None, False]})
+    source: Any = stoker.from_table(table).chain.source
+    together = source.fetch([0, 1, 2])
+    alone = [source.fetch([index])[0] for index in range(3)]
+    assert together[1] == alone[1] == {"n": None, "x": None, "b": None}
+    for one, other in zip(together, alone, strict=True):
+        assert [type(value) for value in one.values()] == [type(v) for v in other.values()]
+        assert one == other
+    assert isinstance(together[0]["n"], np.int64)

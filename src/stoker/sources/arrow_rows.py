@@ -50,6 +50,13 @@ def to_table(data: Any, asked: str) -> Any:
     return table.select(names)
 
 
+def concatenated(tables: list[Any]) -> Any:
+    """Return tables of the same columns, at least one, as one."""
+    import pyarrow as pa
+
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
 def to_examples(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table: dicts by column.
 
@@ -77,7 +84,12 @@ def _values(array: Any) -> list[Any]:
         array = array.dictionary_decode()
         kind = array.type
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return array.to_pylist() if array.null_count else list(array.to_numpy(zero_copy_only=False))
+        if not array.null_count:
+            return list(array.to_numpy(zero_copy_only=False))
+        there = array.is_valid().to_pylist()
+        numbers = array.fill_null(False if types.is_boolean(kind) else 0)
+        numbers = numbers.to_numpy(zero_copy_only=False)
+        return [one if valid else None for one, valid in zip(numbers, there, strict=True)]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _lists(array)
     values: list[Any] = array.to_pylist()

@@ -14,7 +14,7 @@ from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
-from stoker.sources.arrow_rows import import_pyarrow, to_examples
+from stoker.sources.arrow_rows import concatenated, import_pyarrow, to_examples
 from stoker.sources.open_files import FileVersion
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.row_groups import RowGroups
@@ -114,12 +114,15 @@ class ParquetSource(IndexedSource):
         wanted = np.asarray(indices, np.int64)
         groups = self.groups_of(wanted)
         examples: list[Any] = [None] * len(wanted)
+        places, rows = [], []
         for group in dict.fromkeys(groups.tolist()):
             table = self.held.get(group, functools.partial(read, group))
-            places = np.flatnonzero(groups == group)
-            rows = table.take(wanted[places] - (int(self._ends[group]) - table.num_rows))
-            for place, example in zip(places.tolist(), to_examples(rows), strict=True):
-                examples[place] = example
+            there = np.flatnonzero(groups == group)
+            places += there.tolist()
+            rows.append(table.take(wanted[there] - (int(self._ends[group]) - table.num_rows)))
+        # Made at once, for what that costs by group: shuffled rows are of many.
+        for place, example in zip(places, to_examples(concatenated(rows)), strict=True):
+            examples[place] = example
         self._used += len(wanted)
         self._tell_waste()
         return examples

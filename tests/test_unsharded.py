@@ -13,6 +13,7 @@ from scripts import script
 
 # torch's own stand-in for a group of any size within one process: nothing is sent.
 GROUP = """
+import types
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 from torch.utils.data import TensorDataset
@@ -48,6 +49,21 @@ def loaders():
     }
 
 
+def called_as(module):
+    # A function that iterates, as if a module of this name did.
+    there = {"__name__": module}
+    exec("def iterate(train): return list(train)", there)
+    return there["iterate"]
+
+
+def accelerated(train):
+    state = types.ModuleType("accelerate.state")  # all that is looked at
+    state.AcceleratorState = types.SimpleNamespace(_shared_state={"device": "cpu"})
+    state.GradientState = types.SimpleNamespace(_shared_state={})
+    sys.modules["accelerate.state"] = state
+    list(train)
+
+
 WRAPS = {
     "echo": lambda loader: stoker.echo(loader, 2),
     "monitor": stoker.monitor,
@@ -55,11 +71,26 @@ WRAPS = {
 }
 
 
+def refused(framework, what):
+    train = stoker.echo(loaders()[what], 2) if what != "pipeline" else (
+        stoker.from_arrays(np.arange(16), seed=0).batch(4)
+    )
+    iterate = accelerated if framework == "accelerate" else called_as(framework)
+    try:
+        iterate(train)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def warned(world, wrap, names):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group("fake", rank=world - 1, world_size=world, store=FakeStore())
     made = loaders()
+    if world > 1 and wrap == "refused":
+        say(json.dumps([refused(*names)]))
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name in names:
@@ -81,6 +112,11 @@ CASES = {
     **{wrap: (2, wrap, SEVERAL) for wrap in ("echo", "monitor", "both")},
     **{name: (2, "echo", [name]) for name in ("batches", "stream", "list")},
     "one rank": (1, "echo", ["plain", "list"]),
+    **{
+        f"{framework} {what}": (2, "refused", [framework, what])
+        for framework in ("pytorch_lightning.loops.fetchers", "accelerate")
+        for what in ("pipeline", "plain", "distributed", "own batches")
+    },
 }
 
 
@@ -107,6 +143,19 @@ def test_ranks_that_each_take_everything_are_warned_of_once(
 @pytest.mark.parametrize("name", ["batches", "stream", "list"])
 def test_whatever_the_loader_is(warned: dict[str, Any], name: str) -> None:
     assert len(warned[name]) == 1
+
+
+@pytest.mark.parametrize("framework", ["pytorch_lightning.loops.fetchers", "accelerate"])
+def test_a_framework_that_distributes_is_told_what_to_add(
+    warned: dict[str, Any], framework: str
+) -> None:
+    name = "Accelerate" if framework == "accelerate" else "Lightning"
+    for what, line in (("pipeline", ".shard()"), ("plain", "gives each its part")):
+        (message,) = warned[f"{framework} {what}"]
+        assert message.startswith(f"under {name} each of 2 ranks iterates over all ")
+        assert line in message
+    for divided in ("distributed", "own batches"):
+        assert warned[f"{framework} {divided}"] == [None]
 
 
 def test_one_rank_has_everything_by_right(warned: dict[str, Any]) -> None:

@@ -22,9 +22,9 @@ def _frames() -> Iterator[tuple[str, FrameType]]:
 
 
 def reads_ahead() -> str | None:
-    """Name the framework that is about to read ahead of its trainer, if one is calling.
+    """Name the framework whose fetcher is calling, if one is.
 
-    Lightning prefetches a batch where there is no ``len()`` (``_PrefetchDataFetcher``).
+    Lightning's reads a batch ahead of the trainer where there is no ``len()``.
     """
     for module, _ in _frames():
         if module.startswith(_LIGHTNING) and module.endswith(".loops.fetchers"):

@@ -103,16 +103,21 @@ class Cursor:
         """Start the next epoch, or go on in one that was loaded; closes a live iterator."""
         live, going = self._live(), self._live_run()
         if live is not None:
-            if going is None or not going.has_handed_out_all:
+            left = going is None or not going.has_handed_out_all
+            if left and reads_ahead() is None:  # Lightning leaves epochs early, and keeps iterators
                 warn(
                     "a second iterator over one pipeline closes the first; give each loop a "
                     "pipeline of its own (every method returns a new one)",
                 )
             live.close()
-        chain = self.chain
-        self._look_at_schedulers()
         if overfits() and not self.is_loaded:
             self.set_epoch(0)
+        return self._begin_pass()
+
+    def _begin_pass(self) -> PipelineIterator[Any]:
+        """Start a pass over the data, or go on in one that was loaded."""
+        chain = self.chain
+        self._look_at_schedulers()
         skip, self._skip = self._skip, 0
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:

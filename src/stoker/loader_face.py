@@ -24,6 +24,9 @@ _DCP = "torch.distributed.checkpoint."
 class LoaderFace:
     """The side of a pipeline that training frameworks look at."""
 
+    prefetch_factor: None = None
+    """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
+
     _cursor: Cursor
 
     @property

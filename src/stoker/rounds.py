@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from stoker import state
 from stoker.accelerate_signal import EndSignal
-from stoker.callers import overfits
+from stoker.callers import overfits, reads_ahead
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
@@ -46,7 +46,7 @@ class Rounds(Cursor):
         """Start the next round, or go on in one that was loaded; closes a live iterator."""
         live = self._round() if self._round is not None else None
         if live is not None and not live.is_closed:
-            if not live.is_last:
+            if not live.is_last and reads_ahead() is None:  # as in Cursor
                 warn(
                     "a second iterator over one pipeline closes the first; give each loop a "
                     "pipeline of its own (every method returns a new one)",
@@ -60,9 +60,9 @@ class Rounds(Cursor):
         if not self._goes_on:
             self.handed_out = self.next_round * (self.chain.steps or 0)
         self._finish_all()
-        missed = self._advanced(skip) if skip else 0
         steps = self.chain.steps
         end = None if steps is None else (self.handed_out // steps + 1) * steps
+        missed = self._advanced(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
         iterator: RoundIterator[Any] = RoundIterator(self, end)
         self._round = weakref.ref(iterator)
@@ -85,7 +85,7 @@ class Rounds(Cursor):
         """
         for _ in range(3):  # the first may have been at its end, and the second is left early
             if self._pass is None:
-                self._pass = super().begin()
+                self._pass = self._begin_pass()
             try:
                 output = next(self._pass)
             except StopIteration:

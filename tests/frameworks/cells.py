@@ -75,7 +75,7 @@ def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
     data: Any = Numbered()
     if kind == "cached":
         data = stoker.cached(data, version="1")
-    sampler = None
+    sampler: Any = None
     if ranks and prepare is None and not (framework == "Lightning" and kind == "cached"):
         sampler = DistributedSampler(data, WORLD, RANK)
     if kind == "cached" and use == "resume":
@@ -130,7 +130,7 @@ def check_schedule(rates: list[float], total: int) -> None:
     expected = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     cycle = torch.optim.lr_scheduler.OneCycleLR(expected, 1.0, total_steps=total)
     assert total == 10 * EPOCHS, total
-    wanted = []
+    wanted: list[Any] = []
     for _ in range(total):
         wanted.append(cycle.get_last_lr()[0])
         expected.step()
@@ -148,16 +148,16 @@ def main() -> None:
     os.dup2(nowhere, 1)  # what the frameworks have to say
     os.dup2(nowhere, 2)
     if framework == "Lightning":
-        from of_lightning import USES
+        from of_lightning import MORE, USES
     elif framework == "Accelerate":
-        from of_accelerate import USES
+        from of_accelerate import MORE, USES
     else:
-        from of_transformers import USES
+        from of_transformers import MORE, USES
     for kind, use in zip(cells[::2], cells[1::2], strict=True):
         os.makedirs(f"{kind} {use}", exist_ok=True)
         os.chdir(f"{kind} {use}")
         try:
-            USES[use](kind)
+            {**USES, **MORE}[use](kind)
             outcome = "works"
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"

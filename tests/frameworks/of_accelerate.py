@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
-from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
+from cells import EPOCHS, EXAMPLES, Model, Numbered, check_epochs, check_ranks, check_schedule, make
+from torch.utils.data import DataLoader
 
 import stoker
 
@@ -74,17 +77,12 @@ def validate(kind: str) -> None:
 def resume(kind: str) -> None:
     first = Loop(kind, "resume")
     first.run(0, stop=4)
-    if kind == "cached":
-        first.accelerator.save_state("checkpoint")
-    elif kind != "echo(loader)":
-        first.accelerator.save_state("checkpoint")
+    first.accelerator.save_state("checkpoint")
+    if kind == "pipeline":  # by number alone, as the guides do
         skips = Loop(kind, "resume")
-        if kind == "pipeline":  # by number alone, as the guides do
-            skips.run(0, skip_first_batches(skips.train, 4))
-            assert len(skips.model.seen) == 2
-            check_epochs(first.model.seen + skips.model.seen, times(kind), epochs=1)
-    else:
-        first.accelerator.save_state("checkpoint")
+        skips.run(0, skip_first_batches(skips.train, 4))
+        assert len(skips.model.seen) == 2
+        check_epochs(first.model.seen + skips.model.seen, times(kind), epochs=1)
     rest = Loop(kind, "resume")
     rest.accelerator.load_state("checkpoint")
     rest.run(0)
@@ -102,8 +100,7 @@ def two_processes(kind: str) -> None:
 def schedule(kind: str) -> None:
     loop = Loop(kind, "schedule")
     total = len(loop.train) * EPOCHS
-    cycle = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, 1.0, total_steps=total + 1)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, 1.0, total_steps=total)
+    cycle: Any = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, 1.0, total_steps=total)
     cycle = loop.accelerator.prepare(cycle)
     rates = []
     for _ in range(EPOCHS):
@@ -127,4 +124,95 @@ USES: dict[str, Callable[[str], None]] = {
     "resume": resume,
     "2 processes": two_processes,
     "schedule": schedule,
+}
+
+
+# -- what is not in the matrix
+
+
+def chain() -> stoker.Pipeline[Any]:
+    return stoker.from_dataset(Numbered(), seed=0).shuffle()
+
+
+def accumulate(kind: str) -> None:
+    """Count the optimizer steps over what is not prepared, and where only the end tells."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    prepared = accelerator.prepare(DataLoader(Numbered(), 8))  # type: ignore[arg-type]
+    cases: dict[str, Any] = {
+        "bare": chain().batch(8),
+        "filtered": chain().filter(lambda x: x["ids"] % 3 > 0).batch(8),
+        "auto": chain().echo().batch(8),
+        "rounds": chain().batch(8).repeat().steps(7),
+        "echo": stoker.echo(DataLoader(Numbered(), 8), 2),  # type: ignore[arg-type]
+        "echo(prepared)": stoker.echo(prepared, 2),
+        "auto(prepared)": stoker.echo(prepared),
+    }
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    for name, train in cases.items():
+        for _ in range(2):
+            stepped = []
+            for _batch in accelerator.prepare(train):
+                for _other in chain().batch(24):  # a loop inside, as for validation
+                    pass
+                with accelerator.accumulate(model):
+                    stepped.append(accelerator.sync_gradients)
+            wanted = [number % 4 == 0 for number in range(1, len(stepped))] + [True]
+            assert stepped == wanted, (name, stepped)
+    assert not accelerator.gradient_state.in_dataloader
+
+
+def lookahead(kind: str) -> None:
+    """A state is that of the batch at hand, though the next one was looked for."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+
+    def build() -> Any:
+        return chain().filter(lambda x: x["ids"] % 3 > 0).batch(8)
+
+    whole = [batch["ids"].tolist() for batch in build()]
+    train = build()
+    for number, _ in enumerate(train):
+        with accelerator.accumulate(model):
+            resumed = build()
+            resumed.load_state_dict(train.state_dict())
+            with resumed_quietly(resumed) as rest:
+                assert [batch["ids"].tolist() for batch in rest] == whole[number + 1 :]
+        if number == len(whole) - 2:
+            break
+
+
+@contextlib.contextmanager
+def resumed_quietly(pipeline: Any) -> Any:
+    with iter(pipeline) as batches:
+        yield batches
+
+
+def skips(kind: str) -> None:
+    whole = [batch["ids"].tolist() for batch in chain().batch(8)]
+    for train in (chain().batch(8), chain().batch(8).as_dataloader()):
+        rest = skip_first_batches(train, 4)
+        assert [batch["ids"].tolist() for batch in rest] == whole[4:]
+    echoed = stoker.echo(DataLoader(Numbered(), 8), 2, seed=0)  # type: ignore[arg-type]
+    everything = [batch["ids"].tolist() for batch in echoed]
+    echoed.set_epoch(0)
+    rest = skip_first_batches(echoed.as_dataloader(), 5)
+    assert [batch["ids"].tolist() for batch in rest] == everything[5:]
+    with pytest.raises(stoker.StokerError, match="as_dataloader"):
+        list(skip_first_batches(echoed, 5))
+
+
+def unsharded(kind: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    made: Any = chain().batch(8)
+    if kind == "echo(loader)":
+        made = stoker.echo(DataLoader(Numbered(), 8), 2)  # type: ignore[arg-type]
+    for _ in accelerator.prepare(made.as_dataloader()):
+        pass
+
+
+MORE: dict[str, Callable[[str], None]] = {
+    "accumulate": accumulate,
+    "lookahead": lookahead,
+    "skips": skips,
+    "unsharded": unsharded,
 }

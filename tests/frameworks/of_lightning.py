@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
-from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
+from cells import EPOCHS, EXAMPLES, Model, Numbered, check_epochs, check_ranks, check_schedule, make
+from pytorch_lightning.loggers import CSVLogger
+
+import stoker
+from stoker.lightning import StallMonitor
 
 FRAMEWORK = "Lightning"
 
@@ -110,4 +116,140 @@ USES: dict[str, Callable[[str], None]] = {
     "resume": resume,
     "2 processes": two_processes,
     "schedule": schedule,
+}
+
+
+# -- what is not in the matrix; the kind says which case it is
+
+
+def only(train: Any, validate: Any = None, **settings: Any) -> tuple[Module, pl.Trainer]:
+    """Train on something, warnings of stoker's being errors."""
+    module = Module("", "")
+    run = trainer(**settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*pipeline.*")
+        run.fit(module, train, validate)
+    return module, run
+
+
+def chain() -> stoker.Pipeline[Any]:
+    return stoker.from_dataset(Numbered(), seed=0).shuffle()
+
+
+def of_epoch(module: Module, epoch: int) -> list[list[int]]:
+    return [ids for at, ids in module.model.seen if at == epoch]
+
+
+def limits(kind: str) -> None:
+    for train in (chain().batch(8), chain().echo().batch(8), chain().batch(8).repeat().steps(5)):
+        module, _ = only(train, limit_train_batches=2)
+        assert len(of_epoch(module, 0)) == len(of_epoch(module, 1)) == 2
+        assert of_epoch(module, 0) != of_epoch(module, 1)
+
+
+def overfit(kind: str) -> None:
+    for train in (chain().batch(8), chain().echo(2).batch(8), chain().batch(8).repeat().steps(5)):
+        module, _ = only(train, overfit_batches=2)
+        assert len(of_epoch(module, 0)) == 2
+        assert of_epoch(module, 0) == of_epoch(module, 1)
+
+
+def val_check_interval(kind: str) -> None:
+    train = chain().echo().batch(8).repeat().steps(10)
+    module, run = only(train, chain().batch(8), val_check_interval=0.2)
+    assert len(module.model.validated) == EPOCHS * 5 * EXAMPLES
+    assert run.global_step == EPOCHS * 10
+
+
+def combined(kind: str) -> None:
+    class Pair(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            for each in batch.values():
+                super().training_step(each, index)
+            return self.model.weight.sum()
+
+    module = Pair("", "")
+    trainer().fit(module, {"one": chain().batch(8), "two": chain().batch(8)})
+    check_epochs(module.model.seen, 2)
+
+
+def checkpoints(kind: str) -> None:
+    def loader() -> Any:
+        return torch.utils.data.DataLoader(Numbered(), 8)  # type: ignore[arg-type]
+
+    makes: list[Callable[[], Any]] = [
+        lambda: chain().echo(2).batch(8),
+        lambda: chain().batch(8).echo(2),
+        lambda: chain().echo().batch(8),
+        lambda: chain().echo().batch(8).steps(5),
+        lambda: chain().echo().batch(8).repeat().steps(5),
+        lambda: stoker.echo(loader(), 2),
+        lambda: stoker.echo(loader()),
+    ]
+    for number, make_it in enumerate(makes):
+        first, run = only(make_it(), enable_checkpointing=True, default_root_dir=str(number))
+        callback: Any = run.checkpoint_callback
+        rest = Module("", "")
+        trainer(max_epochs=3).fit(rest, make_it(), ckpt_path=callback.best_model_path)
+        assert {at for at, _ in rest.model.seen} == {2}, number
+        steps = [len(of_epoch(each, at)) for each, at in ((first, 0), (first, 1), (rest, 2))]
+        assert min(steps) >= 5, (number, steps)
+
+
+def fresh_clock(kind: str) -> None:
+    train = chain().echo(2).batch(8)
+
+    class Scheduled(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * 6)
+            self.schedule = stoker.lr_schedule(cosine, train)
+            return [optimizer], [{"scheduler": self.schedule, "interval": "step"}]
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            scheduler.step()
+
+    module = Scheduled("", "")
+    trainer().fit(module, train)
+    assert len(module.model.seen) == EPOCHS * 12
+    assert module.schedule.scheduler.last_epoch == EPOCHS * 6
+
+
+def monitor(kind: str) -> None:
+    given: Any = {"logger": CSVLogger("logs"), "log_every_n_steps": 2}
+    _, run = only(chain().echo(2).batch(8), callbacks=[StallMonitor()], **given)
+    logged = {name: float(value) for name, value in run.logged_metrics.items()}
+    assert logged["stoker/fresh_examples"] == EPOCHS * EXAMPLES
+    assert 1 <= logged["stoker/factor"] <= 4
+    assert 0 <= logged["stoker/stall_fraction"] <= 1
+    assert logged["stoker/copy_distance"] > 0
+    pair = {"one": chain().batch(8), "two": chain().batch(8).as_dataloader()}
+
+    class Pair(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.model.weight.sum()
+
+    run = trainer(callbacks=[StallMonitor()], **given)
+    run.fit(Pair("", ""), pair)
+    assert {"stoker/factor/0", "stoker/factor/1"} <= set(run.logged_metrics)
+    with pytest.raises(TypeError, match="found no stoker"):
+        only([{"ids": torch.arange(4)}], callbacks=[StallMonitor()], **given)
+
+
+def unsharded(kind: str) -> None:
+    made: Any = chain().batch(8)
+    if kind == "echo(loader)":
+        made = stoker.echo(torch.utils.data.DataLoader(Numbered(), 8), 2)  # type: ignore[arg-type]
+    trainer(devices=2, strategy="ddp").fit(Module("", ""), made)
+
+
+MORE: dict[str, Callable[[str], None]] = {
+    "limits": limits,
+    "overfit": overfit,
+    "val_check_interval": val_check_interval,
+    "combined": combined,
+    "checkpoints": checkpoints,
+    "fresh clock": fresh_clock,
+    "monitor": monitor,
+    "unsharded": unsharded,
 }

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from cells import EPOCHS, EXAMPLES, Model, check_epochs, check_ranks, check_schedule, make
+from cells import EPOCHS, EXAMPLES, Model, Numbered, check_epochs, check_ranks, check_schedule, make
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import stoker
 from stoker.transformers import SavePipeline
 
 FRAMEWORK = "Hugging Face Trainer"
+
+
+EVALUATED: Any = torch.utils.data.TensorDataset(torch.arange(EXAMPLES))
 
 
 def times(kind: str) -> int:
@@ -49,7 +54,8 @@ class OnPipeline(Trainer):
         within: Any = getattr(model, "module", model)
         within.epoch = int(self.state.epoch or 0)
         if self.is_in_train:
-            self.rates.append(self.optimizer.param_groups[0]["lr"])
+            optimizer: Any = self.optimizer
+            self.rates.append(optimizer.param_groups[0]["lr"])
         return super().compute_loss(model, inputs, *rest, **given)
 
 
@@ -69,7 +75,7 @@ def trainer(kind: str, use: str, stop: int | None = None, **settings: Any) -> An
         }
     )
     model = Model()
-    made = OnPipeline(model=model, args=arguments, callbacks=[Stop(stop)])
+    made = OnPipeline(model=model, args=arguments, callbacks=[Stop(stop)], eval_dataset=EVALUATED)
     made.made = make(kind, FRAMEWORK, use, made.accelerator.prepare)
     made.rates = []
     if isinstance(made.made, stoker.Pipeline):
@@ -86,7 +92,7 @@ def fit(kind: str) -> None:
 
 def validate(kind: str) -> None:
     run = trainer(kind, "validate")
-    run.evaluate(torch.utils.data.TensorDataset(torch.arange(EXAMPLES)))
+    run.evaluate()
     assert sorted(run.model.validated) == sorted(list(range(EXAMPLES)) * times(kind))
 
 
@@ -115,25 +121,22 @@ def schedule(kind: str) -> None:
     steps = EPOCHS * 6 if kind == "cached" else EPOCHS * 10
     run.create_optimizer()
     run.lr_scheduler = torch.optim.lr_scheduler.OneCycleLR(run.optimizer, 1.0, total_steps=steps)
-    with contextlib_suppress_last(run.lr_scheduler):
-        run.train()
+    bounded(run.lr_scheduler)
+    run.train()
     assert run.state.max_steps == run.state.global_step == steps
     if kind != "cached":
         check_schedule(run.rates, steps)
 
 
-def contextlib_suppress_last(cycle: Any) -> Any:
-    """OneCycleLR has no step behind its last one, and the Trainer takes it."""
-    import contextlib
-
+def bounded(cycle: Any) -> None:
+    """Have no step follow the last: OneCycleLR raises there, and the Trainer takes one."""
     step = cycle.step
 
-    def bounded() -> None:
+    def step_if_any() -> None:
         with contextlib.suppress(ValueError):
             step()
 
-    cycle.step = bounded
-    return contextlib.nullcontext()
+    cycle.step = step_if_any
 
 
 USES: dict[str, Callable[[str], None]] = {
@@ -142,4 +145,68 @@ USES: dict[str, Callable[[str], None]] = {
     "resume": resume,
     "2 processes": two_processes,
     "schedule": schedule,
+}
+
+
+# -- what is not in the matrix
+
+
+def at_epoch_ends(kind: str) -> None:
+    first = trainer("pipeline", "fit", save_strategy="epoch", num_train_epochs=1)
+    first.train()
+    rest = trainer("pipeline", "fit")
+    rest.train(resume_from_checkpoint="out/checkpoint-6")
+    check_epochs(first.model.seen + rest.model.seen, 1)
+
+
+def auto(kind: str) -> None:
+    """In the middle of an epoch that follows the stall: no fresh example is lost or read twice."""
+    first = trainer("pipeline", "schedule", 7)
+    first.train()
+    rest = trainer("pipeline", "schedule")
+    rest.train(resume_from_checkpoint="out/checkpoint-7")
+    steps = len(first.model.seen) + len(rest.model.seen)
+    assert steps == rest.state.global_step == 2 * 10
+    clock = rest.made.clock
+    assert clock.steps == steps
+    assert clock.fresh_examples >= EXAMPLES
+    assert {i for _, ids in first.model.seen + rest.model.seen for i in ids} == set(range(EXAMPLES))
+
+
+def while_training(kind: str) -> None:
+    run = trainer("pipeline", "fit", eval_strategy="steps", eval_steps=2)
+    run.get_eval_dataloader = lambda *_: run.accelerator.prepare(
+        make("pipeline", FRAMEWORK, "validate").as_dataloader()
+    )
+    run.train()
+    check_epochs(run.model.seen, 1)
+    assert sorted(run.model.validated) == sorted(list(range(EXAMPLES)) * 6)
+
+
+def refused(kind: str) -> None:
+    run = trainer("cached", "fit")
+    run.add_callback(SavePipeline())
+    cases = {"found no pipeline": run}
+    lengthless = trainer("pipeline", "fit", max_steps=4)
+    lengthless.made = stoker.from_dataset(Numbered(), seed=0).echo().batch(8)
+    cases["counts epochs by batches"] = lengthless
+    for text, each in cases.items():
+        with pytest.raises(ValueError, match=text):
+            each.train()
+
+
+def unsharded(kind: str) -> None:
+    run = trainer("pipeline", "fit")
+    if kind == "echo(loader)":
+        loader: Any = torch.utils.data.DataLoader(Numbered(), 8)  # type: ignore[arg-type]
+        run.made = stoker.echo(loader, 2)
+    run.train()
+
+
+MORE: dict[str, Callable[[str], None]] = {
+    "at epoch ends": at_epoch_ends,
+    "auto": auto,
+    "while training": while_training,
+    "refused": refused,
+    "unsharded": unsharded,
 }

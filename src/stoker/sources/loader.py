@@ -78,6 +78,12 @@ class LoaderSource(Source):
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: Chain) -> None:
+        if not self._has_state and chain.flows:
+            raise StateError(
+                "under .repeat() epochs end in the middle of a pass over the loader, which has no "
+                "state there, for its batches cannot be made again: leave .repeat() out, take "
+                "torchdata's StatefulDataLoader, or build on from_dataset(loader.dataset)"
+            )
         if not self._has_state:
             raise StateError(
                 "an epoch over a loader has no state in its middle, for its batches cannot be made "
@@ -111,8 +117,9 @@ class LoaderSource(Source):
         within = getattr(self.loader, "batch_sampler", None)
         samplers = getattr(self.loader, "sampler", None), getattr(within, "sampler", None)
         for sampler in {id(each): each for each in samplers}.values():
-            if hasattr(sampler, "set_epoch"):  # DistributedSampler's
-                sampler.set_epoch(epoch)
+            tell = getattr(sampler, "set_epoch", None)  # DistributedSampler's
+            if tell is not None:
+                tell(epoch)
 
 
 class _Resetting(Iterator[Any]):

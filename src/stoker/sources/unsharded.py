@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.callers import distributing
 from stoker.caution import warn
-from stoker.machine import process_group
+from stoker.machine import own_rank
 
 # What samplers, batch samplers and datasets that divide an epoch know: torch's DistributedSampler
 # and its like, accelerate's shards, DALI's readers. (Hugging Face's datasets: `_distributed`.)
@@ -66,7 +66,7 @@ def warn_unsharded_feed() -> None:
 
 
 def _ranks() -> int:
-    group = process_group()
+    group = own_rank()
     return 1 if group is None else group[1]
 
 
@@ -76,9 +76,7 @@ def _tell(what: str, advice: str, **in_framework: str) -> None:
     told = f"each of {_ranks()} ranks iterates over all {what}: "
     framework = distributing()
     if framework is not None:
-        raise ValueError(
-            f"{framework} divides no data of stoker's. {told}{in_framework[framework]}"
-        )
+        raise ValueError(f"under {framework} {told}{in_framework[framework]}")
     if what not in _told:
         _told.add(what)
         warn(told + advice)

@@ -1,0 +1,141 @@
+"""Training frameworks, each in processes of its own, and the matrix of docs/frameworks.md.
+
+The cells are in cells.py. What the page says of them is what came of them: where it does not, the
+failure shows the rows that the page should have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import PATH, ROOT, TIMEOUT_S
+
+HERE = Path(__file__).parent
+PAGE = ROOT / "docs" / "frameworks.md"
+FRAMEWORKS = ["Lightning", "Accelerate", "Hugging Face Trainer"]
+KINDS = ["pipeline", "echo(loader)", "cached", "share"]
+ALONE = ["fit", "validate", "resume", "schedule"]
+USES = ["fit", "validate", "resume", "2 processes", "schedule"]
+MORE = {
+    "Lightning": [
+        *("limits", "overfit", "val_check_interval", "combined", "checkpoints"),
+        *("fresh clock", "monitor"),
+    ],
+    "Accelerate": ["accumulate", "lookahead", "skips"],
+    "Hugging Face Trainer": ["at epoch ends", "auto", "while training", "refused"],
+}
+
+each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+@contextlib.contextmanager
+def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program; whatever is left of its session is killed at the end."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATH, **variables},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT_S)
+
+
+def outcomes(
+    folder: Path, framework: str, cells: list[tuple[str, str]], ranks: int = 1
+) -> dict[tuple[str, str], str]:
+    """Run cells in one process, or in each of several ranks, which must agree."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run, found = uuid.uuid4().hex[:8], []
+    with contextlib.ExitStack() as running:
+        processes = []
+        for rank in range(ranks):
+            at = folder / f"{run}-{rank}"
+            at.mkdir()
+            variables: dict[str, Any] = {"CELLS": run}
+            if ranks > 1:  # as torchrun sets them
+                variables |= {
+                    "RANK": rank,
+                    "LOCAL_RANK": rank,
+                    "GROUP_RANK": 0,
+                    "WORLD_SIZE": ranks,
+                    "LOCAL_WORLD_SIZE": ranks,
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    "TORCHELASTIC_RUN_ID": run,
+                }
+            command = [sys.executable, str(HERE / "cells.py"), str(at), framework]
+            command += [word for cell in cells for word in cell]
+            texts = {name: str(value) for name, value in variables.items()}
+            processes.append(running.enter_context(started(command, **texts)))
+        for process in processes:
+            out, _ = process.communicate(timeout=TIMEOUT_S)
+            assert process.returncode == 0, out
+            lines = map(json.loads, out.splitlines())
+            found.append({(kind, use): outcome for _, kind, use, outcome in lines})
+    assert all(set(each) == set(cells) for each in found), found
+    assert all(each == found[0] for each in found), found
+    return found[0]
+
+
+def rows(framework: str, found: dict[tuple[str, str], str]) -> list[str]:
+    """Return the lines of the page's matrix: what works, or the error's first clause."""
+    lines = []
+    for kind in KINDS:
+        cells = [found[kind, use].split(",")[0].split(":", 1)[-1].strip() for use in USES]
+        lines.append(f"| {' | '.join([framework, kind, *cells])} |")
+    return lines
+
+
+@pytest.mark.full
+@each_framework
+def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) -> None:
+    found = outcomes(tmp_path, framework, [(kind, use) for kind in KINDS for use in ALONE])
+    for kind in KINDS:
+        found |= outcomes(tmp_path, framework, [(kind, "2 processes")], ranks=2)
+    refused = {cell: text for cell, text in found.items() if text != "works"}
+    assert {text.split(":")[0] for text in refused.values()} <= {"StateError"}, refused
+    page = PAGE.read_text().splitlines()
+    shown = [line for line in page if line.startswith(f"| {framework} |")]
+    assert shown == rows(framework, found)
+
+
+@pytest.mark.full
+@each_framework
+def test_what_else_it_asks_of_loaders(framework: str, tmp_path: Path) -> None:
+    cells = [("any", use) for use in MORE[framework]]
+    assert outcomes(tmp_path, framework, cells) == dict.fromkeys(cells, "works")
+
+
+@pytest.mark.full
+@each_framework
+@pytest.mark.parametrize("kind", ["pipeline", "echo(loader)"])
+def test_what_nobody_divided_is_refused_with_the_line_to_add(
+    framework: str, kind: str, tmp_path: Path
+) -> None:
+    (text,) = outcomes(tmp_path, framework, [(kind, "unsharded")], ranks=2).values()
+    assert text.startswith("ValueError: under ")
+    assert "each of 2 ranks iterates over all" in text
+    if kind == "pipeline":
+        assert ".shard()" in text
+    else:
+        assert ("DistributedSampler" if framework == "Lightning" else "prepare(loader)") in text

@@ -1,0 +1,193 @@
+"""What frameworks ask of a ``DataLoader``, asked of pipelines."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+
+import stoker
+from strategies import Spec, built, few, small_pools_allowed, specs, stream
+
+
+def batches(of: Any) -> list[Any]:
+    return [np.asarray(batch).tolist() for batch in of]
+
+
+def small(examples: int = 20) -> stoker.Pipeline[Any]:
+    return stoker.from_arrays(np.arange(examples), seed=0).shuffle().batch(4)
+
+
+# -- skipping
+
+
+@few(6)
+@given(specs(max_examples=30, max_filters=1), st.integers(0, 12))
+def test_skipping_leaves_out_the_first_batches_and_nothing_else(spec: Spec, n: int) -> None:
+    with small_pools_allowed():
+        plain = built(spec, 0)
+        epochs = [stream(plain) for _ in range(2)]
+        pipeline = built(spec, 0)
+        pipeline.skip(n)
+        assert stream(pipeline) == epochs[0][n:]
+        assert stream(pipeline) == epochs[1]
+        assert pipeline.clock == plain.clock
+
+
+def test_where_numbers_tell_nothing_is_read_for_it() -> None:
+    read = []
+
+    class Data:
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return np.array(index)
+
+    pipeline = stoker.from_dataset(Data(), seed=0).shuffle().batch(4).workers(0)
+    pipeline.skip(249_998)
+    assert pipeline.state_dict()["yielded"] == 0  # not before it begins
+    iterator = iter(pipeline)
+    assert len(iterator) == 2
+    assert len(list(iterator)) == 2
+    assert len(read) == 8
+
+
+def test_batches_behind_a_state_are_counted_from_the_epoch_s_beginning() -> None:
+    whole = batches(small())
+    pipeline = small()
+    iterator = iter(pipeline)
+    next(iterator)
+    next(iterator)
+    state = pipeline.state_dict()
+    iterator.close()
+    for skip, left in ((0, whole[2:]), (2, whole[2:]), (3, whole[3:])):
+        resumed = small()
+        resumed.load_state_dict(state)
+        resumed.skip(skip)
+        assert batches(resumed) == left
+    resumed = small()
+    resumed.load_state_dict(state)
+    resumed.skip(1)
+    with pytest.raises(ValueError, match="the state that was loaded is behind 2"):
+        iter(resumed)
+
+
+def test_an_iterator_that_handed_out_nothing_keeps_what_is_skipped() -> None:
+    pipeline = small()
+    pipeline.skip(3)
+    iter(pipeline).close()
+    assert batches(pipeline) == batches(small())[3:]
+
+
+def test_what_the_clock_decided_is_not_skipped_by_number() -> None:
+    pipeline = stoker.from_arrays(np.arange(20), seed=0).echo().batch(4)
+    pipeline.skip(2)
+    with pytest.raises(ValueError, match="load the state"):
+        iter(pipeline)
+    rounds = stoker.from_arrays(np.arange(20), seed=0).echo().batch(4).repeat().steps(9)
+    rounds.skip(2)
+    with pytest.raises(ValueError, match="load the state"):
+        iter(rounds)
+    for wrong in (-1, 0.5):
+        with pytest.raises(ValueError, match="a whole number from 0"):
+            pipeline.skip(wrong)  # type: ignore[arg-type]
+
+
+# -- attributes
+
+
+def test_a_pipeline_shows_its_next_epoch() -> None:
+    pipeline = small(22)
+    assert len(pipeline.dataset) == 22
+    assert (pipeline.batch_size, pipeline.drop_last) == (4, False)
+    assert isinstance(pipeline.sampler, SequentialSampler)  # of batches: nobody need shuffle them
+    assert isinstance(pipeline.batch_sampler, BatchSampler)
+    made = DataLoader(
+        pipeline.dataset, batch_sampler=pipeline.batch_sampler, collate_fn=pipeline.collate_fn
+    )
+    assert len(made) == 6
+    assert batches(made) == batches(small(22))
+    assert pipeline.epoch == 1
+    unbatched = stoker.from_arrays(np.arange(4), seed=0)
+    assert unbatched.batch_size is None
+    assert stoker.from_arrays(np.arange(4), seed=0).batch(3, drop_last=True).drop_last
+
+
+def test_an_index_of_the_epoch_is_a_place_and_no_batch_may_be_left_out() -> None:
+    pipeline = small()
+    with pytest.raises(TypeError, match="has no indices"):
+        pipeline.dataset[0]
+    places = list(zip(range(4), pipeline.batch_sampler, strict=False))
+    given = [pipeline.dataset[places[0][1][0]]]
+    with pytest.raises(stoker.StokerError, match=r"divided by \.shard\(\)"):
+        pipeline.dataset[places[2][1][0]]
+    assert batches(given) == batches(small())[:1]
+    del places
+
+
+def test_over_a_loader_the_answers_are_the_loader_s_and_make_no_loader_without_the_pipeline() -> (
+    None
+):
+    data: Any = torch.arange(20)
+    sampler: Any = DistributedSampler(data, 2, 0)
+    loader: Any = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, True))
+    pipeline = stoker.echo(loader, 2, seed=0)
+    assert pipeline.dataset is data
+    assert pipeline.batch_sampler.sampler is sampler  # where frameworks set the epoch
+    assert pipeline.collate_fn is loader.collate_fn
+    assert len(pipeline.batch_sampler) == len(loader)
+    with pytest.raises(stoker.StokerError, match=r"as_dataloader\(\)"):
+        iter(pipeline.batch_sampler)
+    pipeline.set_epoch(3)
+    assert sampler.epoch == 3
+    with pytest.raises(AttributeError):
+        _ = stoker.from_loader([np.arange(3)]).sampler
+
+
+def test_a_pipeline_is_a_dataloader_where_only_that_will_do() -> None:
+    pipeline = built(Spec(20, 4, echoes=(("before", Fraction(2), None),)), 0)
+    loader = pipeline.as_dataloader()
+    assert isinstance(loader, DataLoader)
+    assert len(loader) == len(pipeline) == 10
+    assert loader.batch_size == 4
+    whole = stream(built(Spec(20, 4, echoes=(("before", Fraction(2), None),)), 0))
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    state = loader.state_dict()
+    assert state == pipeline.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    assert stream(loader) == whole[4:]  # type: ignore[arg-type]
+    loader.set_epoch(0)
+    assert stream(loader) == whole  # type: ignore[arg-type]
+    again = type(loader)(pipeline=pipeline, sampler=SequentialSampler(loader.dataset))
+    again.set_epoch(0)
+    assert stream(again) == whole  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_torch_s_distributed_checkpoints_take_a_pipeline(tmp_path: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    def build() -> stoker.Pipeline:
+        return built(Spec(40, 4, echoes=(("before", Fraction(2), None),)), 0).repeat().steps(30)
+
+    pipeline = build()
+    iterator = iter(pipeline)
+    for _ in range(23):
+        next(iterator)
+    dcp.save({"loader": pipeline}, checkpoint_id=tmp_path)
+    rest = [len(str(batch)) for batch in iterator]
+    resumed = build()
+    dcp.load({"loader": resumed}, checkpoint_id=tmp_path)
+    assert [len(str(batch)) for batch in resumed] == rest
+    assert len(rest) == 7

@@ -1,0 +1,236 @@
+"""``.repeat()``: epochs of exactly n batches, beneath which passes over the data flow on."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import stoker
+from strategies import Spec, built, few, frozen, small_pools_allowed, specs, stream, through_json
+
+ECHOED = Spec(20, 4, echoes=(("before", Fraction(2), None),))
+
+
+def passes(spec: Spec, outputs: int) -> list[Any]:
+    """Return so many outputs of pass after pass; fewer, where a pass has nothing."""
+    pipeline = built(spec, 0)
+    found: list[Any] = []
+    while len(found) < outputs and (more := stream(pipeline)):
+        found += more
+    return found[:outputs]
+
+
+@few(8)
+@given(
+    specs(max_examples=30, max_filters=1),
+    st.integers(1, 12),
+    st.integers(0, 30),
+    st.sampled_from([0, 2]),
+)
+def test_epochs_are_cuts_of_one_stream_and_go_on_anywhere(
+    spec: Spec, steps: int, cut: int, workers: int
+) -> None:
+    epochs = 3
+    with small_pools_allowed():
+        whole = passes(spec, steps * epochs)
+        assume(len(whole) == steps * epochs)
+        cut %= steps * epochs
+
+        def build(workers: int) -> stoker.Pipeline:
+            return built(spec, workers).repeat().steps(steps)
+
+        pipeline = build(workers)
+        state = pipeline.state_dict()
+        given: list[Any] = []
+        for _ in range(epochs):
+            assert len(pipeline) == steps
+            for batch in pipeline:
+                given.append(frozen(batch))
+                if len(given) == cut:
+                    state = pipeline.state_dict()
+            assert len(given) % steps == 0
+        assert given == whole
+        assert pipeline.clock.steps == len(whole)
+
+        resumed = build(0)
+        resumed.load_state_dict(through_json(state))
+        rest = [frozen(batch) for batch in resumed]
+        assert rest == whole[cut : (cut // steps + 1) * steps]
+        assert stream(resumed) == passes(spec, cut + len(rest) + steps)[cut + len(rest) :]
+
+
+@pytest.mark.parametrize("kind", ["auto", "filter", "loader", "auto loader"])
+def test_epochs_have_n_batches_where_nothing_else_tells_how_many(kind: str) -> None:
+    loader: Any = DataLoader(torch.arange(20), 4)  # type: ignore[arg-type]
+    chain = stoker.from_arrays(np.arange(20), seed=0).shuffle()
+    pipeline: Any = {
+        "auto": lambda: chain.echo().batch(4),
+        "filter": lambda: chain.filter(lambda x: x % 3 > 0).batch(4),
+        "loader": lambda: stoker.echo(loader, 2),
+        "auto loader": lambda: stoker.echo(loader),
+    }[kind]()
+    pipeline = pipeline.repeat().steps(11)
+    before = 0.0
+    for _ in range(4):
+        assert len(pipeline) == len(list(pipeline)) == 11
+        assert pipeline.epoch + pipeline.progress > before
+        before = pipeline.epoch + pipeline.progress
+    assert before > 1
+    assert pipeline.clock.steps == 44
+
+
+def test_what_is_left_early_goes_on_in_the_next_epoch() -> None:
+    whole = passes(ECHOED, 40)
+    pipeline = built(ECHOED, 2).repeat().steps(7)
+    assert [frozen(b) for b in itertools.islice(pipeline, 3)] == whole[:3]
+    assert stream(pipeline) == whole[3:10]
+    state = pipeline.state_dict()
+    resumed = built(ECHOED, 0).repeat().steps(7)
+    resumed.load_state_dict(state)
+    assert stream(resumed) == whole[10:17]
+
+
+def test_a_loader_s_pass_rests_between_epochs_and_ends_with_one_that_is_left() -> None:
+    pipeline = stoker.from_loader([np.full(2, i) for i in range(5)]).repeat().steps(3)
+    assert [int(b[0]) for b in pipeline] == [0, 1, 2]
+    assert [int(b[0]) for b in pipeline] == [3, 4, 0]
+    assert [int(b[0]) for b in itertools.islice(pipeline, 1)] == [1]
+    assert [int(b[0]) for b in pipeline] == [0, 1, 2]
+    with pytest.raises(stoker.StateError, match=r"\.repeat\(\) epochs end in the middle"):
+        pipeline.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's call
+def test_over_a_loader_with_a_state_an_epoch_s_end_is_resumed() -> None:
+    def build() -> stoker.Pipeline:
+        loader = StatefulDataLoader(torch.arange(20), 4)  # type: ignore[arg-type]
+        return stoker.from_loader(loader).repeat().steps(3)
+
+    pipeline = build()
+    list(pipeline)
+    resumed = build()
+    resumed.load_state_dict(pipeline.state_dict())
+    given = [[b.tolist() for b in each] for each in (resumed, pipeline)]
+    assert given[0] == given[1]
+    assert given[0][0][0] == 12
+
+
+def test_nothing_lives_on_when_the_pipeline_is_gone() -> None:
+    def workers() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("stoker-worker")]
+
+    pipeline = built(Spec(4000, 4), 2).repeat().steps(5)
+    list(pipeline)
+    list(pipeline)
+    del pipeline
+    gc.collect()
+    assert not workers()
+
+
+def test_batches_may_be_acknowledged_when_the_next_pass_has_begun() -> None:
+    whole = passes(ECHOED, 40)
+
+    def build() -> stoker.Pipeline:
+        return built(ECHOED, 0).repeat().steps(15)
+
+    pipeline = build()
+    pipeline.acknowledge(0)
+    iterator = iter(pipeline)
+    for _ in range(3):  # ahead
+        next(iterator)
+    for done in range(1, 13):
+        next(iterator)
+        pipeline.acknowledge()
+        resumed = build()
+        resumed.load_state_dict(through_json(pipeline.state_dict()))
+        assert stream(resumed) == whole[done:15]
+    iterator.close()
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 5])
+@pytest.mark.parametrize("skip", [0, 1, 6, 7])
+def test_epochs_and_batches_are_found_by_number_without_reading(epoch: int, skip: int) -> None:
+    whole = passes(Spec(20, 4), 49)
+    read: list[int] = []
+
+    class Data:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return np.array(index)
+
+    pipeline = stoker.from_dataset(Data(), seed=3).shuffle().batch(4).workers(0)
+    plain = pipeline.repeat()
+    expected = [b.tolist() for b in itertools.islice(plain, (epoch + 1) * 7)][epoch * 7 + skip :]
+    del read[:]
+    jumping = pipeline.repeat().steps(7)
+    jumping.set_epoch(epoch)
+    jumping.skip(skip)
+    assert [b.tolist() for b in jumping] == expected
+    assert len(read) == 4 * len(expected)
+    assert jumping.clock.steps == (epoch + 1) * 7
+    assert len(whole) == 49
+
+
+def test_an_epoch_that_only_its_state_leads_to_is_refused() -> None:
+    pipeline = built(ECHOED, 0).repeat().steps(7)
+    pipeline.set_epoch(0)
+    with pytest.raises(ValueError, match="load a state"):
+        pipeline.set_epoch(1)
+    list(pipeline)
+    pipeline.set_epoch(1)  # the next one anyway
+    assert stream(pipeline) == passes(ECHOED, 14)[7:]
+    for wrong in (-1, 1.5):
+        with pytest.raises(ValueError, match="whole number"):
+            pipeline.set_epoch(wrong)  # type: ignore[arg-type]
+
+
+def test_what_has_nothing_does_not_repeat_for_ever() -> None:
+    pipeline = stoker.from_arrays(np.arange(9), seed=0).filter(lambda x: x < 0).batch(3)
+    with pytest.raises(stoker.StokerError, match="a whole pass over the data has no batch"):
+        list(pipeline.repeat().steps(2))
+
+
+def test_without_steps_there_is_no_end_and_no_length() -> None:
+    pipeline = stoker.from_arrays(np.arange(9), seed=0).batch(3).repeat()
+    with pytest.raises(TypeError, match=r"\.steps\(n\) ends an epoch"):
+        len(pipeline)
+    assert len(list(itertools.islice(pipeline, 100))) == 100
+    assert pipeline.epoch == 33
+
+
+def test_a_second_iterator_closes_the_first_with_a_warning() -> None:
+    pipeline = built(ECHOED, 0).repeat().steps(7)
+    first = iter(pipeline)
+    next(first)
+    assert len(first) == 6
+    with pytest.warns(UserWarning, match="a second iterator"):
+        second = iter(pipeline)
+    assert next(first, None) is None
+    assert len(list(second)) == 7
+
+
+def test_a_schedule_of_fresh_data_knows_its_epochs() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], 1.0)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    train = built(ECHOED, 0).repeat().steps(4)  # 10 batches a pass, 5 without echoing
+    schedule = stoker.lr_schedule(cosine, train)
+    while train.epoch + train.progress < 2:
+        for _ in train:
+            optimizer.step()
+            schedule.step()
+    assert cosine.last_epoch == 10

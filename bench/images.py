@@ -8,15 +8,18 @@ columns of the boxes alone, and resizes them.
 1. photographs: stoker with stoker-native, stoker with Pillow, and peers;
 2. the same, decoded in full once and cropped e times (``echo``), against a loop by hand that does
    the same copies, by whole epochs;
-3. files of 32 x 32 pixels;
+3. files of 32 x 32 pixels (CIFAR-10), JPEGs and PNGs, cropped and resized to 32 x 32;
 4. photographs of 2,000 x 1,500 pixels, with and without scaling by the codec.
 
-Peers: torch's ``DataLoader`` with Pillow, which resizes with antialiasing, as stoker does; the same
-with OpenCV, and tf.data, which take the two nearest pixels only.
+Beside each rate stand the memory that an arm holds in all its processes, and the time to its first
+batch. Peers: torch's ``DataLoader`` with Pillow and DALI (on the CPU) resize with antialiasing, as
+stoker does; torch and SPDL with OpenCV, tf.data, and Grain with simplejpeg and OpenCV take the two
+nearest pixels only.
 
 Command::
 
-    python bench/images.py --jpegs imagenet-sample.tar --limit jpeg_floor.c --peers all --install
+    python bench/images.py --jpegs imagenet-sample.tar --cifar cifar10-jpg.tar.xz --peers all
+        --install --limit jpeg_floor.c
 
 Results::
 
@@ -32,11 +35,13 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,8 +61,26 @@ FILES = 3_000  # of an epoch, at least: the same files again
 PEERS = {
     "torch, OpenCV": ("opencv", "torch_jpegs", "opencv"),
     "tf.data": ("tensorflow", "tensorflow_jpegs", ""),
+    "SPDL, OpenCV": ("spdl_jpegs", "spdl_jpegs", ""),
+    "Grain, simplejpeg": ("grain_jpegs", "grain_jpegs", ""),
+    "DALI": ("dali", "dali_crops", ""),
 }
 """Their environments, files and variants; torch with Pillow needs no environment of its own."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Files to be loaded.
+
+    Attributes:
+        side: of the images that are made of them.
+        has_limit: whether the limit is a program for such files.
+    """
+
+    name: str
+    folder: Path
+    side: int = 224
+    has_limit: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,7 +101,7 @@ class Arm:
 class Serving:
     """An arm's process, ready to run epochs; to be closed."""
 
-    def __init__(self, arm: Arm, folder: Path) -> None:
+    def __init__(self, arm: Arm, task: Task) -> None:
         peers = environment.HERE / "jpegs"
         command: list[Any] = [
             arm.python,
@@ -86,14 +109,14 @@ class Serving:
             "ignore",
             peers / "serve_jpegs.py",
             arm.peer,
-            folder,
+            task.folder,
         ]
         self._process = subprocess.Popen(
             [*command, arm.variant, str(BATCH), str(WORKERS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "SIDE": str(task.side)},
         )
         try:
             self.first_s = self._answer()["first_s"]
@@ -130,13 +153,14 @@ class Serving:
 
 def written(files: list[bytes], folder: Path, count: int) -> Path:
     """Write files, and links to them, until there are so many."""
+    suffix = "jpg" if files[0].startswith(b"\xff\xd8") else "png"
     (folder / "0").mkdir(parents=True)
     for number, data in enumerate(files):
-        (folder / "0" / f"{number:05}.jpg").write_bytes(data)
+        (folder / "0" / f"{number:05}.{suffix}").write_bytes(data)
     for label in range(1, -(-count // len(files))):
         (folder / str(label)).mkdir()
         for number in range(len(files)):
-            name = f"{number:05}.jpg"
+            name = f"{number:05}.{suffix}"
             os.link(folder / "0" / name, folder / str(label) / name)
     return folder
 
@@ -155,6 +179,26 @@ def resized(files: list[bytes], size: tuple[int, int]) -> list[bytes]:
         image.save(out, "JPEG", quality=90)
         made.append(out.getvalue())
     return made
+
+
+def as_png(files: list[bytes]) -> list[bytes]:
+    """Encode the pixels of the same files without loss."""
+    made = []
+    for data in files:
+        out = io.BytesIO()
+        Image.open(io.BytesIO(data)).save(out, "PNG")
+        made.append(out.getvalue())
+    return made
+
+
+def cifar(archive: str | None, count: int, others: list[bytes]) -> list[bytes]:
+    """Return small JPEGs out of an archive, or make some of others."""
+    if archive is None:
+        return resized(others, (32, 32))
+    with tarfile.open(archive) as tar:
+        members = (member for member in tar if member.name.endswith(".jpg"))
+        found = [tar.extractfile(member) for member in islice(members, count)]
+        return [file.read() for file in found if file is not None]
 
 
 def compiled(source: str, folder: Path) -> Path:
@@ -214,8 +258,7 @@ def arms_of(task: str, peers: list[str]) -> dict[str, Arm]:
 
 def measure(
     made: Report,
-    task: str,
-    folder: Path,
+    task: Task,
     peers: list[str],
     program: Path | None,
     seconds: float,
@@ -225,15 +268,15 @@ def measure(
     with ExitStack() as within:
         cases: dict[str, Callable[[], dict[str, float]]] = {}
         first_s: dict[str, float] = {}
-        for name, arm in arms_of(task, peers).items():
-            serving = Serving(arm, folder)
+        for name, arm in arms_of(task.name, peers).items():
+            serving = Serving(arm, task)
             within.callback(serving.close)
             first_s[name] = serving.first_s
             cases[name] = partial(serving.timed, seconds)
-        if program and not task.startswith("echo"):
-            cases["limit"] = partial(limit, program, folder, seconds)
+        if program and task.has_limit:
+            cases["limit"] = partial(limit, program, task.folder, seconds)
         for name, samples in interleaved(cases, rounds).items():
-            made.add(task=task, arm=name, samples=samples, first_s=first_s.get(name))
+            made.add(task=task.name, arm=name, samples=samples, first_s=first_s.get(name))
 
 
 def evaluate(made: Report) -> None:
@@ -279,22 +322,27 @@ def expect(made: Report, task: str, rates: dict[str, list[float]]) -> None:
     over("stoker", "by hand", 0.9)
 
 
-def tasks(place: str | None, quick: bool, within: Path) -> Iterator[tuple[str, Path]]:
+def tasks(place: str | None, small: str | None, quick: bool, within: Path) -> Iterator[Task]:
     """Write the files of each task."""
     files = colour(jpegs(place, BATCH if quick else 500))
     few = files[:BATCH]
     count = 4 * BATCH if quick else FILES
     photographs = written(files, within / "photographs", count)
-    for task in ("photographs", "echo 2", "echo 4"):
-        yield task, photographs
-    yield "small", written(resized(few, (32, 32)), within / "small", count)
+    yield Task("photographs", photographs)
+    for name in ("echo 2", "echo 4"):
+        yield Task(name, photographs, has_limit=False)
+    tiny = cifar(small, BATCH if quick else FILES, few)
+    for name, made in (("small JPEGs", tiny), ("small PNGs", as_png(tiny))):
+        folder = written(made, within / name.replace(" ", "-"), count)
+        yield Task(name, folder, side=32, has_limit=False)
     large = (400, 300) if quick else (2_000, 1_500)
-    yield "large", written(resized(few, large), within / "large", 4 * BATCH)
+    yield Task("large", written(resized(few, large), within / "large", 4 * BATCH))
 
 
 def main() -> None:
     options = parser(__doc__, evaluate)
     options.add_argument("--jpegs", help="a folder or a tar of JPEGs; by default some are made")
+    options.add_argument("--cifar", help="a tar of JPEGs of 32 x 32; by default some are made")
     options.add_argument("--limit", help="the C program that is the limit, its source")
     options.add_argument(
         "--peers", default="", help=f"of {', '.join(PEERS)}, with ; between them, or all"
@@ -310,9 +358,9 @@ def main() -> None:
     rounds, seconds = (1, 0.1) if arguments.quick else (arguments.rounds, 2.0)
     with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as folder:
         program = compiled(arguments.limit, Path(folder)) if arguments.limit else None
-        for task, files in tasks(arguments.jpegs, arguments.quick, Path(folder)):
-            if arguments.only in task:
-                measure(made, task, files, peers, program, seconds, rounds)
+        for task in tasks(arguments.jpegs, arguments.cifar, arguments.quick, Path(folder)):
+            if arguments.only in task.name:
+                measure(made, task, peers, program, seconds, rounds)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def _odd(number: int) -> bool:
 
 @pytest.mark.parametrize("behind", ["plain", "shard", "filter", "cache", "echo"])
 def test_it_resumes_anywhere_and_is_the_same_for_any_workers(behind: str) -> None:
-    settings = {behind: True}
+    settings: Any = {behind: True}
     check_resume(lambda: build(**settings), every=5)
     assert stream(build(**settings)) == stream(build(3, **settings))
     if behind == "plain":
@@ -202,7 +202,7 @@ def test_ten_million_examples_begin_at_once_in_little_memory() -> None:
     [
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=True), ValueError, "no blocks"),
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=0), ValueError, "at least one"),
-        (lambda: stoker.from_arrays(np.arange(9)).shuffle(block="a"), TypeError, "neighbours"),
+        (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=1.5), TypeError, "neighbours"),  # type: ignore[arg-type]
         (lambda: stoker.from_iterable([1]).shuffle(block=4), ValueError, "has a buffer"),
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(buffer=4), ValueError, "for streams"),
     ],

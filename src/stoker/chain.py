@@ -154,9 +154,9 @@ class Chain:
 
     @property
     def may_leave_out(self) -> bool:
-        """Whether examples may be left out on the way."""
+        """Whether fewer may come out than go in: by filters, skip budgets, or joined."""
         each = [stage.traits for stage in self.stages]
-        return self.budget != RAISE or any(traits.filters or traits.skips for traits in each)
+        return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
 
     @property
     def has_workers(self) -> bool:
@@ -255,8 +255,13 @@ class Chain:
                     "a process group to agree in: .shard() after init_process_group, or "
                     ".steps(n), or a fixed factor"
                 )
-            agreed = self.follows_clock and not self.plan.has_filter
+            agreed = self.follows_clock and not (self.plan.has_filter or self.plan.packs)
             if not share.uneven and self.may_leave_out and not agreed:
+                if self.plan.packs:
+                    raise ValueError(
+                        ".shard() gives every rank equally many steps, but .pack() makes more or "
+                        "fewer of different sequences: end epochs with .steps(n)"
+                    )
                 raise ValueError(
                     ".shard() gives every rank equally many steps, but filters and skip budgets "
                     "may leave them unequal: leave examples out before sharding (from_dataset of "

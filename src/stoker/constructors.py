@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import DTypeLike, NDArray
 
+from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
@@ -267,6 +268,9 @@ def from_parquet(
     *,
     seed: int | None = None,
     on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
 
@@ -275,16 +279,27 @@ def from_parquet(
     now (in each process that reads); ``print(pipeline)`` says how much that is.
 
     Args:
-        paths: local files, patterns, or folders of files ``*.parquet``.
+        paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
         columns: the columns that are read; all, if there are none.
         seed, on_error: as in ``from_dataset``.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each row group one
+            range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for what is no
-    Parquet file, for files whose columns differ, and where there are no rows; ImportError.
+    Parquet file, for files whose columns differ, and where there are no rows; RemoteError when a
+    server fails for good, or sends no ranges; ImportError.
     """
     from stoker.sources.parquet import ParquetSource
 
-    return _begin(ParquetSource(paths, columns), seed, on_error)
+    if has_urls(paths):
+        from stoker.sources.remote.parquet import RemoteParquetSource
+
+        source: ParquetSource = RemoteParquetSource(
+            paths, columns, requests=requests, retry_s=retry_s, storage_options=storage_options
+        )
+    else:
+        source = ParquetSource(paths, columns)
+    return _begin(source, seed, on_error)
 
 
 def from_table(
@@ -323,8 +338,9 @@ def from_tar(
     changes. Examples are read by offset.
 
     Args:
-        shards: paths, URLs or patterns (``*``, ``{000..146}``) of archives that are not
-            compressed as a whole; URLs of tar archives alone, on one file system.
+        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
+            archives that were compressed as a whole (``.tar.gz``) come as a stream, with a warning:
+            see ``from_iterable``.
         fields: the fields that are read, and that every example must have; else all it has.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
             and examples that are not all there may be skipped.
@@ -332,9 +348,10 @@ def from_tar(
             one range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
-    archive, is compressed as a whole or truncated, or lacks the fields; RemoteError when a server
-    fails for good, or sends no ranges.
+    archive, is truncated, or lacks the fields, and for compressed ones at a URL; RemoteError when a
+    server fails for good, or sends no ranges.
     """
+    from stoker.sources.shards.compressed import CompressedTarSource, compressed_kinds
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
@@ -349,6 +366,15 @@ def from_tar(
             retry_s=retry_s,
             storage_options=storage_options,
         )
+    elif compressed := compressed_kinds(shards):
+        stream = _begin(CompressedTarSource(shards, fields), seed, on_error)
+        path, kind = next(iter(compressed.items()))
+        warn(
+            f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
+            "stream: in order, without a length, shuffled through a buffer. Decompress it to have "
+            "them by number"
+        )
+        return stream
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
     return _begin(source, seed, on_error)
@@ -363,6 +389,9 @@ def from_tokens(
     *,
     separator: None = None,
     seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Window]: ...
 
 
@@ -375,6 +404,9 @@ def from_tokens(
     *,
     separator: int,
     seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[DocumentWindow]: ...
 
 
@@ -386,6 +418,9 @@ def from_tokens(
     *,
     separator: int | None = None,
     seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
 
@@ -393,8 +428,8 @@ def from_tokens(
     left at a file's end is no example. Nothing but file sizes is read now.
 
     Args:
-        files: paths or patterns (``*``, ``{000..146}``) of local files: raw tokens, or
-            one-dimensional ``.npy`` arrays.
+        files: paths, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
+            ``.npy`` arrays; URLs of one file system.
         length: of a window, in tokens.
         stride: from one window to the next, in tokens; ``length`` if there is none, so that each
             token is a target once.
@@ -404,11 +439,29 @@ def from_tokens(
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` leaves out.
         seed: as in ``from_dataset``.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each window one
+            range is requested.
 
     Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for files that are no
-    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``.
+    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``;
+    RemoteError when a server fails for good, or sends no ranges.
     """
-    return _begin(TokenSource(files, length, stride, dtype, separator), seed)
+    if has_urls(files):
+        from stoker.sources.remote.tokens import RemoteTokenSource
+
+        source: TokenSource = RemoteTokenSource(
+            files,
+            length,
+            stride,
+            dtype,
+            separator,
+            requests=requests,
+            retry_s=retry_s,
+            storage_options=storage_options,
+        )
+    else:
+        source = TokenSource(files, length, stride, dtype, separator)
+    return _begin(source, seed)
 
 
 @overload

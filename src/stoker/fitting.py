@@ -14,7 +14,8 @@ from typing import Any
 from stoker import packing
 from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.filtering import FilterRecord
-from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
+from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
+from stoker.engine.packed import PackStart
 from stoker.engine.position import Position
 from stoker.errors import StateError
 from stoker.packing import whole
@@ -92,7 +93,7 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        walk.read(fit.examples or 0, pools, items, records)
+        walk.read(fit.examples or 0, pools, items, records, _list(state.get("packs", [])))
     return found
 
 
@@ -139,13 +140,21 @@ class _Walk:
         if not self._found.yielded:
             return
         fixed = any(not point.echo.is_adaptive for point in plan.echoes)
-        if not nested or fixed or plan.filters or not plan.selection.is_kept_by_streams:
+        left_out = plan.filters or plan.packs
+        if not nested or fixed or left_out or not plan.selection.is_kept_by_streams:
             raise StateError(
                 "the state is in the middle of an epoch that this pipeline cannot make again"
             )
 
-    def read(self, examples: int, pools: list[Any], items: list[Any], records: list[Any]) -> None:
-        """Read what pools held and what was left out."""
+    def read(
+        self,
+        examples: int,
+        pools: list[Any],
+        items: list[Any],
+        records: list[Any],
+        packs: list[Any],
+    ) -> None:
+        """Read what pools held, what was left out, and where a packed sequence begins."""
         found, plan = self._found, self._plan
         echoes = len(plan.echoes)
         if not len(pools) == len(items) == echoes:
@@ -154,6 +163,8 @@ class _Walk:
             raise StateError(
                 "the state was saved with other skip budgets: examples it left out cannot be told"
             )
+        if len(packs) != (plan.packs and bool(found.yielded)):
+            raise ValueError(f"{len(packs)} packed sequences begin in it")
         self.most, self.exact = examples, examples
         for part in plan.parts:
             match part:
@@ -164,6 +175,10 @@ class _Walk:
                     self.exact = None
                     if records:
                         self._record(records.pop(0))
+                case PackPoint():
+                    for said in packs:
+                        self._start(*_list(said))
+                    self.most, self.exact = packing.LARGEST, None
                 case EchoPoint():
                     self._pool(part.echo, part.group, pools.pop(0), items.pop(0))
                     # Behind a batch: the short one may have come often, or not at all.
@@ -172,6 +187,10 @@ class _Walk:
                     pass
         whole(found.yielded, 0, self.most if self.exact is None else self.exact)
         whole(found.uses, *self._uses)
+
+    def _start(self, number: Any, at: Any, offset: Any) -> None:
+        start = PackStart(whole(number), whole(at, 0, self.most), whole(offset))
+        self._found.packs.append(start)
 
     def _record(self, said: Any) -> None:
         number = whole(said["number"], 0, self.most)

@@ -75,6 +75,33 @@ def process_group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+def own_rank() -> tuple[int, int] | None:
+    """Return rank and world size as torch's process group, JAX or Ray Train tell; None elsewhere.
+
+    Imports none of them: who is a rank of theirs has done so.
+    """
+    return process_group() or _rank_in_jax() or _rank_in_ray()
+
+
+def _rank_in_jax() -> tuple[int, int] | None:
+    jax: Any = sys.modules.get("jax")
+    if jax is None or not getattr(jax.distributed, "is_initialized", bool)():
+        return None
+    return jax.process_index(), jax.process_count()
+
+
+def _rank_in_ray() -> tuple[int, int] | None:
+    train: Any = sys.modules.get("ray.train")
+    if train is None:
+        return None
+    try:
+        context = train.get_context()
+        rank, world = context.get_world_rank(), context.get_world_size()
+    except Exception:  # no training function runs here: each version says that in its own way
+        return None
+    return None if rank is None or world is None else (int(rank), int(world))
+
+
 def hosts_of_job() -> int:
     """Return on how many hosts a job runs that torchrun launched; 1 where that is not known."""
     world = os.environ.get("WORLD_SIZE", "1")

@@ -22,6 +22,7 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
+from stoker.stages.pack import Pack, Packed
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import OnError
@@ -41,9 +42,8 @@ Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 class Pipeline(LoaderFace, Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
-    Made by ``from_folder``, ``from_dataset``, ``from_arrays``, ``from_loader``. Each method returns
-    a new pipeline with a fresh cursor and leaves this one as it is. Iterating runs one epoch; the
-    next ``iter()`` is the next epoch. One thread at a time may iterate. It yields ``T``.
+    Each method returns a new pipeline with a fresh cursor and leaves this one as it is. Iterating
+    runs one epoch; the next ``iter()`` is the next. One thread at a time may iterate. Yields ``T``.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -79,7 +79,7 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Args:
             rank, world: this process among so many; by default those of ``torch.distributed``,
-                if that is initialised. If not, this is the only process.
+                ``jax.distributed`` or Ray Train. Without them this is the only process.
             uneven: keep all examples, so that ranks may differ by one: for evaluation.
             near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
                 keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
@@ -174,6 +174,17 @@ class Pipeline(LoaderFace, Generic[T]):
         Raises TypeError when ``fn`` takes no ``rng``, LookupError when there is no such field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
+
+    def pack(self, length: int) -> Pipeline[Packed]:
+        """Join ragged sequences of tokens into full ones: ``(tokens, segments, positions)``.
+
+        Arrays ``[n]`` of integers, or lists, follow each other and are cut where one is full; what
+        is left at an epoch's end is dropped. ``segments`` numbers the sequences in each from 0 on,
+        ``positions`` their tokens, both ``int32 [length]``. Uses count full sequences.
+
+        Raises ValueError after ``batch``, twice, or on a loader; no ``echo`` can follow.
+        """
+        return self._then(Pack.of(length))
 
     @overload
     def batch(
@@ -304,12 +315,9 @@ class Pipeline(LoaderFace, Generic[T]):
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
 
-        Examples that were not reached then are not used in that epoch. Where an epoch has fewer
-        batches a warning says so; an error, where other ranks may have more and would wait (under
-        ``.shard()`` or a process group, where only an epoch's end tells how many there are).
-
-        Args:
-            n: batches (or single examples, in a pipeline without batches), at least 1.
+        Examples that were not reached then are not used in that epoch. Without batches, examples
+        are counted. Where an epoch has fewer a warning says so; an error, where other ranks may
+        have more and would wait (where only an epoch's end tells how many there are).
         """
         return Pipeline(self.chain.ending(n))
 
@@ -344,7 +352,6 @@ class Pipeline(LoaderFace, Generic[T]):
         return self.chain.count()
 
     def __bool__(self) -> bool:
-        """Return True, whatever the length."""
         return True
 
     @property
@@ -356,9 +363,8 @@ class Pipeline(LoaderFace, Generic[T]):
     def progress(self) -> float:
         """How much of the epoch's fresh examples was handed out, from 0 to 1.
 
-        ``epoch + progress`` is a clock that does not stretch with the echoing factor. Under
-        ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams and
-        loaders without a length, unless ``.steps(n)`` is set.
+        Under ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams
+        and loaders without a length, unless ``.steps(n)`` is set.
         """
         return self._cursor.progress()
 
@@ -376,9 +382,7 @@ class Pipeline(LoaderFace, Generic[T]):
         """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.
 
         At most 2 bytes for each batch. ``.echo(replay=record)``, in a chain that is built alike
-        and with the same seed, repeats the run exactly.
-
-        Raises ValueError in a pipeline whose factors are all fixed.
+        and with the same seed, repeats the run exactly. Raises ValueError without such an echo.
         """
         return self._cursor.record()
 

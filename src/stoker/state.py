@@ -71,6 +71,8 @@ def saved(
         "loaded": position.loaded,
         "before": [before.fresh_examples, before.uses, before.steps],
     }
+    if position.packs:
+        state["packs"] = [list(start) for start in position.packs]
     if handed_out is not None:
         state["handed_out"] = handed_out
     if position.owners is not None:

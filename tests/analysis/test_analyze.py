@@ -40,7 +40,7 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
             train(loader, 0.004, epochs=int(sys.argv[1]))
         """,
     )
-    found = analyze(tmp_path, "--html", "report.html", "train.py", "10000", minutes=0.4)
+    found = analyze(tmp_path, "--html", "report.html", "train.py", "10000", minutes=0.6)
     assert found.code == 0, found.errors
     assert "train.py" in (tmp_path / "report.html").read_text()
     report = found.report

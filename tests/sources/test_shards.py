@@ -218,14 +218,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
             twice.addfile(tarfile.TarInfo("1.jpg"))
     with zipfile.ZipFile(tmp_path / "lzma.zip", "w", zipfile.ZIP_LZMA) as odd:
         odd.writestr("1.jpg", b"x")
-    wrong: list[tuple[str, Path]] = [
-        (r"compressed \(gzip\).*Decompress", made("a.tar.gz", gzip.compress(tar))),
+    wrong: list[tuple[str, Any]] = [
+        (r"b\.tar is not compressed, and others are",
+         [made("a.tar.gz", gzip.compress(tar)), made("b.tar", tar)]),
+        (r"compressed by zstd, which", made("a.tar.zst", b"\x28\xb5\x2f\xfd" + tar)),
         (r"is no tar archive", made("text.tar", b"hello" * 300)),
         (r"is empty", made("empty.tar", b"")),
         (r"has no examples", made("none.tar", bytes(1024))),
         (r"example '1' has 'jpg' twice", tmp_path / "twice.tar"),
         (r"'1.jpg' is encrypted, or compressed by other", tmp_path / "lzma.zip"),
-    ]
+    ]  # fmt: skip
     for says, path in wrong:
         with pytest.raises(ValueError, match=says):
             stoker.from_tar(path)
@@ -279,3 +281,51 @@ def test_wrong_lists_of_fields(tmp_path: Path, fields: Any) -> None:
         (ValueError, TypeError), match=r"fields (is a list of names|has 'jpg' twice)"
     ):
         stoker.from_tar(shard, fields)
+
+
+# -- shards that are compressed as a whole
+
+
+def squeezed(path: Path, files: dict[str, bytes]) -> Path:
+    suffix = path.suffix.removeprefix(".")
+    with tarfile.open(path, f"w:{suffix}") as tar:  # type: ignore[call-overload]
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_compressed_shards_are_a_stream_that_resumes(tmp_path: Path, suffix: str) -> None:
+    plain = [pack(tmp_path / f"{n}.tar", pairs(30 * n, 30)) for n in range(2)]
+    shards = [squeezed(tmp_path / f"{n}.tar.{suffix}", pairs(30 * n, 30)) for n in range(2)]
+
+    def build() -> stoker.Pipeline:
+        with pytest.warns(UserWarning, match=r"0\.tar\..* compressed .* come as a stream"):
+            return stoker.from_tar(shards, ["cls", "jpg"], seed=0).batch(7).workers(2)
+
+    assert stream(build()) == stream(stoker.from_tar(plain, ["cls", "jpg"], seed=0).batch(7))
+    assert "compressed shards: a stream with a state of its own" in str(build())
+    check_resume(build, every=3)
+    train = build()
+    assert stream(train) == stream(train)
+
+
+def test_truncated_and_changed_compressed_shards(tmp_path: Path) -> None:
+    shard = squeezed(tmp_path / "a.tar.gz", pairs(0, 200))
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(shard)
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(stoker.StageError, match=r"a\.tar\.gz.*has changed"):
+        list(train)
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(shard)
+    with pytest.raises(stoker.StageError, match=r"a\.tar\.gz is truncated or damaged"):
+        list(train)
+    squeezed(shard, {"1.jpg": b"x"})
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(shard, ["cls"])
+    with pytest.raises(stoker.StageError, match=r"example '1' has no 'cls', only 'jpg'"):
+        list(train)

@@ -180,7 +180,6 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         (TypeError, "float32", (path, 1, None, "f4")),
         (ValueError, "is no array of tokens", (tmp_path / "broken.npy", 1)),
         (FileNotFoundError, "nowhere", (tmp_path / "nowhere*.bin", 1, None, "u2")),
-        (ValueError, "local files", ("https://example.org/x.bin", 1, None, "u2")),
         (ValueError, "at least one file", ([], 1, None, "u2")),
         (TypeError, "takes paths", ([3], 1, None, "u2")),
     ]  # fmt: skip

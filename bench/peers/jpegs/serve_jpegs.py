@@ -1,8 +1,8 @@
 """Times a peer on a folder of JPEGs, as ``../serve.py`` does on arrays; ``images.py`` starts it.
 
 A peer's file has ``epochs(folder, variant, batch, workers)``, which returns a function that starts
-an epoch: an iterable of (images, labels), ``uint8 [batch, 224, 224, 3]``. ``folder/LABEL/NAME.jpg``
-are the files.
+an epoch: an iterable of (images, labels), ``uint8 [batch, SIDE, SIDE, 3]``. The files are
+``folder/LABEL/NAME.jpg``, or ``.png``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ sys.path.append(str(Path(__file__).parents[1]))  # behind packages of the same n
 
 from serve import timed
 
-SIDE = 224
+SIDE = int(os.environ.get("SIDE", "224"))
 
 
 def files_of(folder: str) -> list[tuple[str, int]]:
     """Return all files and their labels."""
-    found = sorted(Path(folder).glob("*/*.jpg"))
+    found = sorted(Path(folder).glob("*/*.*g"))
     labels = {name: number for number, name in enumerate(sorted({p.parent.name for p in found}))}
     return [(str(path), labels[path.parent.name]) for path in found]
 

@@ -1,4 +1,4 @@
-"""tf.data over JPEGs: the codec decodes the box alone; two-pixel bilinear. Boxes: torchvision's."""
+"""tf.data over image files: of a JPEG the codec decodes the box alone; two-pixel bilinear."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from serve_jpegs import SIDE, box, files_of
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:
     paths, labels = zip(*files_of(folder), strict=True)
     rng = np.random.default_rng()
+    is_jpeg = paths[0].endswith(".jpg")
 
     def drawn(height: Any, width: Any) -> Any:
         return np.array(box(int(height), int(width), rng.random), np.int32)
 
     def crop(path: Any, label: Any) -> Any:
         data = tf.io.read_file(path)
-        shape = tf.io.extract_jpeg_shape(data)
+        whole = None if is_jpeg else tf.image.decode_png(data, channels=3)
+        shape = tf.io.extract_jpeg_shape(data) if is_jpeg else tf.shape(whole)
         window = tf.numpy_function(drawn, [shape[0], shape[1]], tf.int32, stateful=True)
         window = tf.ensure_shape(window, [4])
-        image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+        if is_jpeg:
+            image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+        else:
+            top, left, height, width = tf.unstack(window)
+            image = tf.image.crop_to_bounding_box(whole, top, left, height, width)
         image = tf.image.resize(image, [SIDE, SIDE])
         image = tf.image.random_flip_left_right(image)
         return tf.cast(image, tf.uint8), label

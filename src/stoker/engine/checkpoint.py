@@ -23,6 +23,7 @@ from typing import Any
 from stoker.engine.echo_feed import EchoFeed
 from stoker.engine.filtering import FilteredStream, FilterRecord
 from stoker.engine.items import Feed, Planning
+from stoker.engine.packed import PackedStream, PackStart
 from stoker.engine.position import Position
 from stoker.engine.stream import SegmentStream
 from stoker.errors import StateError
@@ -38,14 +39,15 @@ def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
 
 def needed(
     segments: Sequence[SegmentStream], yielded: int, planning: Planning
-) -> tuple[list[Snapshot | Moment], list[FilterRecord]]:
-    """Return the pool snapshots and filter records that a resume at ``yielded`` needs, in order.
+) -> tuple[list[Snapshot | Moment], list[FilterRecord], list[PackStart]]:
+    """Return the pool snapshots, filter records and pack starts that a resume at ``yielded`` needs.
 
-    Both are empty if a pool has not started yet. The caller must hold ``planning``.
+    Each in order; all are empty if a pool has not started yet. The caller must hold ``planning``.
     """
     assert planning.is_held()
     snapshots: list[Any] = []
     records: list[FilterRecord] = []
+    packs: list[PackStart] = []
     oldest = yielded  # the oldest output of the stream at hand that is asked for again
     for stream in reversed(segments):
         feed = stream.feed
@@ -53,7 +55,7 @@ def needed(
             break
         if isinstance(feed, EchoFeed):
             if not feed.started:
-                return [], []
+                return [], [], []
             snapshot = feed.pool.snapshot(_uses_taken(oldest, stream) // feed.pool.group)
             snapshots.append(snapshot)
             oldest = snapshot.oldest
@@ -64,16 +66,22 @@ def needed(
             record = upstream.needed(oldest)
             records.append(record)
             oldest = record.number
-    return snapshots[::-1], records[::-1]
+        elif isinstance(feed.upstream, PackedStream):
+            packs.append(feed.upstream.needed(oldest))
+            oldest = packs[-1].input
+    return snapshots[::-1], records[::-1], packs
 
 
 def forget(segments: Sequence[SegmentStream], yielded: int, planning: Planning) -> None:
     """Drop what only a resume before ``yielded`` would need. The caller holds ``planning``."""
-    snapshots, records = needed(segments, yielded, planning)
+    snapshots, records, packs = needed(segments, yielded, planning)
     for feed, snapshot in zip(_echoes(segments), snapshots, strict=False):
         feed.pool.forget_before(snapshot.step)
     for filtered, record in zip(filtered_of(segments), records, strict=False):
         filtered.forget_before(record.survivors)
+    for stream in segments:
+        if stream.feed is not None and isinstance(stream.feed.upstream, PackedStream) and packs:
+            stream.feed.upstream.forget_before(packs[0].number)
 
 
 def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
@@ -127,6 +135,11 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             again = {record.number_of(n) for n in again}
             outputs = upstream.start_at(record, outputs)
             oldest = record.number if position.records else oldest
+        elif isinstance(feed.upstream, PackedStream):
+            start = position.packs[0] if position.packs else PackStart()
+            if start.number != outputs:
+                raise StateError("the state is damaged: where a sequence begins does not fit")
+            outputs = oldest = feed.upstream.start_at(start)
     for pooled in _echoes(segments):
         pooled.refill()
 

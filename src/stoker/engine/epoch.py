@@ -314,7 +314,9 @@ class Run:
             state, loaded = head.state_at(at.fresh, at.loaded)
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records = checkpoint.needed(self._segments, at.yielded, self._planning)
+            snapshots, records, packs = checkpoint.needed(
+                self._segments, at.yielded, self._planning
+            )
             pools = [feed.pool for feed in self._pools.feeds] if snapshots else []
             return Position(
                 at.yielded,
@@ -326,6 +328,7 @@ class Run:
                 self._skip_log.filtered,
                 at.fresh,
                 owners=self._setup.owners,
+                packs=packs,
             )
 
     def next_start(self) -> Position | None:

@@ -1,8 +1,9 @@
 """From a chain to what the engine runs: what lies between two pools is one segment of work.
 
 ``lower`` lets the source and then each stage say what they need, in terms of ``Lowering``. The
-result is a ``Plan``: segments, and between them the points where items are kept, dropped or moved.
-Plans are made once for a chain and shared by its epochs; nothing in them changes when they run.
+result is a ``Plan``: segments, and between them the points where items are kept, dropped, joined or
+moved. Plans are made once for a chain and shared by its epochs; nothing in them changes when they
+run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.operation import Operation
+from stoker.stages.pack import Pack
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.stage import Stage
 from stoker.stages.to import To
@@ -45,6 +47,7 @@ class Segment:
         at: its place among the parts.
         into_pool: whether a pool keeps what comes out.
         is_followed: whether that is the pool of an adaptive echo, on a device perhaps.
+        renumbered: whether what comes in was joined before, and is numbered anew.
     """
 
     source: IndexedSource | None = None
@@ -58,6 +61,7 @@ class Segment:
     at: int = 0
     into_pool: bool = False
     is_followed: bool = False
+    renumbered: bool = False
     needs_work_behind = False
 
     @property
@@ -130,6 +134,20 @@ class FilterPoint:
 
 
 @dataclass
+class PackPoint:
+    """The point where sequences are joined into full ones.
+
+    Attributes:
+        pack: the stage.
+        at: its place among the parts.
+    """
+
+    pack: Pack
+    at: int = 0
+    needs_work_behind = True
+
+
+@dataclass
 class EchoPoint:
     """A pool between two segments.
 
@@ -165,7 +183,7 @@ class DevicePoint:
     needs_work_behind = False
 
 
-Part = Segment | FilterPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | PackPoint | EchoPoint | DevicePoint
 
 
 @dataclass(frozen=True)
@@ -210,6 +228,11 @@ class Plan:
     def filters(self) -> int:
         """How many filter points there are."""
         return sum(isinstance(part, FilterPoint) for part in self.parts)
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences are joined."""
+        return any(isinstance(part, PackPoint) for part in self.parts)
 
     @property
     def has_filter(self) -> bool:
@@ -283,6 +306,7 @@ class Lowering:
         self._parts: list[Part] = []
         self._segment: Segment | None = None  # the one at hand
         self._on_device = False
+        self._renumbered = False
         self._group = 1
         self._batches = False  # whether what comes by are batches
 
@@ -338,6 +362,14 @@ class Lowering:
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
+    def pack(self, stage: Pack) -> None:
+        """Sequences are joined; a segment of work comes right before."""
+        self._close()
+        if self._parts[-1].needs_work_behind:
+            self._parts.append(Segment())
+        self._parts.append(PackPoint(stage))
+        self._renumbered = True
+
     def echo(self, stage: Echo) -> None:
         """Items are used several times."""
         self._close()
@@ -353,7 +385,7 @@ class Lowering:
         """Return the plan of what was collected."""
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
-            self._parts.append(Segment(batches_in=self._batches, on_device=self._on_device))
+            self._parts.append(self._new())
         into_pool = is_followed = leaks = False  # of what comes after the part at hand
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
@@ -361,7 +393,7 @@ class Lowering:
                 case Segment():
                     part.into_pool, part.is_followed = into_pool, is_followed
                     into_pool = is_followed = False
-                case FilterPoint():
+                case FilterPoint() | PackPoint():
                     leaks = True
                 case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group
@@ -381,8 +413,13 @@ class Lowering:
 
     def _at_hand(self) -> Segment:
         if self._segment is None:
-            self._segment = Segment(batches_in=self._batches, on_device=self._on_device)
+            self._segment = self._new()
         return self._segment
+
+    def _new(self) -> Segment:
+        return Segment(
+            batches_in=self._batches, on_device=self._on_device, renumbered=self._renumbered
+        )
 
     def _close(self) -> None:
         """End the segment at hand; between two pools there has to be one."""
@@ -399,8 +436,11 @@ class Lowering:
         budgets[0] = self._budget
         if not segment.has_filter and all(b == RAISE for b in budgets.values()):
             return [segment]
-        first = Segment(segment.source, each, segment.cache, segment.cache_at)
+        again = segment.renumbered
+        first = Segment(segment.source, each, segment.cache, segment.cache_at, renumbered=again)
         pieces: list[Part] = [first, FilterPoint(budgets)]
         if segment.batch is not None:
-            pieces.append(Segment(batch=segment.batch, batch_maps=segment.batch_maps))
+            pieces.append(
+                Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)
+            )
         return pieces

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.cluster.pinned import PinnedOwners
 from stoker.engine.filtering import FilterRecord
+from stoker.engine.packed import PackStart
 from stoker.schedule.adaptive import Moment
 from stoker.schedule.fixed import Snapshot
 
@@ -22,6 +23,7 @@ class Position:
         snapshots: one of each pool, in the order that data meets them.
         items: how many fresh items each pool had in the epoch, where its end has told.
         records: of each filtered stream, which examples it left out.
+        packs: of a packed stream, where the next full sequence begins; at most one.
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
     """
 
@@ -36,3 +38,4 @@ class Position:
     loaded: int = 0
     loader_state: Any = None
     owners: PinnedOwners | None = None
+    packs: list[PackStart] = field(default_factory=list)

@@ -272,6 +272,10 @@ class SegmentStream(PulledStream):
         back, there = divmod(ordinal, self._examples)
         return self.earlier[-back].indices(there, there + 1)[0]
 
+    def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
+        """Wrap what went wrong where an output was to be used."""
+        return self._runner.work.failure(stage, error, ordinal)
+
     def start_at(self, number: int) -> None:
         """Continue with output ``number``; what feeds this stream must be there already."""
         self._next = number

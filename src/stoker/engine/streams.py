@@ -19,7 +19,8 @@ from stoker.engine.filtering import FilteredStream, SkipLog
 from stoker.engine.foreign import DeviceStream, Direct, LoaderStream
 from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, Stream, Tally
 from stoker.engine.iterated import IteratedStream
-from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment
+from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
+from stoker.engine.packed import PackedStream
 from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import KeptWorkers, Workers, make_pool
 from stoker.engine.pool.threads import WorkerPool
@@ -168,6 +169,10 @@ class EpochStreams:
                     self._stream = FilteredStream(
                         part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
                     )
+                case PackPoint():
+                    self._stream = PackedStream(
+                        part, self.segments[-1], self.worker_pool, self.planning
+                    )
                 case EchoPoint():
                     assert self._stream is not None
                     pool, planning = self._where(part)
@@ -287,9 +292,9 @@ class EpochStreams:
         """End every thread and process, and let go of what a source has open."""
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
             upstreams = [s.feed.upstream for s in self.segments if s.feed is not None]
-            filtered = [stream for stream in upstreams if isinstance(stream, FilteredStream)]
+            between = [s for s in upstreams if isinstance(s, (FilteredStream, PackedStream))]
             outside = (self._device, self.prefetcher or self.head)
-            for part in (*self.pools.feeds, *filtered, *self.segments, *outside):
+            for part in (*self.pools.feeds, *between, *self.segments, *outside):
                 if part is not None:
                     rest.callback(part.clear)
             if self._plan.cache is not None:

@@ -112,7 +112,7 @@ class Work:
         self.reader: Reader | None = None
         self.gather: Gather | None = None
         self._source = source
-        self._order = order
+        self._order = None if segment.renumbered else order
         self.legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)  # of the global generators
         self._random = Rekeyed()
         self._operations = [_ready(each, seed, epoch, rank) for each in segment.operations]
@@ -138,6 +138,10 @@ class Work:
     def copy_failure(self, error: Exception, ordinal: int) -> Failure:
         """Wrap what went wrong while a stored item was copied for one of its uses."""
         return Failure(self._located("echo (copying an item)", error, ordinal), self._part)
+
+    def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
+        """Wrap what went wrong where a value was to be used behind this segment."""
+        return Failure(self._located(stage, error, ordinal), self._part)
 
     def send_failure(self, error: Exception, ordinal: int) -> Failure:
         """Wrap why what a worker process made of an example cannot be sent back."""

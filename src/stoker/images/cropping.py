@@ -54,8 +54,8 @@ def random_resized_crop(
             or the nearest two of each row and column alone.
         dct_scaling: whether a JPEG of at least twice the size may be decoded at 1/2, 1/4 or 1/8.
             Faster for large photographs, and not the same pixels. Only ``stoker-native`` does it.
-        strict: whether a file is decoded in full. Otherwise damage in a part of a JPEG that the box
-            does not need is not noticed.
+        strict: whether a file is decoded in full where it is first seen. Otherwise damage in a part
+            of a JPEG that the box does not need is not noticed.
         max_pixels: images of more are refused, as in ``decode``.
 
     Returns:
@@ -185,7 +185,7 @@ def _random_resized_crop(
     dct_scaling: bool,
     reading: Reading,
 ) -> Pixels:
-    opened = reading.opened(image)
+    opened = reading.opened(image, scaled=dct_scaling)
     return reading.resized(
         opened,
         random_box(*size_of(opened), scale, ratio, rng),
@@ -235,7 +235,7 @@ def _resized_center_crop(
     dct_scaling: bool,
     reading: Reading,
 ) -> Pixels:
-    opened = reading.opened(image)
+    opened = reading.opened(image, scaled=dct_scaling)
     height, width = size_of(opened)
     rows, columns = _shorter_side(height, width, resized)
     down, across = height / rows, width / columns

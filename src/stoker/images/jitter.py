@@ -51,7 +51,7 @@ def color_jitter(
 def _jittered(
     image: Any, *, rng: np.random.Generator, factors: dict[str, tuple[float, float]]
 ) -> Pixels:
-    opened = np.asarray(Reading(strict=True).opened(image))
+    opened = Reading().pixels(image)
     if opened.shape[2] != 3:
         raise ValueError(f"colours are changed of RGB, not of {opened.shape[2]} channels")
     colours = opened.astype(np.float32)

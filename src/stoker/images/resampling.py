@@ -7,7 +7,7 @@ else is decoded in full first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from stoker.images.decoding import (
     pillow,
     scan_limit,
 )
+from stoker.images.sound_files import SoundFiles
 
 Pixels = NDArray[np.uint8]
 Opened = Any
@@ -46,40 +47,39 @@ class Reading:
     """How images are read.
 
     Attributes:
-        strict: whether a file is decoded in full, so that damage anywhere in it is an error.
+        strict: whether a file is decoded in full where it is first seen, so that damage anywhere in
+            it is an error.
         max_pixels: images of more are refused, as ``decode`` does.
+        sound: files that were decoded in full.
     """
 
     strict: bool = False
     max_pixels: int = MAX_PIXELS
+    sound: SoundFiles = field(default_factory=SoundFiles, compare=False, repr=False)
 
-    def opened(self, image: Any) -> Opened:
-        """Open what holds an image.
+    def opened(self, image: Any, *, scaled: bool = False) -> Opened:
+        """Open what holds an image; ``scaled`` where the codec is to make it smaller.
 
         Raises TypeError, ValueError: it is no image; and what ``decode`` raises.
         """
-        if isinstance(image, (bytes, bytearray, memoryview)):
-            data = bytes(image)
-            if native.library() is None:
-                return by_pillow(data, self.max_pixels)
-            if is_jpeg(data) and not self.strict:
-                return data
+        if not isinstance(image, (bytes, bytearray, memoryview)):
+            return _checked(image)
+        data = bytes(image)
+        if native.library() is None:
+            return by_pillow(data, self.max_pixels)
+        if not is_jpeg(data):
             return decode(data, max_pixels=self.max_pixels)
-        if not isinstance(image, np.ndarray):
-            raise TypeError(
-                f"an image is bytes or an array, not {type(image).__name__}: on= says which field "
-                "of an example it is"
-            )
-        if image.dtype != np.uint8:
-            raise TypeError(
-                f"images are cropped and resized as uint8, before they are {image.dtype}"
-            )
-        if image.ndim != 3 or image.shape[2] not in _MODES:
-            raise ValueError(
-                "an image is [height, width, channels] of 1, 3 or 4 channels, not "
-                f"{list(image.shape)}"
-            )
-        return image
+        if not self.strict or data in self.sound:
+            return data
+        pixels = decode(data, max_pixels=self.max_pixels)
+        self.sound.add(data)
+        return data if scaled else pixels  # crops of these are the same, but for that
+
+    def pixels(self, image: Any) -> Pixels:
+        """Return all pixels of what holds an image; raises as ``opened``."""
+        if isinstance(image, (bytes, bytearray, memoryview)):
+            return decode(bytes(image), max_pixels=self.max_pixels)
+        return _checked(image)
 
     @property
     def _limits(self) -> dict[str, int]:
@@ -146,6 +146,22 @@ def size_of(image: Opened) -> tuple[int, int]:
     if isinstance(image, np.ndarray):
         return image.shape[0], image.shape[1]
     return image.height, image.width
+
+
+def _checked(image: Any) -> Pixels:
+    """Return pixels that can be cropped and resized. Raises TypeError, ValueError."""
+    if not isinstance(image, np.ndarray):
+        raise TypeError(
+            f"an image is bytes or an array, not {type(image).__name__}: on= says which field "
+            "of an example it is"
+        )
+    if image.dtype != np.uint8:
+        raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
+    if image.ndim != 3 or image.shape[2] not in _MODES:
+        raise ValueError(
+            f"an image is [height, width, channels] of 1, 3 or 4 channels, not {list(image.shape)}"
+        )
+    return image
 
 
 def _library() -> Any:

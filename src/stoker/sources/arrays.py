@@ -42,6 +42,14 @@ class ArraySource(IndexedSource):
         return range(len(self._columns)) if len(self._columns) > 1 else ()
 
     @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """The chunks of the array that has the largest ones; None where rows are read alone."""
+        chunk = max(column.chunk_rows for column in self._columns)
+        if chunk == 1:
+            return None
+        return np.minimum(np.arange(chunk, len(self) + chunk, chunk, dtype=np.int64), len(self))
+
+    @property
     def rows(self) -> Rows | None:
         """This, unless the arrays hold strings or objects."""
         return self if self._stacks else None

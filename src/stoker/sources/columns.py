@@ -21,10 +21,12 @@ class Column(ABC):
     Attributes:
         shape: of all rows together.
         dtype: NumPy's.
+        chunk_rows: how many rows are read together, whatever is wanted of them; 1: each alone.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    chunk_rows: int = 1
 
     @abstractmethod
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -109,6 +111,8 @@ class SlicedColumn(Column):
             )
         self.dtype = first.dtype
         self._takes_lists = _takes_lists(array, first.shape)
+        chunks = getattr(array, "chunks", None)  # h5py and Zarr tell it so
+        self.chunk_rows = int(chunks[0]) if chunks else 1
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         found, back = self._read(indices)

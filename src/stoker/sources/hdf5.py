@@ -8,6 +8,9 @@ from typing import Any
 from stoker.fork_safety import OwningProcess
 from stoker.sources.open_files import FileVersion
 
+_INHERITED: list[Any] = []
+"""What a forked child must not close: the files are its parent's."""
+
 
 class HdfArray:
     """A dataset of a file, by the file's path: h5py's own can neither be sent nor inherited.
@@ -34,28 +37,26 @@ class HdfArray:
             )
         self._path, self._name = path, dataset.name
         self.shape, self.dtype = dataset.shape, dataset.dtype
+        self.chunks = dataset.chunks
         self._version = _version(path)
-        self._begin()
+        self._open: Any = None
+        self._owner = OwningProcess()
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_owner", "_open", "_inherited")
+        opened = ("_owner", "_open")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
-        self._begin()
+        self._open, self._owner = None, OwningProcess()
 
     def __getitem__(self, rows: Any) -> Any:
         if not self._owner.is_current:
-            self._inherited = self._open  # never closed here: its file is the parent's
-            self._begin()
+            _INHERITED.append(self._open)
+            self._open, self._owner = None, OwningProcess()
         if self._open is None:
             self._open = self._opened()
         return self._open[rows]
-
-    def _begin(self) -> None:
-        self._owner = OwningProcess()
-        self._open: Any = None
 
     def _opened(self) -> Any:
         import h5py

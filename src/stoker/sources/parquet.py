@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,9 @@ class ParquetSource(IndexedSource):
     A row is had by reading its row group. Groups are kept, decoded, in up to a quarter of the
     memory that was free when the source was made; in each process that reads.
 
+    Attributes:
+        held: the groups that are kept.
+
     Args:
         paths: files, patterns, or folders of files ``*.parquet``.
         columns: those that are read; all of them, where it is None.
@@ -54,23 +57,20 @@ class ParquetSource(IndexedSource):
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
-        found = find_files(paths, "from_parquet", ".parquet")
+        import_pyarrow("from_parquet", "pyarrow.parquet")
         self._given = shown(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
-        self._nbytes = rows = 0
+        self._nbytes = rows = files = 0
         schema = None
-        for path in found:
-            told = os.stat(path)
-            metadata = _read_metadata(parquet, path)
+        for path, version, metadata in self._look(paths):
+            files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
                 continue
             schema = _check_schema(
                 path, metadata.schema.to_arrow_schema(), columns, self._files, schema
             )
-            version = FileVersion(told.st_size, told.st_mtime_ns)
             for number in range(metadata.num_row_groups):
                 group = metadata.row_group(number)
                 self._groups.append((len(self._files), number))
@@ -79,10 +79,10 @@ class ParquetSource(IndexedSource):
             self._files.append(_File(path, version, rows))
             rows += metadata.num_rows
         if schema is None:
-            raise ValueError(f"{self.name} has no rows, in {len(found):,} files")
+            raise ValueError(f"{self.name} has no rows, in {files:,} files")
         self._columns: list[str] = list(schema.names)
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
+        self.held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._told = False
 
@@ -103,12 +103,19 @@ class ParquetSource(IndexedSource):
         return self._ends
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Read the row groups of these rows, each of them once."""
+        return self.rows_of(indices, self._read)
+
+    def groups_of(self, indices: Indices) -> NDArray[np.int64]:
+        """Return the numbers of the row groups that these rows lie in."""
+        return np.searchsorted(self._ends, np.asarray(indices, np.int64), side="right")
+
+    def rows_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
+        """Return rows; ``read`` returns the table of a row group that is not held."""
         wanted = np.asarray(indices, np.int64)
-        groups = np.searchsorted(self._ends, wanted, side="right")
+        groups = self.groups_of(wanted)
         examples: list[Any] = [None] * len(wanted)
         for group in dict.fromkeys(groups.tolist()):
-            table = self._held.get(group, functools.partial(self._read, group))
+            table = self.held.get(group, functools.partial(read, group))
             places = np.flatnonzero(groups == group)
             rows = table.take(wanted[places] - (int(self._ends[group]) - table.num_rows))
             for place, example in zip(places.tolist(), to_examples(rows), strict=True):
@@ -118,7 +125,7 @@ class ParquetSource(IndexedSource):
         return examples
 
     def extent(self, *, is_followed: bool) -> str:
-        kept = format_bytes(min(self._nbytes, self._held.limit_bytes))
+        kept = format_bytes(min(self._nbytes, self.held.limit_bytes))
         return (
             f"{len(self):,} examples in {len(self._groups):,} row groups of "
             f"{format_bytes(self._nbytes)}; up to {kept} are kept in memory"
@@ -142,6 +149,19 @@ class ParquetSource(IndexedSource):
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), int(index - file.first))
 
+    def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
+        """Yield each file that is meant, with its version and its metadata."""
+        for path in find_files(paths, "from_parquet", ".parquet"):
+            found = os.stat(path)
+            yield path, FileVersion(found.st_size, found.st_mtime_ns), self._read_metadata(path)
+
+    def _read_metadata(self, path: str, file: Any = None) -> Any:
+        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        try:
+            return parquet.read_metadata(path if file is None else file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
+
     def _file_of(self, index: int) -> _File:
         return self._files[self._groups[int(np.searchsorted(self._ends, index, side="right"))][0]]
 
@@ -161,7 +181,7 @@ class ParquetSource(IndexedSource):
 
     def _tell_waste(self) -> None:
         """Warn once where nearly all that is read is dropped again."""
-        held = self._held
+        held = self.held
         if self._told or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return
         self._told = True
@@ -171,13 +191,6 @@ class ParquetSource(IndexedSource):
             f"order, and {format_bytes(held.limit_bytes)} of them are kept. Put .cache(...) behind "
             "it, or write smaller row groups"
         )
-
-
-def _read_metadata(parquet: Any, path: str) -> Any:
-    try:
-        return parquet.read_metadata(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
 
 
 def _check_schema(

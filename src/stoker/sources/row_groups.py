@@ -26,6 +26,10 @@ class RowGroups:
     def __reduce__(self) -> tuple[object, ...]:
         return RowGroups, (self.limit_bytes,)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a table is held, or is being read."""
+        return key in self._held
+
     def get(self, key: Hashable, read: Callable[[], Any]) -> Any:
         """Return a table that is held, or that ``read`` returns; raises what that raises."""
         if not self._owner.is_current:  # a forked child: its parent's threads give nothing here

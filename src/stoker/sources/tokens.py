@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -39,7 +39,9 @@ class DocumentWindow(NamedTuple):
     """Which document of the window a token belongs to, from 0 on."""
 
 
-class _TokenFile(NamedTuple):
+class TokenFile(NamedTuple):
+    """A file of tokens, as it was found."""
+
     path: str
     version: FileVersion
     dtype: np.dtype[Any]
@@ -85,7 +87,7 @@ class TokenSource(IndexedSource):
         if separator is not None and not is_whole_number(separator):
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
-        self._files = [_open(path, dtype) for path in find_files(files, "from_tokens")]
+        self._files = self._find(files, dtype)
         self._given = shown(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
         self._ends = np.cumsum(counts)
@@ -107,7 +109,7 @@ class TokenSource(IndexedSource):
         return self._kind._fields
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> Rows | None:
         return self
 
     def __len__(self) -> int:
@@ -165,40 +167,61 @@ class TokenSource(IndexedSource):
             found = np.frombuffer(self._opened.read(path, version, at, nbytes), dtype)
             inputs[row] = found[:-1]
             targets[row] = found[1:]
+        self._separate(batch, slice(start, start + len(indices)))
+
+    def _window(self, tokens: NDArray[Any]) -> Any:
+        """Return the example of so many tokens."""
+        batch = self.allocate(1, Recycler())
+        batch.inputs[0], batch.targets[0] = tokens[:-1], tokens[1:]
+        self._separate(batch, slice(0, 1))
+        return self._kind(*(array[0] for array in batch))
+
+    def _separate(self, batch: Any, rows: slice) -> None:
+        """Number the documents of windows, and leave out the targets behind their ends."""
         if self._separator is not None:
-            rows = slice(start, start + len(indices))
-            ends = inputs[rows] == self._separator
-            targets[rows][ends] = IGNORED_TARGET
+            ends = batch.inputs[rows] == self._separator
+            batch.targets[rows][ends] = IGNORED_TARGET
             documents = batch.documents[rows]
             documents[:, 0] = 0
             np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
+
+    def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
+        return [_open(path, dtype) for path in find_files(files, "from_tokens")]
 
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
         return Window if self._separator is None else DocumentWindow
 
-    def _locate(self, index: int) -> tuple[_TokenFile, int]:
+    def _locate(self, index: int) -> tuple[TokenFile, int]:
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self._files[number], int(index - self._firsts[number]) * self._stride
 
 
-def _open(path: str, dtype: DTypeLike | None) -> _TokenFile:
-    """Look at a file: what its tokens are, and how many."""
+def _open(path: str, dtype: DTypeLike | None) -> TokenFile:
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path} is no regular file: from_tokens takes files, or a pattern")
-    version = FileVersion(found.st_size, found.st_mtime_ns)
+    with open(path, "rb") as file:
+        return token_file(path, FileVersion(found.st_size, found.st_mtime_ns), dtype, file)
+
+
+def token_file(
+    path: str, version: FileVersion, dtype: DTypeLike | None, file: BinaryIO
+) -> TokenFile:
+    """Find out what the tokens of a file are, and how many, from its beginning."""
     start = 0
     if path.endswith(".npy"):
-        try:
-            array = np.load(path, mmap_mode="r")
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path} is no array of tokens: {error}") from error
-        if array.ndim != 1:
-            raise ValueError(f"{path} is no row of tokens: its shape is {list(array.shape)}")
-        kind, start = array.dtype, array.offset
+        shape, kind = _npy_header(path, file)
+        if len(shape) != 1:
+            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
+        start = file.tell()
         if dtype is not None and np.dtype(dtype) != kind:
             raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
+        if version.size_bytes < start + shape[0] * kind.itemsize:
+            raise ValueError(
+                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
+                f"bytes for {shape[0]:,} tokens"
+            )
     elif dtype is None:
         raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
     else:
@@ -211,4 +234,15 @@ def _open(path: str, dtype: DTypeLike | None) -> _TokenFile:
             f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
             f"of {kind} tokens"
         )
-    return _TokenFile(path, version, kind, start, nbytes // kind.itemsize)
+    return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
+
+
+def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    form = np.lib.format
+    try:
+        first = form.read_magic(file) == (1, 0)
+        read = form.read_array_header_1_0 if first else form.read_array_header_2_0
+        shape, _, kind = read(file)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no array of tokens: {error}") from error
+    return shape, kind

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.callers import distributing
 from stoker.caution import warn
-from stoker.machine import process_group
+from stoker.machine import own_rank
 
 # What samplers, batch samplers and datasets that divide an epoch know: torch's DistributedSampler
 # and its like, accelerate's shards, DALI's readers. (Hugging Face's datasets: `_distributed`.)
@@ -66,7 +66,7 @@ def warn_unsharded_feed() -> None:
 
 
 def _ranks() -> int:
-    group = process_group()
+    group = own_rank()
     return 1 if group is None else group[1]
 
 

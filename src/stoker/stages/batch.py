@@ -368,8 +368,7 @@ def _leaf(name: _Name, first: Any, rows: int, recycler: Recycler) -> _Leaf:
         return _ScalarLeaf(name, first, rows)
     if pytree.is_jax_array(first):  # stacked on the host: JAX would dispatch each example
         first = np.asarray(first)
-        out = recycler.array((rows, *first.shape), first.dtype)
-        return _JaxLeaf(name, first, out)
+        return _JaxLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
     if pytree.is_tensor(first):
         import torch
 

@@ -265,7 +265,7 @@ def _check_cacheable(before: Chain) -> None:
             "cannot help. (To use them more than once: .echo())"
         )
     stage = first_with(
-        before.stages, lambda t: t.is_random or t.repeats or t.batches or t.moves or t.caches
+        before.stages, lambda t: t.is_random or t.repeats or t.batches or t.joins or t.caches
     )
     if stage is None:
         return
@@ -282,7 +282,7 @@ def _check_cacheable(before: Chain) -> None:
     if stage.traits.caches:
         raise ValueError("a pipeline has one cache: choose a place for it")
     raise ValueError(
-        f".cache() keeps examples, and batches are others in every epoch: put it "
+        f".cache() keeps examples, and what is made of several is another in every epoch: put it "
         f"before {stage.name}"
     )
 

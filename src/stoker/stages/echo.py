@@ -106,7 +106,13 @@ class Echo(Stage):
         return self.factor is None and self.record is None
 
     def placed(self, before: Chain) -> Echo:
-        """Number it among the echoes, and look up its record."""
+        """Number it among the echoes, and look up its record.
+
+        Raises ValueError behind a stage whose outputs cannot be made again one by one.
+        """
+        joining = first_with(before.stages, lambda t: t.joins)
+        if joining is not None:
+            raise ValueError(f".echo() cannot follow {joining.name}: put it before")
         position = len(before.echoes)
         if self.record is None:
             return replace(self, position=position)

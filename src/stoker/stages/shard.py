@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker.checks import is_whole_number
-from stoker.machine import process_group
+from stoker.machine import own_rank, process_group
 from stoker.orders import Share
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
@@ -36,10 +36,9 @@ class Shard(Stage):
 
     @staticmethod
     def of(rank: Any, world: Any, uneven: Any, near: Any) -> Shard:
-        """Check the arguments of ``.shard()``; without them the process group is asked.
+        """Check the arguments of ``.shard()``; without them torch, JAX and Ray Train are asked.
 
-        Where there is none, and a launcher's ``WORLD_SIZE`` does not tell of others, this is the
-        only process.
+        Where none of them tells, nor a launcher's ``WORLD_SIZE``, this is the only process.
 
         Raises ValueError or TypeError for what is no rank.
         """
@@ -53,7 +52,7 @@ class Shard(Stage):
             raise ValueError(".shard() needs rank= and world= together, or neither")
         assumed = False
         if rank is None:
-            group = process_group()
+            group = own_rank()
             launched = os.environ.get("WORLD_SIZE", "1")
             assumed = group is None
             if assumed and launched.strip() not in ("", "1"):
@@ -105,13 +104,13 @@ class Shard(Stage):
 
     def begin(self, chain: Chain) -> None:
         """Raise ValueError where others came later, or nothing says what is near."""
-        group = process_group()
+        group = own_rank()
         if self.near and chain.cluster is None:
             raise ValueError(
                 ".shard(near='cache') deals by which node keeps what: add .cache(cluster=...), or "
                 "leave near= out"
             )
-        if self.near and self.world > 1 and group is None:
+        if self.near and self.world > 1 and process_group() is None:
             raise ValueError(
                 ".shard(near='cache') needs a process group, in which ranks agree by whose parts "
                 "they deal: call torch.distributed.init_process_group before, or leave near= out"

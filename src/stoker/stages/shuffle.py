@@ -54,7 +54,7 @@ class Shuffle(Stage):
                 "the parts of a mixture are shuffled each on its own: stoker.mix({a.shuffle(): 2, "
                 "b.shuffle(): 1})"
             )
-        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles)
+        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins)
         if stage is not None:
             raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
         if isinstance(source, IndexedSource):

@@ -33,6 +33,7 @@ class Traits:
         batches: its outputs are batches.
         moves: its outputs are on a device.
         caches: it keeps what passes, and changes nothing of it, nor of a state.
+        joins: it makes one output of as many inputs as it takes.
         inside: it belongs to a part of a mixture, whose other parts pass it untouched.
     """
 
@@ -47,6 +48,7 @@ class Traits:
     batches: bool = False
     moves: bool = False
     caches: bool = False
+    joins: bool = False
     inside: bool = False
 
 
@@ -120,8 +122,8 @@ def first_with(stages: Iterable[Stage], has: Callable[[Traits], object]) -> Stag
 
 
 def not_known() -> TypeError:
-    """Return the error of a count that filters and skip budgets leave open."""
+    """Return the error of a count that filters, skip budgets and packing leave open."""
     return TypeError(
-        "the number of batches is not known: examples may be filtered or skipped; "
+        "the number of batches is not known: examples may be filtered, skipped or packed; "
         ".steps(n) ends an epoch after n"
     )

@@ -45,7 +45,7 @@ class Take(Stage):
                 "epoch after so many"
             )
         stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.moves
+            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
         )
         if stage is not None:
             raise ValueError(

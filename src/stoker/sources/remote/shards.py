@@ -1,4 +1,4 @@
-"""Tar shards behind a URL: an example is a range of its shard, read by one request."""
+"""Shards behind a URL: an example is a range of its shard, read by one request."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from stoker.cache.fingerprint import Fingerprint
 from stoker.one_shot import run_on
 from stoker.sources.open_files import FileVersion
-from stoker.sources.patterns import Paths, expand_braces
-from stoker.sources.remote.access import Access
+from stoker.sources.patterns import Paths
 from stoker.sources.remote.failures import UnusableError, retry
-from stoker.sources.remote.files import FilesSource
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.storage import UNKNOWN, Storage
+from stoker.sources.remote.urls import access_to, find_urls
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.indexing import index_shards
+from stoker.sources.shards.members import UnusableShardError
 from stoker.sources.shards.shard_source import ShardSource
 from stoker.sources.shards.tar_members import HEADER_BYTES, is_header
 from stoker.sources.source import Indices
 
 _AHEAD_BYTES = 1 << 16  # of small files one request finds many headers
+_SCATTERED = 4  # times as many bytes as the files of an example have
 
 
 class RemoteShardSource(ShardSource):
-    """Tar shards by URL, all of one file system; else as ``ShardSource``.
+    """Shards by URL, all of one file system; else as ``ShardSource``.
 
     Args:
         shards: URLs or patterns.
@@ -46,9 +49,10 @@ class RemoteShardSource(ShardSource):
         retry_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        given = [shards] if isinstance(shards, str) else list(shards)  # type: ignore[arg-type]
-        self._access = Access(str(given[0]), requests, retry_s, dict(storage_options or {}))
+        self._access = access_to(shards, requests, retry_s, storage_options)
         super().__init__(shards, fields, is_strict=is_strict)
+        for shard in self._shards:
+            _refuse_scattered(shard)
 
     def reader(self) -> RemoteReader:
         """Open the file system for reading ahead."""
@@ -63,7 +67,8 @@ class RemoteShardSource(ShardSource):
         """Tell the range from the header of the example's first file to the end of its last."""
         shard, number = self._locate(index)
         places = shard.files_of(number).values()
-        start = min(at for at, _, _ in places) - HEADER_BYTES
+        start, _, inflated_bytes = min(places)
+        start -= HEADER_BYTES if inflated_bytes < 0 else 0
         end = max(at + nbytes for at, nbytes, _ in places)
         if end > shard.version.size_bytes:
             raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
@@ -71,9 +76,9 @@ class RemoteShardSource(ShardSource):
 
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
-        first, size, _ = min(shard.files_of(number).values())
-        first -= HEADER_BYTES
-        if not is_header(data[:HEADER_BYTES], size):
+        first, size, inflated_bytes = min(shard.files_of(number).values())
+        first -= HEADER_BYTES if inflated_bytes < 0 else 0
+        if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
                 "built: build it anew"
@@ -100,16 +105,7 @@ class RemoteShardSource(ShardSource):
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
         access = self._access
-        given = [shards] if isinstance(shards, str) else list(shards)  # type: ignore[arg-type]
-        urls: list[str] = []
-        for url in (each for text in given for each in expand_braces(str(text))):
-            found = FilesSource(
-                url,
-                requests=access.requests,
-                retry_s=access.retry_s,
-                storage_options=access.options,
-            )
-            urls += [str(found.path(index)) for index in range(len(found))]
+        urls = find_urls(shards, access)
         storage = access.open()
         ended: list[bool] = []
         try:
@@ -119,6 +115,23 @@ class RemoteShardSource(ShardSource):
         finally:
             ended.append(True)  # where one has failed, others may be under way
             run_on(storage.loop, storage.close)
+
+
+def _refuse_scattered(shard: ShardIndex) -> None:
+    """Refuse a shard whose examples would be read with much that lies between their files."""
+    ends, _, starts, nbytes, _ = shard.places
+    if not len(ends):
+        return
+    first = np.concatenate([[0], ends[:-1]])
+    spans = np.maximum.reduceat(starts + nbytes, first) - np.minimum.reduceat(starts, first)
+    wanted = np.add.reduceat(nbytes, first)
+    worst = int(np.argmax(spans - wanted))
+    if spans[worst] > _SCATTERED * wanted[worst] + _AHEAD_BYTES:
+        raise UnusableShardError(
+            f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
+            f"bytes apart, and one request would read all of these for {int(wanted[worst]):,}: "
+            "pack the shard anew, the files of an example behind one another"
+        )
 
 
 class _RemoteShard:

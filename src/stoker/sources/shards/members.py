@@ -31,11 +31,11 @@ class ArchiveMember(NamedTuple):
 
     name: str
     start: int
-    """The offset of its first byte."""
+    """The offset of its first byte; in a zip archive, of its header."""
     nbytes: int
     """How many bytes it takes there."""
     inflated_bytes: int
-    """How many bytes it has; -1 where it lies there as it is."""
+    """How many bytes it has; -1 where it lies there as it is, in a tar archive."""
 
 
 ArchiveMembers = Iterator[ArchiveMember]
@@ -49,12 +49,16 @@ class UnusableShardError(ValueError):
     """A file that is no archive, or one that cannot be read by offset."""
 
 
+def compression_of(head: bytes) -> str:
+    """Name what an archive was compressed by as a whole, by its first bytes; "" if by nothing."""
+    return next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), "")
+
+
 def refuse_compressed(path: str, head: bytes) -> None:
     """Raise UnusableShardError for an archive that was compressed as a whole."""
-    for magic, kind in _COMPRESSED.items():
-        if head.startswith(magic):
-            raise UnusableShardError(
-                f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its "
-                "offset. Decompress it, or read it as a stream: "
-                "stoker.from_iterable(webdataset.WebDataset(...))"
-            )
+    kind = compression_of(head)
+    if kind:
+        raise UnusableShardError(
+            f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its "
+            "offset. Decompress it, or copy it to a local disk, where it is read as a stream"
+        )

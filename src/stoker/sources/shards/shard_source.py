@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from stoker.sources.open_files import OpenFiles
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.indexing import index_shards
-from stoker.sources.shards.zip_members import inflate
+from stoker.sources.shards.zip_members import unzip
 from stoker.sources.source import IndexedSource, Indices
 
 KEY = "__key__"
@@ -118,18 +118,24 @@ class ShardSource(IndexedSource):
         for field in self._fields or files:
             found = files.get(field)
             if found is None:
-                there = ", ".join(map(repr, files))
-                raise ValueError(
-                    f"{shard.path}: example {example[KEY]!r} has no {field!r}, only {there}"
-                )
+                raise missing_field(shard.path, example[KEY], field, files)
             start, nbytes, inflated_bytes = found
             refuse_too_large(max(nbytes, inflated_bytes), shard.path)
             try:
                 data = read(start, nbytes)
-                example[field] = data if inflated_bytes < 0 else inflate(data, inflated_bytes)
+                if inflated_bytes >= 0:
+                    data = unzip(data, inflated_bytes, f"{example[KEY]}.{field}")
+                example[field] = data
             except ValueError as error:
                 raise ValueError(f"{field!r} of example {example[KEY]!r}: {error}") from error
         return example
+
+
+def missing_field(path: str, key: str, field: str, there: Iterable[str]) -> ValueError:
+    """Return the error that an example lacks a field."""
+    return ValueError(
+        f"{path}: example {key!r} has no {field!r}, only {', '.join(map(repr, there))}"
+    )
 
 
 def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:

@@ -1,10 +1,17 @@
-"""The members of a zip archive, from its central directory."""
+"""The members of a zip archive, from its central directory.
+
+That says where the header of a member begins, which tells where its data does. Only that is kept:
+to look at each header while the archive is indexed would take a read for each.
+"""
 
 from __future__ import annotations
 
+import io
+import itertools
 import struct
 import zipfile
 import zlib
+from typing import Any
 
 from stoker.sources.shards.members import (
     ArchiveMember,
@@ -15,49 +22,87 @@ from stoker.sources.shards.members import (
 )
 
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-_HEADER_BYTES = 30
+_HEADER = struct.Struct("<4s4xH16xHH")  # magic, method, lengths of name and extra field
 _ENCRYPTED = 1
 
 
 def zip_members(file: ShardFile) -> ArchiveMembers:
-    """Yield the files of a local archive.
+    """Yield the files of an archive: from the header of each to that of the next.
 
     Raises DamagedError; UnusableShardError for files that are encrypted, or compressed by other
-    means than deflate, and for an archive at a URL.
+    means than deflate.
     """
-    if "://" in file.path:
-        raise UnusableShardError(f"{file.path} is a zip archive: copy it to a local disk")
     try:
-        with zipfile.ZipFile(file.path) as archive:
-            found = archive.infolist()
+        with zipfile.ZipFile(io.BufferedReader(_Seekable(file))) as archive:
+            found, end = archive.infolist(), archive.start_dir
     except zipfile.BadZipFile as error:
         raise DamagedError(f"is truncated or damaged: {error}") from error
     for info in found:
-        if info.is_dir():
-            continue
-        deflated = info.compress_type == zipfile.ZIP_DEFLATED
-        if info.flag_bits & _ENCRYPTED or not (
-            deflated or info.compress_type == zipfile.ZIP_STORED
-        ):
+        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise UnusableShardError(
                 f"{file.path}: {info.filename!r} is encrypted, or compressed by other means than "
                 "deflate: pack the archive anew"
             )
-        # The name is there again, with an extra field that may be of another length.
-        head = file.read(info.header_offset, _HEADER_BYTES)
-        lengths = struct.unpack("<HH", head[26:])
-        start = info.header_offset + _HEADER_BYTES + sum(lengths)
-        yield ArchiveMember(
-            info.filename, start, info.compress_size, info.file_size if deflated else -1
-        )
+    starts = sorted({info.header_offset for info in found} | {end})
+    behind = dict(itertools.pairwise(starts))
+    for info in found:
+        if not info.is_dir():
+            start = info.header_offset
+            nbytes = behind.get(start, start) - start
+            yield ArchiveMember(info.filename, start, nbytes, info.file_size)
 
 
-def inflate(data: bytes, nbytes: int) -> bytes:
-    """Decompress a file. Raises ValueError for what are not so many bytes, or is damaged."""
-    try:
-        inflated = zlib.decompress(data, wbits=-15, bufsize=nbytes or 1)
-    except zlib.error as error:
-        raise ValueError(f"its compressed bytes are damaged: {error}") from error
-    if len(inflated) != nbytes:
-        raise ValueError(f"{len(inflated):,} bytes instead of {nbytes:,}")
-    return inflated
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def unzip(member: bytes, nbytes: int, named: str) -> bytes:
+    """Return the data of a member, whose bytes begin with its header.
+
+    Raises ValueError for what is not so many bytes, is damaged, or is another member.
+    """
+    magic, method, *lengths = _HEADER.unpack_from(member.ljust(_HEADER.size, b"\0"))
+    begin = _HEADER.size + sum(lengths)
+    name = member[_HEADER.size : _HEADER.size + lengths[0]]
+    # What is no ASCII is coded in ways of its own.
+    if magic != MAGIC[0] or (named.isascii() and name.lower() != named.lower().encode()):
+        raise ValueError("the archive has changed since the pipeline was built: build it anew")
+    if method == zipfile.ZIP_STORED:
+        data = member[begin : begin + nbytes]
+    else:
+        try:
+            packed = memoryview(member)[begin:]
+            data = zlib.decompressobj(wbits=-15).decompress(packed, nbytes + 1)
+        except zlib.error as error:
+            raise ValueError(f"its compressed bytes are damaged: {error}") from error
+    if len(data) != nbytes:
+        raise ValueError(f"{len(data):,} bytes instead of {nbytes:,}")
+    return data
+
+
+class _Seekable(io.RawIOBase):
+    """A file that is read by offset, as ``zipfile`` wants it."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self._file = file
+        self._size = file.version().size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        nbytes = max(0, min(len(buffer), self._size - self._at))
+        if nbytes:
+            buffer[:nbytes] = self._file.read(self._at, nbytes)
+        self._at += nbytes
+        return nbytes

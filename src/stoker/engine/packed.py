@@ -1,0 +1,228 @@
+"""Sequences of a stream joined into full ones.
+
+What a full sequence is made of is known only once the values are there. So planning may have to
+wait for values, as with filters (``filtering``): a thread that must not block gets ``WouldBlock``.
+
+A resume needs to know where one full sequence begins: in which input, and how far in it. What comes
+behind follows. As no pool may stand behind, no full sequence is ever made again from its number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.engine.items import Item, Planning, Stream, WouldBlock, done_item
+from stoker.engine.lower import PackPoint
+from stoker.engine.pool.threads import Task, WorkerPool
+from stoker.engine.stream import SegmentStream
+from stoker.engine.work import Failure
+from stoker.errors import StateError
+from stoker.stages.pack import Packed
+
+
+class PackStart(NamedTuple):
+    """Where a full sequence begins."""
+
+    number: int = 0
+    """Its own, from 0."""
+    input: int = 0
+    """The number of the input that its first token is of."""
+    offset: int = 0
+    """How many tokens of that input are before it."""
+
+
+class _Piece(NamedTuple):
+    input: int
+    offset: int
+    tokens: NDArray[Any]
+    """What is left of the input from ``offset`` on."""
+
+
+class PackedStream(Stream):
+    """A stream of full sequences; what is left at the end, fewer tokens than one takes, is not.
+
+    Args:
+        point: how long they are.
+        upstream: where sequences come from.
+        worker_pool: who computes them.
+        planning: tells whether the planner may block.
+    """
+
+    def __init__(
+        self,
+        point: PackPoint,
+        upstream: SegmentStream,
+        worker_pool: WorkerPool,
+        planning: Planning,
+    ) -> None:
+        self._stage, self._length = point.pack, point.pack.length
+        self._upstream = upstream
+        self._worker_pool = worker_pool
+        self._planning = planning
+        self._arriving: deque[Item] = deque()
+        self._pieces: deque[_Piece] = deque()
+        self._tokens = 0  # in the pieces
+        self._inputs = 0
+        self._skipped = 0  # tokens of the next input that came before a resume
+        self._made = 0
+        self._kept: deque[Item] = deque()
+        self._starts: deque[PackStart] = deque()  # of the last ones made
+        self._ended = False
+        self._fresh_in = 0
+        self._fresh: int | None = None
+
+    @property
+    def fresh(self) -> int:
+        return self._upstream.fresh if self._fresh is None else self._fresh
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        self._have(count)
+        for _ in range(min(count, len(self._kept))):
+            item = self._kept.popleft()
+            self._fresh = item.fresh
+            yield item
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        may_block, self._planning.may_block = self._planning.may_block, False
+        try:
+            self._have(count)
+        except WouldBlock:
+            pass
+        finally:
+            self._planning.may_block = may_block
+        kept = len(self._kept)
+        return min(count, kept), self._ended and kept <= count
+
+    def wait_for(self, count: int) -> None:
+        self._have(count)
+
+    @property
+    def is_full(self) -> bool:
+        return self._upstream.is_full
+
+    def ready_since(self) -> tuple[int, int | None]:
+        return len(self._kept), self._upstream.ready_since()[1]
+
+    def peek(self) -> Item | None:
+        self._have(1)
+        return self._kept[0] if self._kept else None
+
+    def recompute(self, number: int) -> Item:
+        """Refuse: chains that would need this are refused before."""
+        raise AssertionError("no pool stands behind .pack()")
+
+    def needed(self, number: int) -> PackStart:
+        """Return where a full sequence begins that was made, or is the next, or behind the end."""
+        if number < self._made:
+            return self._starts[number - self._made]
+        if self._pieces and not self._ended:
+            return PackStart(number, self._pieces[0].input, self._pieces[0].offset)
+        return PackStart(number, self._inputs, 0 if self._ended else self._skipped)
+
+    def forget_before(self, number: int) -> None:
+        """Drop where those begin that come before."""
+        while self._starts and self._starts[0].number < number:
+            self._starts.popleft()
+
+    def start_at(self, start: PackStart) -> int:
+        """Go on with a full sequence; return the number of the input that it begins in."""
+        self._made, self._inputs, self._skipped = start
+        return start.input
+
+    def clear(self) -> None:
+        self._arriving.clear()
+        self._pieces.clear()
+        self._kept.clear()
+
+    def _have(self, count: int) -> None:
+        """Make ``count`` full sequences available, or all that are left. May raise WouldBlock."""
+        assert self._planning.is_held()
+        while len(self._kept) < count and not self._ended:
+            if self._tokens >= self._length:
+                self._keep(self._joined())
+                continue
+            if not self._arriving:
+                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
+                if not self._arriving:
+                    self._ended = True
+                    self._pieces.clear()
+                    return
+            task: Task = self._arriving[0].task
+            if not task.done:
+                if not self._planning.may_block:
+                    raise WouldBlock(task)
+                self._worker_pool.wait(task)
+            self._take(self._arriving.popleft())
+
+    def _take(self, item: Item) -> None:
+        value, item.task.values[item.row] = item.task.values[item.row], None
+        self._fresh_in = item.fresh
+        number, offset = self._inputs, self._skipped
+        self._inputs, self._skipped = number + 1, 0
+        if type(value) is not Failure:
+            try:
+                tokens = _checked(value)[offset:]
+                if offset and not len(tokens):
+                    raise StateError(
+                        "a sequence has become shorter since the state was saved: what stands "
+                        "before .pack() must be deterministic"
+                    )
+            except (TypeError, ValueError) as error:
+                value = self._upstream.failure(self._stage.name, error, item.ordinal)
+            except StateError as error:
+                value = Failure(error)
+        if type(value) is Failure:
+            self._keep(value)
+        elif len(tokens):
+            self._pieces.append(_Piece(number, offset, tokens))
+            self._tokens += len(tokens)
+
+    def _keep(self, value: Any) -> None:
+        """Add a full sequence, or what went wrong in place of one."""
+        if type(value) is Failure:
+            self._starts.append(PackStart(self._made, self._inputs))
+        self._kept.append(done_item(value, self._made, 0, self._fresh_in, 1))
+        self._made += 1
+
+    def _joined(self) -> Packed:
+        """Take the tokens of a full sequence from the pieces."""
+        length, first = self._length, self._pieces[0]
+        self._starts.append(PackStart(self._made, first.input, first.offset))
+        made = Packed(
+            np.empty(length, np.int64), np.empty(length, np.int32), np.empty(length, np.int32)
+        )
+        at = segment = 0
+        while at < length:
+            piece = self._pieces.popleft()
+            count = min(len(piece.tokens), length - at)
+            made.tokens[at : at + count] = piece.tokens[:count]
+            made.segments[at : at + count] = segment
+            made.positions[at : at + count] = np.arange(count)
+            at, segment = at + count, segment + 1
+            if count < len(piece.tokens):
+                self._pieces.appendleft(
+                    _Piece(piece.input, piece.offset + count, piece.tokens[count:])
+                )
+        self._tokens -= length
+        return made
+
+
+def _checked(value: Any) -> NDArray[Any]:
+    """Return a sequence of tokens as an array."""
+    tokens = np.asarray(value) if isinstance(value, (np.ndarray, list)) else None
+    if tokens is not None and not tokens.size and tokens.ndim == 1:
+        return tokens.astype(np.int64)
+    if tokens is None or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        what = type(value).__name__
+        if isinstance(value, np.ndarray):
+            what = f"{value.dtype} {list(value.shape)}"
+        raise TypeError(
+            f"it joins sequences of tokens, arrays [n] of integers, not {what}: make them so in a "
+            "map before it"
+        )
+    return tokens

@@ -1,0 +1,1 @@
+"""Turning a source into shards: ``stoker pack``."""

@@ -1,0 +1,101 @@
+"""Which shards of a packing are done: a journal in their folder, which one run at a time holds.
+
+Nothing is removed from a folder but where a journal says that it is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MANIFEST = "shards.json"
+PART = ".part-"
+"""What the name of a shard begins with while it is written."""
+_JOURNAL = ".packing.json"
+_NEW = ".packing.json.new"
+
+
+@contextlib.contextmanager
+def alone_in(folder: str) -> Iterator[None]:
+    """Be the only run that packs into a folder; the kernel ends that with the process.
+
+    Raises ValueError where another one does.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another run is packing into it") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the shards that are done, and remove what a killed run had begun.
+
+    Raises ValueError where the folder holds other things, another packing, or changed shards.
+    """
+    journal, manifest = (os.path.join(folder, name) for name in (_JOURNAL, MANIFEST))
+    path = journal if os.path.exists(journal) else manifest
+    there = set(os.listdir(folder)) - {_NEW}
+    if not os.path.exists(path):
+        if there:
+            raise ValueError(f"{folder} holds other things ({min(there)!r}): take an empty folder")
+        write_journal(folder, about, [])
+        return []
+    try:
+        with open(path) as file:
+            found = json.load(file)
+        shards: list[dict[str, Any]] = found.pop("shards")
+    except (ValueError, LookupError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: remove {folder}, and pack anew: {error}") from error
+    if found != about:
+        differ = ", ".join(sorted(key for key in about if found.get(key) != about[key]))
+        raise ValueError(f"{folder} holds another packing ({differ}): remove it, or take another")
+    if path == journal:
+        next_one = f"shard-{len(shards):06}"  # it was renamed, and not yet entered
+        for name in there:
+            if name.startswith(PART) or os.path.splitext(name)[0] == next_one:
+                os.unlink(os.path.join(folder, name))
+    for shard in shards:
+        at = os.path.join(folder, shard["name"])
+        if not os.path.isfile(at) or os.stat(at).st_size != shard["bytes"]:
+            raise ValueError(f"{at} is gone or was changed: remove {folder}, and pack anew")
+    return shards
+
+
+def write_journal(folder: str, about: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
+    """Say which shards are done."""
+    _write(folder, _JOURNAL, {**about, "shards": shards})
+
+
+def write_manifest(folder: str, about: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
+    """Say what the folder holds, in place of the journal."""
+    _write(folder, MANIFEST, {**about, "shards": shards})
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, _JOURNAL))
+
+
+def sync_folder(folder: str) -> None:
+    """Have the disk know the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(folder: str, name: str, content: Mapping[str, Any]) -> None:
+    new = os.path.join(folder, _NEW)
+    with open(new, "w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, os.path.join(folder, name))
+    sync_folder(folder)

@@ -1,0 +1,206 @@
+"""Parquet files behind URLs: a row group is a range of its file, read ahead while there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.arrow_rows import import_pyarrow
+from stoker.sources.open_files import FileVersion
+from stoker.sources.parquet import ParquetSource
+from stoker.sources.patterns import Paths
+from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.urls import access_to, find_urls, read_parts
+from stoker.sources.source import Indices
+
+_FOOTER_BYTES = 1 << 16  # nearly all are shorter
+_TRAILER_BYTES = 8  # the length of the footer, and the magic number
+_AHEAD_SHARE = 0.25  # of what may be kept
+
+
+class RemoteParquetSource(ParquetSource):
+    """The rows of Parquet files at URLs, all of one file system; else as ``ParquetSource``.
+
+    Of a row group one range is read: from the first of the columns that are read to the last one.
+
+    Args:
+        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+
+    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
+    parts of files.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        requests: int = 32,
+        retry_s: float = 60.0,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._access = access_to(paths, requests, retry_s, storage_options)
+        self._footers: dict[str, bytes] = {}
+        super().__init__(paths, columns)
+
+    def reader(self) -> GroupReader:
+        """Open the file system for reading ahead."""
+        return GroupReader(self, self._access.reader(self))
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Read the rows, through a reader of its own."""
+        with contextlib.closing(self.reader()) as reader:
+            return reader.fetch(indices)
+
+    def identity(self) -> str | None:
+        """Return the columns, if the server told a version of every file."""
+        told = all(file.version.modified_ns for file in self._files)
+        return super().identity() if told else None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the file's URL, size and version, as they were found, and the row's number."""
+        file = self._file_of(index)
+        return Fingerprint(file.path, *file.version, int(index - file.first))
+
+    def locate(self, index: int) -> RemoteFile:
+        """Tell where a row group is."""
+        start, end = self._span(index)
+        return RemoteFile(None, self._files[self._groups[index][0]].path, end - start, start)
+
+    def example(self, index: int, data: bytes) -> Any:
+        """Return the table of a row group."""
+        number, within = self._groups[index]
+        path, version, _ = self._files[number]
+        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        start, _ = self._span(index)
+        part = io.BufferedReader(_Part(data, start, version.size_bytes))
+        try:
+            file = parquet.ParquetFile(part, metadata=self._metadata(path))
+            table = file.read_row_group(within, columns=self._columns, use_threads=False)
+        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
+            raise ValueError(
+                f"{path}, row group {within}, is damaged, or the file has changed since the "
+                f"pipeline was built: {error}"
+            ) from error
+        return table.select(self._columns)
+
+    def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
+        access = self._access
+
+        def footer(url: str, size: int) -> tuple[int, int]:
+            nbytes = min(size, self._footer_bytes.get(url, _FOOTER_BYTES))
+            return size - nbytes, nbytes
+
+        self._footer_bytes: dict[str, int] = {}
+        parts = read_parts(find_urls(paths, access, ".parquet"), access, footer)
+        for url, size, _, data in parts:
+            length = int.from_bytes(data[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
+            if len(data) < min(length, size):
+                self._footer_bytes[url] = length
+        longer = {part.url: part for part in read_parts([*self._footer_bytes], access, footer)}
+        for part in parts:
+            url, size, version, data = longer.get(part.url, part)
+            self._footers[url] = data
+            yield url, FileVersion(size, version), self._metadata(url)
+
+    def _metadata(self, url: str) -> Any:
+        footer = self._footers[url]
+        file = import_pyarrow("from_parquet").BufferReader(footer)
+        return self._read_metadata(url, file)
+
+    def _span(self, group: int) -> tuple[int, int]:
+        """Return where the columns of a row group that are read begin, and end."""
+        found = self._spans.get(group)
+        if found is None:
+            number, within = self._groups[group]
+            about = self._metadata(self._files[number].path).row_group(within)
+            chunks = [about.column(at) for at in range(about.num_columns)]
+            wanted = [c for c in chunks if c.path_in_schema.partition(".")[0] in self._columns]
+            starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
+            ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
+            found = self._spans[group] = min(starts), max(ends)
+        return found
+
+    @functools.cached_property
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+
+class GroupReader:
+    """Reads the row groups that rows of one epoch lie in; any thread may call it.
+
+    Groups are expected as long as a quarter of what may be kept has room for them. Each that was
+    expected is read once, since nobody expects one that is held.
+
+    Attributes:
+        requests: how many rows the engine should tell of before they are fetched.
+    """
+
+    def __init__(self, source: RemoteParquetSource, inner: RemoteReader) -> None:
+        self.requests = inner.requests
+        self._source = source
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._expected: dict[int, int] = {}  # the bytes of each
+
+    def expect(self, indices: Indices) -> None:
+        """Begin to read the groups of these rows; returns at once."""
+        held = self._source.held
+        for group in dict.fromkeys(self._source.groups_of(indices).tolist()):
+            nbytes = self._source.locate(group).size
+            with self._lock:
+                room = held.limit_bytes * _AHEAD_SHARE - sum(self._expected.values())
+                if group in self._expected or group in held or nbytes > room:
+                    continue
+                self._expected[group] = nbytes
+            self._inner.expect([group])
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Return the rows at these indices. An error concerns the first of them alone."""
+        return self._source.rows_of(indices, self._read)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._inner.close()
+
+    def _read(self, group: int) -> Any:
+        try:
+            return self._inner.fetch([group])[0]
+        finally:
+            with self._lock:
+                self._expected.pop(group, None)
+
+
+class _Part(io.RawIOBase):
+    """A file of which only a part is there."""
+
+    def __init__(self, data: bytes, start: int, size: int) -> None:
+        self._data = memoryview(data)
+        self._start = start
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        begin = self._at - self._start
+        found = self._data[begin : begin + len(buffer)] if begin >= 0 else b""
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)

@@ -1,0 +1,89 @@
+"""Token files behind URLs: a window is a range of its file, read by one request."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.open_files import FileVersion
+from stoker.sources.patterns import Paths
+from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.urls import access_to, find_urls, read_parts
+from stoker.sources.source import Indices, Rows
+from stoker.sources.tokens import TokenFile, TokenSource, token_file
+
+_HEADER_BYTES = 4096  # of a .npy file: more than one of a single axis has
+
+
+class RemoteTokenSource(TokenSource):
+    """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
+
+    Args:
+        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+
+    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
+    parts of files.
+    """
+
+    def __init__(
+        self,
+        files: Paths,
+        length: int,
+        stride: int | None = None,
+        dtype: DTypeLike | None = None,
+        separator: int | None = None,
+        *,
+        requests: int = 32,
+        retry_s: float = 60.0,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._access = access_to(files, requests, retry_s, storage_options)
+        super().__init__(files, length, stride, dtype, separator)
+
+    @property
+    def rows(self) -> Rows | None:
+        """None: single windows are read ahead."""
+        return None
+
+    def reader(self) -> RemoteReader:
+        """Open the file system for reading ahead."""
+        return self._access.reader(self)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Read the windows, through a reader of its own."""
+        with contextlib.closing(self.reader()) as reader:
+            return reader.fetch(indices)
+
+    def locate(self, index: int) -> RemoteFile:
+        file, token = self._locate(index)
+        nbytes = (self._length + 1) * file.dtype.itemsize
+        return RemoteFile(None, file.path, nbytes, file.start + token * file.dtype.itemsize)
+
+    def example(self, index: int, data: bytes) -> Any:
+        return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
+
+    def identity(self) -> str | None:
+        """Return what a window is, if the server told a version of every file."""
+        told = all(file.version.modified_ns for file in self._files)
+        return super().identity() if told else None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the file's URL, size and version, as they were found, and the first token."""
+        file, token = self._locate(index)
+        return Fingerprint(file.path, *file.version, token)
+
+    def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
+        def head(url: str, size: int) -> tuple[int, int]:
+            return 0, min(size, _HEADER_BYTES) if url.endswith(".npy") else min(size, 1)
+
+        parts = read_parts(find_urls(files, self._access), self._access, head)
+        return [
+            token_file(url, FileVersion(size, version), dtype, io.BytesIO(data))
+            for url, size, version, data in parts
+        ]

@@ -1,0 +1,109 @@
+"""Files at URLs that are read in parts: which are meant, how large they are, what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from stoker.one_shot import run_on
+from stoker.sources.patterns import Paths, expand_braces, has_urls
+from stoker.sources.remote.access import Access
+from stoker.sources.remote.failures import UnusableError, retry
+from stoker.sources.remote.files import FilesSource
+from stoker.sources.remote.storage import UNKNOWN, Storage
+
+
+class RemotePart(NamedTuple):
+    """What a server told of a file, and some of its bytes.
+
+    Attributes:
+        version: a digest of its tag or time, 0 where neither is told.
+        data: the part that was asked for.
+    """
+
+    url: str
+    size_bytes: int
+    version: int
+    data: bytes
+
+
+def access_to(
+    given: Paths, requests: int, retry_s: float, options: Mapping[str, Any] | None
+) -> Access:
+    """Return how the file system of these URLs is reached."""
+    first = given[0] if _is_list(given) else given
+    return Access(str(first), requests, retry_s, dict(options or {}))
+
+
+def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
+    """Return the files that are meant: a list in its order, what fits a pattern sorted.
+
+    Args:
+        given: URLs or patterns; braces are expanded first.
+        access: to their file system.
+        suffix: of a folder, the files below it that end so: a URL that ends otherwise is one.
+
+    Raises FileNotFoundError where a pattern fits nothing; ValueError for local paths among URLs;
+    RemoteError.
+    """
+    texts = [os.fspath(each) for each in given] if _is_list(given) else [str(given)]
+    urls: list[str] = []
+    for url in (each for text in texts for each in expand_braces(text)):
+        if not has_urls(url):
+            raise ValueError(f"{url} is a local path, among URLs: read them apart")
+        is_folder = suffix and not url.endswith(suffix) and "*" not in url
+        found = FilesSource(
+            f"{url.rstrip('/')}/**/*{suffix}" if is_folder else url,
+            requests=access.requests,
+            retry_s=access.retry_s,
+            storage_options=access.options,
+        )
+        urls += [str(found.path(index)) for index in range(len(found))]
+    return urls
+
+
+def read_parts(
+    urls: list[str], access: Access, part: Callable[[str, int], tuple[int, int]]
+) -> list[RemotePart]:
+    """Look all files up, many at a time, and read of each the part that is named for its size.
+
+    Args:
+        part: given URL and size, returns where the part begins, and how many bytes it has (or 0).
+
+    Raises FileNotFoundError, RemoteError, also for a server that sends whole files only.
+    """
+    storage = access.open()
+    slots = asyncio.Semaphore(access.requests)
+
+    async def look(url: str) -> RemotePart:
+        path = storage.to_path(url)
+        async with slots:
+            size, version = await retry(lambda: storage.look_up(path), url, access.retry_s)
+            if size == UNKNOWN:
+                raise UnusableError(f"{url}: the server does not tell its size")
+            start, nbytes = part(url, size)
+            read = _reading(storage, path, start, nbytes)
+            data = await retry(read, url, access.retry_s) if nbytes else b""
+        return RemotePart(url, size, version, data)
+
+    async def look_all() -> list[RemotePart]:
+        tasks = [asyncio.ensure_future(look(url)) for url in urls]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await storage.close()
+
+    return run_on(storage.loop, look_all)
+
+
+def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
+    return not isinstance(given, (str, os.PathLike))
+
+
+def _reading(storage: Storage, path: str, start: int, nbytes: int) -> Any:
+    return lambda: storage.read_part(path, start, nbytes)

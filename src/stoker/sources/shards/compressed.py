@@ -1,0 +1,131 @@
+"""Tar shards that were compressed as a whole: nothing in them has an offset; they are a stream."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stoker.checks import names_in
+from stoker.sources.iterable import IterableSource
+from stoker.sources.open_files import FileVersion, OpenFile
+from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.shards.index import split_name
+from stoker.sources.shards.members import compression_of
+from stoker.sources.shards.shard_source import KEY, missing_field
+
+_OPEN: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+_HEAD_BYTES = 8
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
+
+
+def compressed_kinds(shards: Paths) -> dict[str, str]:
+    """Return those of the files that are compressed as a whole, and how.
+
+    Raises FileNotFoundError, ValueError, TypeError as ``find_files`` does.
+    """
+    kinds = {}
+    for path in find_files(shards, "from_tar"):
+        file = OpenFile(path)
+        kind = compression_of(file.read(0, min(_HEAD_BYTES, file.version().size_bytes)))
+        if kind:
+            kinds[path] = kind
+    return kinds
+
+
+class CompressedTarSource(IterableSource):
+    """The examples of compressed tar shards, one after another; it has a state of its own.
+
+    Raises ValueError where some of the shards are not compressed, or by means that Python lacks.
+    """
+
+    def __init__(self, shards: Paths, fields: Sequence[str] | None) -> None:
+        self._given = shown(shards)
+        super().__init__(_Shards(find_files(shards, "from_tar"), fields))
+
+    @property
+    def name(self) -> str:
+        return f"from_tar({self._given})"
+
+    def extent(self, *, is_followed: bool) -> str:
+        return "compressed shards: a stream with a state of its own, no length"
+
+
+class _Shards:
+    """What is iterated. A state is which shard is read, and how many examples of it were."""
+
+    def __init__(self, paths: list[str], fields: Sequence[str] | None) -> None:
+        self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
+        self._opening = {path: _opener(path) for path in paths}
+        self._versions = {path: OpenFile(path).version() for path in paths}
+        self._at = self._begin = (0, 0)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        (first, skipped), self._begin = self._begin, (0, 0)
+        for shard, path in enumerate(self._opening):
+            if shard < first:
+                continue
+            for number, example in enumerate(self._examples(path)):
+                self._at = (shard, number + 1)
+                if shard > first or number >= skipped:
+                    yield self._chosen(path, example)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"shard": self._at[0], "examples": self._at[1]}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._begin = (state["shard"], state["examples"])
+
+    def _examples(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield what follows one another under one key."""
+        found = OpenFile(path).version()
+        if found != self._versions[path]:
+            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+        example: dict[str, Any] = {}
+        try:
+            with (
+                self._opening[path](path, "rb") as raw,
+                tarfile.open(fileobj=raw, mode="r|") as tar,
+            ):
+                for member in tar:
+                    named = split_name(member.name) if member.isreg() else None
+                    if named is None:
+                        continue
+                    key, field = named
+                    if example and example[KEY] != key:
+                        yield example
+                        example = {}
+                    if field in example:
+                        raise ValueError(f"example {key!r} has {field!r} twice: pack it anew")
+                    content = tar.extractfile(member)
+                    assert content is not None  # of a regular file
+                    example = {KEY: key, **example, field: content.read()}
+        except _DAMAGE as error:
+            raise ValueError(f"{path} is truncated or damaged: {error}") from error
+        if example:
+            yield example
+
+    def _chosen(self, path: str, example: dict[str, Any]) -> dict[str, Any]:
+        for field in self._fields or ():
+            if field not in example:
+                raise missing_field(path, example[KEY], field, [f for f in example if f != KEY])
+        return example if self._fields is None else {n: example[n] for n in (KEY, *self._fields)}
+
+
+def _opener(path: str) -> Any:
+    file = OpenFile(path)
+    version: FileVersion = file.version()
+    kind = compression_of(file.read(0, min(_HEAD_BYTES, version.size_bytes)))
+    if not kind:
+        raise ValueError(
+            f"{path} is not compressed, and others are: give those alone, which are read by number"
+        )
+    if kind not in _OPEN:
+        raise ValueError(
+            f"{path} is compressed by {kind}, which Python does not read: decompress it"
+        )
+    return _OPEN[kind]

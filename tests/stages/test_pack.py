@@ -1,0 +1,287 @@
+"""Packing: every token once and in order, and where it is resumed nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.testing import check_resume
+from strategies import stream
+
+
+class Documents:
+    """Sequences of these lengths; the tokens of number ``n`` are 100 n, 100 n + 1, ..."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.arange(self.lengths[index], dtype=np.int32) + 100 * index
+
+
+ragged = st.lists(st.integers(0, 30), max_size=40)
+MANY = [n * 7 % 23 for n in range(60)]
+
+
+def even(tokens: Any) -> bool:
+    return len(tokens) % 2 == 0
+
+
+def first_is_odd(packed: Any) -> bool:
+    return bool(packed.tokens[0] % 2)
+
+
+def shifted(packed: Any, rng: np.random.Generator) -> Any:
+    return packed._replace(tokens=packed.tokens + rng.integers(1_000_000))
+
+
+def expected(sequences: list[Any], length: int) -> list[list[tuple[int, int, int]]]:
+    """Join sequences, the slow way: tokens with their segments and positions."""
+    tokens = [(int(t), number) for number, each in enumerate(sequences) for t in each]
+    rows = []
+    for start in range(0, len(tokens) - length + 1, length):
+        row: list[tuple[int, int, int]] = []
+        whose: list[int] = []
+        for token, number in tokens[start : start + length]:
+            position = 0 if not whose or whose[-1] != number else row[-1][2] + 1
+            segment = 0 if not whose else row[-1][1] + (whose[-1] != number)
+            row.append((token, segment, position))
+            whose.append(number)
+        rows.append(row)
+    return rows
+
+
+@given(
+    lengths=ragged,
+    length=st.integers(1, 40),
+    shuffled=st.booleans(),
+    filtered=st.booleans(),
+    factor=st.sampled_from([1, 2, 1.5]),
+)
+def test_every_token_comes_once_and_in_order(
+    lengths: list[int], length: int, shuffled: bool, filtered: bool, factor: float
+) -> None:
+    source = stoker.from_dataset(Documents(lengths), seed=2).workers(0)
+    source = source.shuffle() if shuffled else source
+    source = source.filter(even) if filtered else source
+    source = source.echo(factor, pool=64)
+    train = source.pack(length)
+    found = [
+        list(zip(x.tokens.tolist(), x.segments.tolist(), x.positions.tolist(), strict=True))
+        for x in train
+    ]
+    assert found == expected(list(source), length)
+    assert all(x.tokens.dtype == np.int64 and x.segments.dtype == np.int32 for x in train)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filtered before": {"before": True},
+    "filtered on both sides": {"before": True, "behind": True, "random": True},
+    "echoed": {"echo": 2},
+    "echoed and filtered": {"echo": 1.5, "before": True, "random": True, "drop_last": True},
+    "cached": {"cache": True, "random": True},
+    "a rank's": {"shard": True},
+    "budgets": {"on_error": 3, "behind": True},
+}
+
+
+def build(
+    workers: int = 0,
+    kind: str = "thread",
+    *,
+    before: bool = False,
+    behind: bool = False,
+    random: bool = False,
+    echo: float = 1,
+    cache: bool = False,
+    shard: bool = False,
+    drop_last: bool = False,
+    on_error: int | str = "raise",
+) -> stoker.Pipeline:
+    train: Any = stoker.from_dataset(Documents(MANY), seed=3, on_error=on_error).shuffle(block=3)
+    train = train.shard(rank=1, world=2) if shard else train
+    train = train.map(failing_on_17) if on_error != "raise" else train
+    train = train.filter(even) if before else train
+    train = train.cache("1MiB") if cache else train
+    train = train.echo(echo, pool=12).pack(16)
+    train = train.random_map(shifted) if random else train
+    train = train.filter(first_is_odd) if behind else train
+    train = train.batch(3, drop_last=drop_last)
+    return (train.steps(3) if shard else train).workers(workers, kind=kind)
+
+
+def failing_on_17(tokens: Any) -> Any:
+    if len(tokens) and tokens[0] == 1_700:
+        raise ValueError("it is 17")
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_resumes_anywhere_and_is_the_same_for_any_workers(kind: str) -> None:
+    how = KINDS[kind]
+    check_resume(lambda: build(**how), every=2)
+    one, many = build(**how), build(3, **how)
+    assert stream(one) == stream(many)
+    assert stream(one) == stream(many)
+    if kind == "filtered on both sides":
+        assert stream(build(**how)) == stream(build(1, "process", **how))
+
+
+def slowly(tokens: Any) -> Any:
+    time.sleep(0.002)
+    return tokens
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_workers_that_plan_ahead_do_not_wait(behind: bool) -> None:
+    def slow(workers: int) -> stoker.Pipeline:
+        source = stoker.from_dataset(Documents(MANY), seed=3).shuffle().map(slowly).pack(16)
+        source = source.filter(first_is_odd) if behind else source
+        return source.random_map(shifted).batch(3).workers(workers)
+
+    one, many = slow(0), slow(3)
+    assert stream(one) == stream(many)
+    with iter(many) as batches:
+        next(batches)
+        state, tail = many.state_dict(), [batch.tokens.tolist() for batch in batches]
+    one.load_state_dict(state)
+    assert [batch.tokens.tolist() for batch in one] == tail
+
+
+def test_single_sequences_resume_and_may_be_acknowledged_late() -> None:
+    def single() -> stoker.Pipeline:
+        return stoker.from_dataset(Documents(MANY), seed=3).shuffle().pack(16)
+
+    check_resume(single, every=5)
+    train = single()
+    train.acknowledge(0)
+    with iter(train) as rows:
+        ahead = [next(rows) for _ in range(9)]
+        train.acknowledge(4)
+        state = json.loads(json.dumps(train.state_dict()))
+    again = single()
+    again.load_state_dict(state)
+    assert (next(iter(again)).tokens == ahead[4].tokens).all()
+
+
+def test_an_echo_that_follows_the_stall_is_replayed_and_goes_on_behind_a_resume() -> None:
+    def auto(**replayed: Any) -> stoker.Pipeline:
+        source = stoker.from_dataset(Documents(MANY), seed=3).shuffle()
+        return source.echo(**replayed).pack(16).batch(3).steps(8)
+
+    train = auto()
+    with iter(train) as batches:
+        for _ in range(3):
+            next(batches)
+        state = train.state_dict()
+        tail = [batch.tokens.tolist() for batch in batches]
+    again = auto(replay=train.record())
+    again.load_state_dict(state)
+    assert [batch.tokens.tolist() for batch in again] == tail
+
+
+def test_a_stream_is_packed_and_saved_between_epochs() -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_iterable(lambda: iter([[1, 2, 3], [], [4, 5], [6]])).pack(2)
+
+    train = build()
+    assert [x.tokens.tolist() for x in train] == [[1, 2], [3, 4], [5, 6]]
+    build().load_state_dict({**train.state_dict()})
+    with iter(train) as rows:
+        next(rows)
+        with pytest.raises(stoker.StateError, match="no state in its middle"):
+            train.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("text", "not str"),
+        (np.zeros(3), r"not float64 \[3\]"),
+        (np.zeros((2, 2), int), r"not int64 \[2, 2\]"),
+        ([[1], [2]], "not list"),
+        ((1, 2), "not tuple"),
+    ],
+)
+def test_what_is_no_sequence_of_tokens(value: Any, says: str) -> None:
+    train = stoker.from_dataset([[1, 2], value]).pack(2).batch(2)
+    with pytest.raises(stoker.StageError, match=says) as raised:
+        list(train)
+    assert raised.value.index == 1
+    assert raised.value.stage == "pack(2)"
+
+
+def test_a_failure_behind_it_names_no_example_of_the_source() -> None:
+    def fails(packed: Any) -> Any:
+        raise KeyError("no")
+
+    with pytest.raises(stoker.StageError) as raised:
+        list(stoker.from_dataset(Documents([5] * 9)).pack(4).map(fails).batch(2))
+    assert (raised.value.index, raised.value.number) == (None, 0)
+
+
+def test_sequences_that_became_shorter_are_noticed() -> None:
+    train = stoker.from_dataset(Documents([9, 9]), seed=0).pack(4).batch(1)
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    again = stoker.from_dataset(Documents([3, 9]), seed=0).pack(4).batch(1)
+    again.load_state_dict(state)
+    with pytest.raises(stoker.StateError, match="has become shorter"):
+        list(again)
+
+
+def test_states_that_cannot_be_are_refused() -> None:
+    train = stoker.from_dataset(Documents(MANY), seed=3).pack(16).batch(3)
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    from stoker.state import _checksum
+
+    for packs in ([], [[3, 0]], [[3, 10**9, 0]], [[3, 0, -1]], [[4, 0, 0]], "no", [[3, 0, 0]] * 2):
+        crafted = {**state, "packs": packs}
+        del crafted["checksum"]
+        crafted["checksum"] = _checksum(crafted)
+        with pytest.raises(stoker.StateError, match="damaged"):  # noqa: PT012 by iter() at last
+            train.load_state_dict(crafted)
+            iter(train)
+
+
+def test_where_it_may_stand() -> None:
+    begin = stoker.from_dataset(Documents(MANY))
+    with pytest.raises(ValueError, match=r"cannot follow batch"):
+        begin.batch(2, collate=list).pack(4)
+    with pytest.raises(ValueError, match=r"cannot follow pack"):
+        begin.pack(4).pack(4)
+    with pytest.raises(ValueError, match="yields batches"):
+        stoker.from_loader([1]).pack(4)
+    for behind in (
+        lambda p: p.echo(2),
+        lambda p: p.batch(2).echo(),
+        lambda p: p.shuffle(),
+        lambda p: p.take(3),
+        lambda p: p.cache("1MiB"),
+        lambda p: p.shard(rank=0, world=2),
+    ):
+        with pytest.raises(ValueError, match=r"cannot follow pack\(4\)|before pack\(4\)"):
+            behind(begin.pack(4))
+    with pytest.raises(TypeError, match="whole number"):
+        begin.pack("4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one"):
+        begin.pack(0)
+    with pytest.raises(TypeError, match="packed"):
+        len(begin.pack(4))
+    assert len(begin.pack(4).batch(2).steps(3)) == 3
+    with pytest.raises(ValueError, match=r"pack\(\) makes more or fewer.*steps"):
+        iter(begin.shard(rank=0, world=2).pack(4))

@@ -324,7 +324,7 @@ def state_in_the_middle(path: Path, batch: int) -> dict[str, Any]:
 
 def evaluate(found: Report) -> None:
     """Compare stoker with each case."""
-    lines = []
+    lines: list[Any] = []
     rates: dict[str, list[float]] = {}
     for row in found.having("task", "case", "samples"):
         task, case = row["task"], row["case"]
@@ -337,7 +337,7 @@ def evaluate(found: Report) -> None:
             what = f"{task}: examples/s of {case}"
             found.expect(what, ratio.median, TARGETS[task, case])
     found.show(("task", "case", "examples/s", "stoker / it", "classes a batch"), lines)
-    lines = []
+    lines.clear()
     for row in found.having("what", "seconds", "most_s"):
         taken_s = median(row["seconds"])
         lines.append((row["what"], f"{taken_s:.3g}", row["most_s"]))

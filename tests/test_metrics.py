@@ -136,7 +136,7 @@ def test_loaders_over_cached_datasets_tell_of_the_cache(monkeypatch: pytest.Monk
     from torch.utils.data import DataLoader
 
     monkeypatch.setattr(monitored, "_accounts", [])
-    dataset = stoker.cached(Examples(20), "2MiB")
+    dataset: Any = stoker.cached(Examples(20), "2MiB")
     loader: Any = DataLoader(dataset, batch_size=4)
     for epoch in range(2):
         run(loader)

@@ -174,6 +174,27 @@ def test_a_pipeline_is_a_dataloader_where_only_that_will_do() -> None:
     assert stream(again) == whole  # type: ignore[arg-type]
 
 
+def called_as(module: str, pipeline: stoker.Pipeline[Any]) -> Any:
+    there: dict[str, Any] = {"__name__": module}
+    exec("def save(pipeline): return pipeline.state_dict()", there)
+    return there["save"](pipeline)
+
+
+@pytest.mark.parametrize(
+    "module", ["pytorch_lightning.trainer.connectors", "accelerate.checkpointing"]
+)
+def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> None:
+    even = stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world=2)
+    assert called_as(module, even.batch(4))["yielded"] == 0
+    for differing in (
+        even.filter(lambda x: x % 3 > 0).batch(4).steps(2),
+        stoker.from_arrays(np.arange(21), seed=0).shard(rank=0, world=2, uneven=True).batch(4),
+    ):
+        with pytest.raises(stoker.StateError, match="keeps the state of one rank for all"):
+            called_as(module, differing)
+        assert differing.state_dict()["yielded"] == 0
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_torch_s_distributed_checkpoints_take_a_pipeline(tmp_path: Any) -> None:
     import torch.distributed.checkpoint as dcp

@@ -52,6 +52,16 @@ def distributing() -> str | None:
     return None
 
 
+def keeps_one_state() -> str | None:
+    """Name the framework that is asking for one rank's state, to give it to all of them later."""
+    for module, _ in _frames():
+        if module.startswith(_LIGHTNING):
+            return "Lightning"
+        if module == "accelerate.checkpointing":
+            return "Accelerate"
+    return None
+
+
 def is_calling(module_prefix: str) -> bool:
     """Return whether code of such a module is calling."""
     return any(module.startswith(module_prefix) for module, _ in _frames())

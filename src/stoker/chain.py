@@ -159,6 +159,12 @@ class Chain:
         return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
 
     @property
+    def ranks_differ(self) -> bool:
+        """Whether several ranks have states of their own, for their parts may be unequal."""
+        share = self.selection.share
+        return share is not None and share.world > 1 and (share.uneven or self.may_leave_out)
+
+    @property
     def has_workers(self) -> bool:
         """Whether anything is prepared while the consumer trains."""
         return self.workers is None or self.workers.count != 0

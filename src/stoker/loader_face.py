@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stoker.callers import is_calling
+from stoker.callers import is_calling, keeps_one_state
 from stoker.chain import Chain
 from stoker.cursor import Cursor
+from stoker.errors import StateError
 from stoker.machine import process_group
 
 if TYPE_CHECKING:
@@ -144,9 +145,17 @@ class LoaderFace:
         ``torch.distributed.checkpoint`` is given each rank's own state as one value.
 
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
-        made again; and under Lightning without a length or an acknowledgement, because it has read
-        a batch ahead that would be lost.
+        made again; under Lightning without a length or an acknowledgement, because it has read a
+        batch ahead that would be lost; and under Lightning and Accelerate, which keep one state for
+        all ranks, where filters or skip budgets may leave those unequal.
         """
+        keeper = keeps_one_state() if self.chain.ranks_differ else None
+        if keeper is not None:
+            raise StateError(
+                f"{keeper} keeps the state of one rank for all, and here ranks have states of "
+                "their own: filters, skip budgets and uneven=True leave them unequal parts. Leave "
+                "examples out before sharding, or save each rank's state_dict() yourself"
+            )
         saved = self._cursor.saved()
         if is_calling(_DCP):
             return {f"rank {_rank()}": (saved,)}

@@ -6,7 +6,6 @@ from typing import Any
 
 import transformers
 
-from stoker.machine import process_group
 from stoker.pipeline import Pipeline
 
 _trainer: Any = transformers.trainer_callback
@@ -47,10 +46,10 @@ class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type:
             len(train)
         except TypeError as error:
             raise ValueError(f"the Trainer counts epochs by batches: {error}") from None
-        if (process_group() or (0, 1))[1] > 1 and train.chain.may_leave_out:
+        if train.chain.ranks_differ:
             raise ValueError(
-                "filters and skip budgets leave each rank with a state of its own, and the Trainer "
-                "keeps that of one: leave examples out before sharding"
+                "filters, skip budgets and uneven=True leave each rank with a state of its own, "
+                "and the Trainer keeps that of one: leave examples out before sharding"
             )
         self._train = train
         told = state.stateful_callbacks.get(type(self).__name__, {})

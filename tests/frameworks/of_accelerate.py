@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -210,9 +211,24 @@ def unsharded(kind: str) -> None:
         pass
 
 
+def resumed_ranks(kind: str) -> None:
+    """Stop two processes in the middle of an epoch; each has its state."""
+    shared = os.environ["CELLS_SHARED"]
+    first = Loop("pipeline", "2 processes")
+    first.run(0, stop=2)
+    first.accelerator.save_state(os.path.join(shared, "checkpoint"))
+    first.accelerator.wait_for_everyone()
+    rest = Loop("pipeline", "2 processes")
+    rest.accelerator.load_state(os.path.join(shared, "checkpoint"))
+    rest.run(0)
+    rest.run(1)
+    check_ranks(first.model.seen + rest.model.seen, 1)
+
+
 MORE: dict[str, Callable[[str], None]] = {
     "accumulate": accumulate,
     "lookahead": lookahead,
     "skips": skips,
     "unsharded": unsharded,
+    "resumed ranks": resumed_ranks,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,7 @@ class Stop(pl.Callback):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == self.step:
-            trainer.save_checkpoint("checkpoint")
+            trainer.save_checkpoint(os.path.join(os.environ.get("CELLS_SHARED", ""), "checkpoint"))
             trainer.should_stop = True
 
 
@@ -243,6 +244,17 @@ def unsharded(kind: str) -> None:
     trainer(devices=2, strategy="ddp").fit(Module("", ""), made)
 
 
+def resumed_ranks(kind: str) -> None:
+    """Stop two processes in the middle of an epoch; one state serves both."""
+    first = Module("pipeline", "2 processes")
+    trainer(devices=2, strategy="ddp", callbacks=[Stop(2)]).fit(first)
+    torch.distributed.barrier()
+    os.chdir(os.environ["CELLS_SHARED"])
+    rest = Module("pipeline", "2 processes")
+    trainer(devices=2, strategy="ddp").fit(rest, ckpt_path="checkpoint")
+    check_ranks(first.model.seen + rest.model.seen, 1)
+
+
 MORE: dict[str, Callable[[str], None]] = {
     "limits": limits,
     "overfit": overfit,
@@ -252,4 +264,5 @@ MORE: dict[str, Callable[[str], None]] = {
     "fresh clock": fresh_clock,
     "monitor": monitor,
     "unsharded": unsharded,
+    "resumed ranks": resumed_ranks,
 }

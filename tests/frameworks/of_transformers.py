@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -203,10 +204,21 @@ def unsharded(kind: str) -> None:
     run.train()
 
 
+def resumed_ranks(kind: str) -> None:
+    """Stop two processes in the middle of an epoch; one state serves both."""
+    out = os.path.join(os.environ["CELLS_SHARED"], "out")
+    first = trainer("pipeline", "2 processes", 2, output_dir=out)
+    first.train()
+    rest = trainer("pipeline", "2 processes", output_dir=out)
+    rest.train(resume_from_checkpoint=f"{out}/checkpoint-2")
+    check_ranks(first.model.seen + rest.model.seen, 1)
+
+
 MORE: dict[str, Callable[[str], None]] = {
     "at epoch ends": at_epoch_ends,
     "auto": auto,
     "while training": while_training,
     "refused": refused,
     "unsharded": unsharded,
+    "resumed ranks": resumed_ranks,
 }

@@ -74,6 +74,7 @@ def outcomes(
             variables: dict[str, Any] = {"CELLS": run}
             if ranks > 1:  # as torchrun sets them
                 variables |= {
+                    "CELLS_SHARED": folder,
                     "RANK": rank,
                     "LOCAL_RANK": rank,
                     "GROUP_RANK": 0,
@@ -114,8 +115,8 @@ def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) ->
         found |= outcomes(tmp_path, framework, [(kind, "2 processes")], ranks=2)
     refused = {cell: text for cell, text in found.items() if text != "works"}
     assert {text.split(":")[0] for text in refused.values()} <= {"StateError"}, refused
-    page = PAGE.read_text().splitlines()
-    shown = [line for line in page if line.startswith(f"| {framework} |")]
+    beginnings = tuple(f"| {framework} | {kind} |" for kind in KINDS)
+    shown = [line for line in PAGE.read_text().splitlines() if line.startswith(beginnings)]
     assert shown == rows(framework, found)
 
 
@@ -124,6 +125,13 @@ def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) ->
 def test_what_else_it_asks_of_loaders(framework: str, tmp_path: Path) -> None:
     cells = [("any", use) for use in MORE[framework]]
     assert outcomes(tmp_path, framework, cells) == dict.fromkeys(cells, "works")
+
+
+@pytest.mark.full
+@each_framework
+def test_two_processes_resume_in_the_middle_of_an_epoch(framework: str, tmp_path: Path) -> None:
+    cells = [("any", "resumed ranks")]
+    assert outcomes(tmp_path, framework, cells, ranks=2) == dict.fromkeys(cells, "works")
 
 
 @pytest.mark.full

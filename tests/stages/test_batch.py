@@ -129,6 +129,16 @@ def test_tensors_without_a_numpy_dtype_pass_processes() -> None:
     assert len(found) == 8
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_tensors_that_inference_mode_asks_for_are_anybody_s(workers: int) -> None:
+    tensors = [torch.tensor([i]) for i in range(64)]  # Lightning validates in inference mode
+    with torch.inference_mode():
+        batches = list(stoker.from_dataset(tensors, seed=0).batch(8).workers(workers))
+    for number, batch in enumerate(batches):
+        batch += 1  # a tensor of inference mode refuses that here
+        assert batch.flatten().tolist() == [8 * number + i + 1 for i in range(8)]
+
+
 def test_a_tensor_that_requires_grad_is_stacked_without_it() -> None:
     (batch,) = batched([torch.ones(2, requires_grad=True)] * 3)
     assert batch.shape == (3, 2)

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from stoker import machine
@@ -204,7 +205,8 @@ class PipelineJob:
         """Do nothing: a pipeline needs no port."""
 
     def _copy(self, workers: int) -> Pipeline:
-        copy = Pipeline(self._pipeline.chain)
+        chain = self._pipeline.chain
+        copy = Pipeline(replace(chain, flows=False, steps=chain.pass_steps))
         if workers != self._workers:
             copy = copy.workers(max(workers, self._kind == "process"), kind=self._kind)
         copy.set_epoch(self._pipeline.epoch)

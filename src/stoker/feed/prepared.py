@@ -130,6 +130,11 @@ def _checked(chain: Chain) -> Chain:
             'batches again: put .echo("auto") behind stoker.from_feed(), in each job, or take a '
             "fixed factor"
         )
+    if chain.flows:
+        raise FeedError(
+            "the epochs of a feed are passes over the data: put .repeat() behind "
+            "stoker.from_feed(), in each job"
+        )
     if chain.is_on_device:
         raise FeedError(
             "a feed hands out batches in the host's memory: put .to(device) behind "

@@ -372,7 +372,9 @@ def _leaf(name: _Name, first: Any, rows: int, recycler: Recycler) -> _Leaf:
     if pytree.is_tensor(first):
         import torch
 
-        out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
+        # In any thread's mode: a tensor of inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
         return _TensorLeaf(name, first, out)
     raise TypeError(
         f"{name} is a {type(first).__name__}, which cannot be stacked; turn it into an array "

@@ -38,6 +38,7 @@ _QUOTE = re.compile(
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
 
 TRAINING = {"echoing.md", "loaders.md", "ranks.md", "schedules.md"}  # many steps, several ranks
+HEAVY = {"jax.md", "keras.md", "tracking.md"}  # what they import
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -68,7 +69,7 @@ def _without_numbers(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=[pytest.mark.full] * (p.name in TRAINING)) for p in PAGES],
+    [pytest.param(p, marks=[pytest.mark.full] * (p.name in TRAINING | HEAVY)) for p in PAGES],
     ids=lambda page: page.name,
 )
 def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:

@@ -90,8 +90,9 @@ def test_bytes_of_streams_loaders_and_nested_examples() -> None:
     stream = run(stoker.from_iterable(lambda: iter([nested] * 5), seed=0).batch(2))
     assert stream.stats().read_bytes == 5 * (8 + 3 + 2)
     assert run(stoker.echo([np.zeros((4, 2))] * 3, 2)).stats().read_bytes == 3 * 4 * 2 * 8
-    mapped = run(rows().map(lambda row: row).batch(4))
-    assert mapped.stats().read_bytes == 20 * ROW_BYTES
+    labelled = stoker.from_arrays(np.zeros((20, 3), np.float32), np.arange(20), seed=0)
+    for chain in (labelled, labelled.map(lambda row: row)):  # gathered, and one by one
+        assert run(chain.batch(4)).stats().read_bytes == 20 * (ROW_BYTES + 8)
 
 
 def test_an_epoch_that_is_left_early_counts_once() -> None:

@@ -148,12 +148,14 @@ def data_bytes(value: Any) -> int:
     kind = type(value)
     if kind is bytes or kind is str:
         return len(value)
-    if kind is np.ndarray:
+    if kind is np.ndarray or isinstance(value, np.generic):
         return int(value.nbytes)
     if kind in _USUAL_LEAVES:
         return 0
     if isinstance(value, (tuple, list)):
         return sum(map(data_bytes, value))
+    if kind is dict:
+        return sum(map(data_bytes, value.values()))
     parts = children(value)
     if parts is not None:
         return sum(data_bytes(child) for _, child in parts)

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.pool.autotune import INLINE_BATCH_NS, Autotuner, choose_threads
+from stoker.engine.pool.autotune import (
+    IMAGE_ROW_NS,
+    INLINE_BATCH_NS,
+    Autotuner,
+    Tuning,
+    choose_threads,
+)
 
 CHEAP = INLINE_BATCH_NS / 2
 COSTLY = 4 * INLINE_BATCH_NS
@@ -61,3 +67,15 @@ def test_what_was_learnt_while_a_cache_was_filled_is_forgotten() -> None:
     autotuner.active = 1
     autotuner.begin_epoch(100)  # none was
     assert (autotuner.active, autotuner.factor) == (1, 2)
+
+
+@pytest.mark.parametrize(("row_ns", "at_once"), [(2 * IMAGE_ROW_NS, True), (30_000, False)])
+def test_what_needs_no_gil_takes_all_threads_without_a_trial(row_ns: int, at_once: bool) -> None:
+    autotuner = Autotuner()
+    cost = autotuner.cost(0, 64)
+    cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
+    tuning = Tuning(4, autotuner)
+    cost.note(200, 200 * row_ns)
+    assert tuning.note(cost, 200, 200 * row_ns, 0)
+    assert tuning.active == 4
+    assert tuning.is_over is at_once

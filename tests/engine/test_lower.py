@@ -295,3 +295,23 @@ def test_rows_are_gathered_only_where_nothing_is_done_to_single_examples() -> No
     listed = stoker.from_dataset([1, 2], seed=0).batch(2)
     assert first(listed).only_stacks
     assert first(listed).rows is None
+
+
+def test_a_segment_of_image_functions_needs_no_gil(tmp_path: Any) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    crop = stoker.images.random_resized_crop(8)
+
+    def segments(pipeline: Any) -> list[bool]:
+        return [segment.releases_gil for segment in pipeline.chain.plan.segments]
+
+    files = stoker.from_files(str(tmp_path / "*.jpg"), seed=0)
+    assert segments(files.random_map(crop).batch(2)) == [True]
+    assert (
+        segments(files.map(stoker.images.decode, on=0).echo(2).random_map(crop).batch(2))
+        == [True] * 2
+    )
+    assert segments(files.random_map(crop).map(_same).batch(2)) == [False]
+    assert segments(files.random_map(crop).batch(2, collate=_same)) == [False]
+    assert segments(files.batch(2, collate=list).random_map(crop)) == [False]
+    owned = stoker.from_dataset([b""], seed=0)  # whose reading may need it
+    assert segments(owned.random_map(crop).batch(2)) == [False]

@@ -68,7 +68,7 @@ def test_files_of_an_example_that_lie_far_apart(site: str, tmp_path: Path) -> No
         stoker.from_tar(f"{site}/s.tar")
 
 
-@pytest.mark.parametrize("separator", [None, 3])
+@pytest.mark.parametrize("separator", [3, pytest.param(None, marks=pytest.mark.full)])
 def test_windows_of_tokens(site: str, tmp_path: Path, separator: Any, handler: Any) -> None:
     draw = np.random.default_rng(0)
     draw.integers(0, 9, 100).astype(np.uint16).tofile(tmp_path / "site" / "t-0.bin")
@@ -76,7 +76,7 @@ def test_windows_of_tokens(site: str, tmp_path: Path, separator: Any, handler: A
     np.save(tmp_path / "site" / "t.npy", draw.integers(0, 9, 64).astype(np.int32))
 
     def build(files: Any, dtype: Any = "uint16", workers: int = 2) -> stoker.Pipeline:
-        tokens = stoker.from_tokens(files, 8, 5, dtype, separator=separator, seed=1)
+        tokens = stoker.from_tokens(files, 8, 14, dtype, separator=separator, seed=1)
         return tokens.shuffle().batch(4).workers(workers)
 
     for name, dtype in (("t-{0..1}.bin", "uint16"), ("t.npy", None)):

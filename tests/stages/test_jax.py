@@ -6,6 +6,7 @@ JAX is imported into the process of the tests.
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import textwrap
@@ -195,3 +196,54 @@ def test_jax_is_not_imported_unasked(tmp_path: Path) -> None:
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=240)
+
+
+RANK = """
+import os
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import stoker
+
+port, rank = sys.argv[1:]
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(rank))
+over_all = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+seen = 0
+train = stoker.from_arrays(np.arange(64), seed=0).shuffle().shard().batch(8).to(over_all)
+for batch in train:
+    assert batch.shape == (16,) and len(batch.devices()) == 4
+    seen += int(jax.jit(lambda x: x.sum())(batch))
+assert seen == sum(range(64)), seen
+print("ok", jax.process_index(), jax.process_count())
+"""
+
+
+@pytest.mark.full
+def test_two_processes_share_global_batches(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "rank.py", str(port), str(rank)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for number, rank in enumerate(ranks):
+            said, errors = rank.communicate(timeout=240)
+            assert rank.returncode == 0, errors
+            assert f"ok {number} 2" in said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

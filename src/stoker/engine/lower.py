@@ -82,6 +82,15 @@ class Segment:
         return self.source.rows
 
     @property
+    def releases_gil(self) -> bool:
+        """Whether it is all image functions, but for what stoker itself does."""
+        if self.is_plain or self.batch_maps or self.cache is not None:
+            return False
+        is_own = self.source is None or not self.source.runs_user_code
+        collates = self.batch is not None and self.batch.collate is not None
+        return is_own and not collates and all(each.releases_gil for each in self.operations)
+
+    @property
     def stacks(self) -> bool:
         """Whether what comes out are copies, in the rows of a batch."""
         return self.batch is not None and self.batch.collate is None

@@ -42,7 +42,7 @@ from stoker.engine.items import (
     done_item,
     like,
 )
-from stoker.engine.pool.autotune import GATHER_INLINE_BATCH_NS, INLINE_BATCH_NS
+from stoker.engine.pool.autotune import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.pool.threads import Task
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work import ENDED, Failure
@@ -101,6 +101,8 @@ class SegmentStream(PulledStream):
         if self._passes or self._gathers_alone:
             cost.releases_gil = True
             cost.inline_ns = GATHER_INLINE_BATCH_NS
+        elif segment.releases_gil:
+            cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
         if self._gathers:
             cost.chunk_rows = _GATHER_BATCHES * group
         self._next = 0  # the output to be submitted next

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.images import native
+from stoker.images.image_map import without_gil
 from stoker.lending import reads_only
 
 MAX_PIXELS = 89_478_485
@@ -20,6 +21,7 @@ _SCANS = 10
 _ORIENTATION = 0x0112  # the tag of EXIF
 
 
+@without_gil
 @reads_only
 def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """Decode an encoded image: JPEGs with ``stoker-native`` where it is installed, or Pillow.

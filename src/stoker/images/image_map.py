@@ -10,9 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.lending import reads_only
+from stoker.lending import AnyCallable, reads_only
 
 
+def without_gil(fn: AnyCallable) -> AnyCallable:
+    """Mark a function, or a class of functions, whose work is mostly done without the GIL."""
+    fn._releases_gil = True  # type: ignore[attr-defined]
+    return fn
+
+
+def releases_gil(fn: Any) -> bool:
+    """Return whether a function is marked so."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return getattr(fn, "_releases_gil", None) is True and not hasattr(fn, "__wrapped__")
+
+
+@without_gil
 @reads_only
 @dataclass(frozen=True)
 class ImageMap:
@@ -29,6 +43,7 @@ class ImageMap:
         return _each(images, self.fn)
 
 
+@without_gil
 @reads_only
 @dataclass(frozen=True)
 class RandomImageMap:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.images.image_map import releases_gil
 from stoker.lending import only_reads
 from stoker.sources.source import check_fields
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
@@ -74,6 +75,11 @@ class Operation(Stage):
     def only_reads(self) -> bool:
         """Whether its function is declared to change nothing that it is given."""
         return only_reads(self.fn)
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether its function is an image function, whose work is done without the GIL."""
+        return releases_gil(self.fn)
 
     @property
     def skips(self) -> bool:

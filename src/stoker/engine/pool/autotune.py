@@ -5,7 +5,7 @@ Never a number between. The stream does not depend on it. The decision:
 1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
    batch then costs more than 1 ms over all segments, all threads start. Otherwise it stays inline,
    and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
-   take part, without a trial.
+   take part, without a trial. So do image functions, where an image takes 0.2 ms or more.
 2. A trial with all threads: at least 12 pieces and 20 ms of work. If together they kept less than
    half a core busy, they were sleeping (reads, latency), and all stay.
 3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 
 INLINE_BATCH_NS = 1_000_000
 GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
+IMAGE_ROW_NS = 200_000  # smaller images are mostly Python's own work
 _INLINE_TRIAL_NS = 5_000_000
 _TRIAL_TASKS = 12
 _TRIAL_NS = 20_000_000
@@ -38,7 +39,8 @@ class CostEstimate:
         self.whole = False  # whether a chunk is always a whole batch
         self.light = False  # whether rows are but copied: nothing to be careful about at first
         self.chunk_rows = rows_per_batch  # at most
-        self.releases_gil = False  # whether it is all NumPy's own work
+        self.releases_gil = False  # whether almost all of it is done without the GIL
+        self.gil_row_ns = 0  # if so, from which time of a row on: what it needs the GIL for
         self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
@@ -50,6 +52,11 @@ class CostEstimate:
         if self.row_ns is None:
             return self.chunk_rows if self.light else 1
         return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether threads are sure to do it faster."""
+        return self.releases_gil and (self.row_ns or 0.0) >= self.gil_row_ns
 
     def batch_ns(self) -> float:
         """Return what a batch costs, 0 while that is not known."""
@@ -148,7 +155,7 @@ class Tuning:
         if not known or sum(c.batch_ns() for c in costs) <= min(c.inline_ns for c in costs):
             return False
         self.active = self._limit
-        if all(each.releases_gil for each in costs):  # then there is nothing to try
+        if all(each.is_parallel for each in costs):  # then there is nothing to try
             self._settle()
         return True
 

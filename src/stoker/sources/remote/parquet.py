@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +44,9 @@ class RemoteParquetSource(ParquetSource):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._access = access_to(paths, requests, retry_s, storage_options)
-        self._footers: dict[str, bytes] = {}
+        self._metadata: dict[str, Any] = {}
         super().__init__(paths, columns)
+        self._spans = [self._span(group) for group in range(len(self._groups))]
 
     def reader(self) -> GroupReader:
         """Open the file system for reading ahead."""
@@ -69,7 +69,7 @@ class RemoteParquetSource(ParquetSource):
 
     def locate(self, index: int) -> RemoteFile:
         """Tell where a row group is."""
-        start, end = self._span(index)
+        start, end = self._spans[index]
         return RemoteFile(None, self._files[self._groups[index][0]].path, end - start, start)
 
     def example(self, index: int, data: bytes) -> Any:
@@ -77,10 +77,9 @@ class RemoteParquetSource(ParquetSource):
         number, within = self._groups[index]
         path, version, _ = self._files[number]
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
-        start, _ = self._span(index)
-        part = io.BufferedReader(_Part(data, start, version.size_bytes))
+        part = io.BufferedReader(_Part(data, self._spans[index][0], version.size_bytes))
         try:
-            file = parquet.ParquetFile(part, metadata=self._metadata(path))
+            file = parquet.ParquetFile(part, metadata=self._metadata[path])
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(
@@ -105,30 +104,19 @@ class RemoteParquetSource(ParquetSource):
         longer = {part.url: part for part in read_parts([*self._footer_bytes], access, footer)}
         for part in parts:
             url, size, version, data = longer.get(part.url, part)
-            self._footers[url] = data
-            yield url, FileVersion(size, version), self._metadata(url)
-
-    def _metadata(self, url: str) -> Any:
-        footer = self._footers[url]
-        file = import_pyarrow("from_parquet").BufferReader(footer)
-        return self._read_metadata(url, file)
+            footer = import_pyarrow("from_parquet").BufferReader(data)
+            self._metadata[url] = self._read_metadata(url, footer)
+            yield url, FileVersion(size, version), self._metadata[url]
 
     def _span(self, group: int) -> tuple[int, int]:
         """Return where the columns of a row group that are read begin, and end."""
-        found = self._spans.get(group)
-        if found is None:
-            number, within = self._groups[group]
-            about = self._metadata(self._files[number].path).row_group(within)
-            chunks = [about.column(at) for at in range(about.num_columns)]
-            wanted = [c for c in chunks if c.path_in_schema.partition(".")[0] in self._columns]
-            starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
-            ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
-            found = self._spans[group] = min(starts), max(ends)
-        return found
-
-    @functools.cached_property
-    def _spans(self) -> dict[int, tuple[int, int]]:
-        return {}
+        number, within = self._groups[group]
+        about = self._metadata[self._files[number].path].row_group(within)
+        chunks = [about.column(at) for at in range(about.num_columns)]
+        wanted = [c for c in chunks if c.path_in_schema.partition(".")[0] in self._columns]
+        starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
+        ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
+        return min(starts), max(ends)
 
 
 class GroupReader:

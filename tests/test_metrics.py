@@ -184,7 +184,7 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_weights_and_biases_takes_them_offline(tmp_path: Path) -> None:
-    wandb = pytest.importorskip("wandb")  # large: no part of the development environment
+    wandb = pytest.importorskip("wandb")
     train = rows().batch(4)
     quiet = wandb.Settings(silent=True)
     run = wandb.init(mode="offline", project="stoker", dir=str(tmp_path), settings=quiet)

@@ -193,6 +193,7 @@ def test_weights_and_biases_takes_them_offline(tmp_path: Path) -> None:
         wandb.log(found, step=step)
     logged = dict(run.summary)
     run.finish()
+    wandb.teardown()  # ends its service
     assert set(found) <= set(logged)
 
 

@@ -292,7 +292,7 @@ def from_parquet(
     from stoker.sources.parquet import ParquetSource
 
     if has_urls(paths):
-        from stoker.sources.remote.parquet import RemoteParquetSource
+        from stoker.sources.remote.row_ranges import RemoteParquetSource
 
         source: ParquetSource = RemoteParquetSource(
             paths, columns, requests=requests, retry_s=retry_s, storage_options=storage_options
@@ -447,7 +447,7 @@ def from_tokens(
     RemoteError when a server fails for good, or sends no ranges.
     """
     if has_urls(files):
-        from stoker.sources.remote.tokens import RemoteTokenSource
+        from stoker.sources.remote.token_ranges import RemoteTokenSource
 
         source: TokenSource = RemoteTokenSource(
             files,

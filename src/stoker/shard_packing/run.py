@@ -40,7 +40,7 @@ FORMATS: dict[str, type[TarShard] | type[ParquetShard]] = {
 _SAID_EVERY = 500  # examples
 
 
-class Packed(NamedTuple):
+class Shards(NamedTuple):
     """What a folder of shards holds.
 
     Attributes:
@@ -92,7 +92,7 @@ def pack_source(
     shard_bytes: int,
     form: str,
     say: Callable[[str], None] = lambda text: None,
-) -> Packed:
+) -> Shards:
     """Write the examples of a source into shards of about one size, in a folder of their own.
 
     Args:
@@ -117,7 +117,7 @@ def pack_source(
                 write_journal(folder, about, done)
         write_manifest(folder, about, done)
     shards = [(shard["name"], shard["examples"]) for shard in done]
-    return Packed(shards, sum(shard["bytes"] for shard in done), done[-1]["fields"])
+    return Shards(shards, sum(shard["bytes"] for shard in done), done[-1]["fields"])
 
 
 def _about(source: IndexedSource) -> dict[str, Any]:

@@ -313,7 +313,10 @@ def examples() -> stoker.Pipeline:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "random maps": (lambda: examples().random_map(noisy).cache(), "cannot follow random_map"),
     "echoes": (lambda: examples().echo(2).cache(), "cannot follow echo.*put .cache.* before it"),
-    "batches": (lambda: examples().batch(4).cache(), r"made of several is another in every epoch.*before"),
+    "batches": (
+        lambda: examples().batch(4).cache(),
+        r"made of several is another in every epoch.*before",
+    ),
     "twice": (lambda: examples().cache(LIMIT).cache(LIMIT), "has one cache"),
     "streams": (lambda: stoker.from_iterable(range(8)).cache(), "a stream is read once.*echo"),
     "loaders": (lambda: stoker.from_loader([1, 2]).cache(), "cache its dataset instead.*cached"),

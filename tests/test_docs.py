@@ -37,8 +37,8 @@ _QUOTE = re.compile(
 )
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
 
-TRAINING = {"echoing.md", "loaders.md", "ranks.md", "schedules.md"}  # many steps, several ranks
-HEAVY = {"jax.md", "keras.md", "tracking.md"}  # what they import
+TRAINING = {"echoing.md", "loaders.md", "ranks.md", "resuming.md", "schedules.md"}  # many steps
+HEAVY = {"frameworks.md", "jax.md", "keras.md", "sources.md", "tracking.md"}  # what they import
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -86,6 +86,7 @@ TRAINED = (
 )
 
 
+@pytest.mark.full  # in short: test_dealing.py
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_deal_exactly_once_and_resume(tmp_path: Path, world: int) -> None:
     told = told_by(tmp_path, world, TRAINED)

@@ -162,6 +162,7 @@ DESTROYED = """
 """
 
 
+@pytest.mark.full
 def test_the_group_ends_when_the_script_destroys_it(tmp_path: Path) -> None:
     # Not as the interpreter ends: torch's threads, still running then, may take it down.
     with ranks(tmp_path, 2, DESTROYED) as running:

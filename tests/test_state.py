@@ -21,6 +21,7 @@ from strategies import (
     few,
     frozen,
     jitter,
+    shortened,
     small_pools_allowed,
     specs,
     stream,
@@ -81,14 +82,14 @@ def test_saved_before_every_batch_the_tail_is_the_same(spec: Spec) -> None:
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 0))
 
 
-@pytest.mark.parametrize("echoes", EVERY_PLACE)
+@pytest.mark.parametrize("echoes", shortened(EVERY_PLACE, 3))
 def test_saved_under_threads_the_tail_is_the_same_alone_and_the_other_way(echoes: Any) -> None:
     spec = Spec(26, 4, echoes=echoes, to=True, batch_map=True)
     tails_agree(spec, lambda s: built(s, 2), lambda s: built(s, 0))
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 2))
 
 
-@pytest.mark.parametrize("echoes", EVERY_PLACE[4:])
+@pytest.mark.parametrize("echoes", shortened(EVERY_PLACE[4:], 2))
 def test_saved_alone_the_tail_is_the_same_under_processes(echoes: Any) -> None:
     spec = Spec(9, 4, echoes=echoes, to=True)
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 1, "process"))

@@ -183,8 +183,12 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_weights_and_biases_takes_them_offline(tmp_path: Path) -> None:
+def test_weights_and_biases_takes_them_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = pytest.importorskip("wandb")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
     train = rows().batch(4)
     quiet = wandb.Settings(silent=True)
     run = wandb.init(mode="offline", project="stoker", dir=str(tmp_path), settings=quiet)

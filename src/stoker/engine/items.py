@@ -68,9 +68,12 @@ class Tally:
     misdrawn: list[Misdrawn] = field(default_factory=list)  # to be told by the consumer
 
     def add(self, names: list[str], ns: list[int], rows: int, read_bytes: int = 0) -> None:
-        """Add the time ``rows`` took in each stage; the caller holds the worker pool's lock."""
+        """Add the time ``rows`` took in each stage; the caller holds the worker pool's lock.
+
+        ``ns`` may go on behind the stages' times.
+        """
         self.read_bytes += read_bytes
-        for name, spent in zip(names, ns, strict=True):
+        for name, spent in zip(names, ns, strict=False):
             self.stage_ns[name] = self.stage_ns.get(name, 0) + spent
             self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
 

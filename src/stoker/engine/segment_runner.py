@@ -55,6 +55,7 @@ class SegmentRunner:
         self._recycler = recycler
         self._tally = tally
         self._names = self.segment.names
+        self._counters = len(self.segment.counters())
         self.rows = self.segment.rows
         if self.segment.batch_maps and worker_pool.remote:
             self.rows = None
@@ -81,7 +82,7 @@ class SegmentRunner:
         return self.rows.split(batch, self._group)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        ns = self.segment.counters()
+        ns = [0] * self._counters
         if task.batch is not None:
             assert self.rows is not None
             began = time.perf_counter_ns()
@@ -103,8 +104,7 @@ class SegmentRunner:
         return ns
 
     def account(self, spent: list[int], rows: int) -> None:
-        *ns, read_bytes = spent
-        self._tally.add(self._names, ns, rows, read_bytes)
+        self._tally.add(self._names, spent, rows, spent[-1])
 
     def complete(self, task: Task) -> None:
         """Finish a batch whose rows are all there."""
@@ -123,7 +123,7 @@ class SegmentRunner:
                 pass_on(error)
                 values = [self.work.batch_failure(error, task.number)]
             if self.segment.batch_maps:
-                ns = self.segment.counters()
+                ns = [0] * self._counters
                 for i, value in enumerate(values):
                     if type(value) is not Failure:
                         values[i] = self.work.finish(value, task.number + i, 0, ns)

@@ -236,7 +236,7 @@ class Work:
         Those may be of many small parts, which take longer to weigh than to read.
         """
         if isinstance(self._indexed, DatasetSource):
-            return pytree.data_bytes(values[0]) * len(values)
+            return sum(map(pytree.data_bytes, values[:1])) * len(values)
         return sum(map(pytree.data_bytes, values))
 
     def _each(

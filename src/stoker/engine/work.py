@@ -231,9 +231,9 @@ class Work:
         return values
 
     def _weight(self, values: list[Any]) -> int:
-        """Return the bytes of what was read; of a dataset's own examples, all as large as the first.
+        """Return the bytes of what was read; a dataset's own examples count as large as the first.
 
-        Those may be of many small parts, which take longer to weigh than to read.
+        They may be of many small parts, which take longer to weigh than to read.
         """
         if isinstance(self._indexed, DatasetSource):
             return sum(map(pytree.data_bytes, values[:1])) * len(values)

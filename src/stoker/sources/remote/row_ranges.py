@@ -15,6 +15,7 @@ from stoker.sources.parquet import ParquetSource
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
+from stoker.sources.seekable_file import SeekableFile
 from stoker.sources.source import Indices
 
 _FOOTER_BYTES = 1 << 16  # nearly all are shorter
@@ -164,27 +165,13 @@ class GroupReader:
                 self._expected.pop(group, None)
 
 
-class _Part(io.RawIOBase):
+class _Part(SeekableFile):
     """A file of which only a part is there."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
+        super().__init__(size)
         self._data = memoryview(data)
         self._start = start
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         begin = self._at - self._start

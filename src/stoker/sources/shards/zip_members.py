@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from typing import Any
 
+from stoker.sources.seekable_file import SeekableFile
 from stoker.sources.shards.members import (
     ArchiveMember,
     ArchiveMembers,
@@ -79,26 +80,12 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     return data
 
 
-class _Seekable(io.RawIOBase):
+class _Seekable(SeekableFile):
     """A file that is read by offset, as ``zipfile`` wants it."""
 
     def __init__(self, file: ShardFile) -> None:
+        super().__init__(file.version().size_bytes)
         self._file = file
-        self._size = file.version().size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         nbytes = max(0, min(len(buffer), self._size - self._at))

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import xxhash
 
 from stoker.chain import Chain
-from stoker.file_constructors import from_folder
 from stoker.feed.target import make_pipeline
+from stoker.file_constructors import from_folder
 from stoker.machine import format_bytes, parse_bytes
 from stoker.pipeline import Pipeline
 from stoker.shard_packing.formats import ParquetShard, ShardFormat, TarShard

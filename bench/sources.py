@@ -1,13 +1,14 @@
 """Sources with an index: as fast as each format's own reader, and shuffled truly?
 
-Five tasks, two workers each, whole epochs:
+Six tasks, whole epochs, two workers each; stoker chooses its own, at most two threads:
 
 - tar: shards of small JPEGs, sorted by class, decoded by Pillow; against WebDataset's reader
   (shards shuffled, a buffer of 1,000).
 - parquet: rows of a number and 1 KiB of bytes; against pyarrow reading one row group after
   another in random order, rows as they lie in it.
 - hugging face: the same JPEGs in a ``datasets.Dataset``, decoded by Pillow; against a torch
-  ``DataLoader`` over it, which decodes by ``Image()``.
+  ``DataLoader`` over it, which decodes by ``Image()``. And stoker with ``stoker.images.decode``.
+- hugging face, bytes: the same without decoding.
 - tokens: windows of 1,024 tokens; against a ``DataLoader`` over a memory map.
 - index and resume: how long the index of 10^6 members takes, and how long it is to the first batch
   of a new pipeline in the middle of 10^8 tokens.
@@ -87,6 +88,8 @@ TARGETS = {
     ("parquet", "pyarrow, row groups"): 1.0,
     ("hugging face", "torch, 0 workers"): 2.0,
     ("hugging face", "torch, 2 workers"): 2.0,
+    ("hugging face, bytes", "torch, 0 workers"): 2.0,
+    ("hugging face, bytes", "torch, 2 workers"): 2.0,
     ("tokens", "torch, 0 workers"): 5.0,
     ("tokens", "torch, 2 workers"): 5.0,
 }
@@ -196,12 +199,12 @@ def decoded(data: bytes) -> Any:
 
 def stoker_tar(shards: str, batch: int) -> Epochs:
     train = stoker.from_tar(shards, ["jpg", "cls"], seed=0).shuffle().map(decoded, on="jpg")
-    train = train.map(int, on="cls").batch(batch).workers(WORKERS)
+    train = train.map(int, on="cls").batch(batch)
     return lambda: ((each["jpg"], each["cls"]) for each in train)
 
 
 def stoker_parquet(path: Path, batch: int) -> Epochs:
-    train = stoker.from_parquet(path, seed=0).shuffle().batch(batch).workers(WORKERS)
+    train = stoker.from_parquet(path, seed=0).shuffle().batch(batch)
     return lambda: ((each["data"], each["label"]) for each in train)
 
 
@@ -218,9 +221,11 @@ def pyarrow_groups(path: Path, batch: int) -> Epochs:
     return epoch
 
 
-def stoker_huggingface(dataset: Any, batch: int) -> Epochs:
-    train = stoker.from_huggingface(dataset, seed=0).shuffle().map(decoded, on="image")
-    train = train.batch(batch).workers(WORKERS)
+def stoker_huggingface(dataset: Any, batch: int, decode: Any = decoded) -> Epochs:
+    train: Any = stoker.from_huggingface(dataset, seed=0).shuffle()
+    if decode is not None:
+        train = train.map(decode, on="image")
+    train = train.batch(batch)
     return lambda: ((each["image"], each["label"]) for each in train)
 
 
@@ -229,9 +234,14 @@ def stacked(examples: list[Any]) -> tuple[Any, Any]:
     return torch.from_numpy(images), torch.tensor([each["label"] for each in examples])
 
 
+def listed(examples: list[Any]) -> tuple[Any, Any]:
+    files = [each["image"]["bytes"] for each in examples]
+    return files, torch.tensor([each["label"] for each in examples])
+
+
 def stoker_tokens(path: Path, batch: int) -> Any:
     tokens = stoker.from_tokens(path, LENGTH, dtype="uint16", seed=0)
-    return tokens.shuffle().batch(batch).workers(WORKERS)
+    return tokens.shuffle().batch(batch)
 
 
 class Windows(Dataset[Any]):
@@ -384,7 +394,14 @@ def main() -> None:
             },
             "hugging face": {
                 "stoker": stoker_huggingface(dataset, batch),
+                "stoker.images.decode": stoker_huggingface(dataset, batch, stoker.images.decode),
                 **loaders(dataset, batch, stacked),
+            },
+            "hugging face, bytes": {
+                "stoker": stoker_huggingface(dataset, batch, None),
+                **loaders(
+                    dataset.cast_column("image", datasets.Image(decode=False)), batch, listed
+                ),
             },
             "tokens": {"stoker": lambda: windows, **loaders(Windows(tokens), batch)},
         }

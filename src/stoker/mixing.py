@@ -81,7 +81,8 @@ def _part(chain: Chain, number: int) -> MixedPart:
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
                 f"{what} has .{stage.name}: a part has .shuffle(), .take(), .map(), .random_map() "
-                "and .filter(); put what concerns all of them behind mix()"
+                "and .filter(); put what concerns all of them behind mix(), such as .echo(2), or "
+                ".echo([2, 1, ...]) with a factor for each"
             )
     if chain.steps is not None or chain.workers is not None:
         said = ".steps()" if chain.steps is not None else ".workers()"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,43 +104,56 @@ class Work:
         self.cost.note(rows, wall)
         self.tuning.note(self.cost, rows, wall, cpu, trial)
 
-    def until_judged(self, row_ns: dict[int, float], slowed: dict[int, float]) -> None:
-        """Do rows until a trial is over; by threads, what each takes of the processor, and how
-        many times longer it takes."""
-        while self.tuning.trial is None:
-            self._do(1, row_ns[self.tuning.active], slowed[self.tuning.active])
-        while self.tuning.trial is not None:
-            self._do(1, row_ns[self.tuning.active], slowed[self.tuning.active])
+    def until_judged(self, row_ns: dict[int, float], slowed: dict[int, float]) -> int:
+        """Do rows until the next trial is over; return how many.
+
+        Args:
+            row_ns: what a row takes of the processor, by how many threads take part.
+            slowed: how many times longer it takes.
+        """
+        rows = 0
+        for is_trial in (False, True):
+            while (self.tuning.trial is not None) is is_trial:
+                threads = self.tuning.active
+                self._do(1, row_ns[threads], slowed[threads])
+                rows += 1
+        return rows
 
 
 COSTLY_ROW_NS = 2 * INLINE_BATCH_NS
 ALIKE = {4: 5e6, 1: 5e6}
 FREE = {4: 1.1, 1: 1.0}
+BUSY = {4: 8.0, 1: 3.0}  # other programs want the processor, too
 HINDERED = {4: 4.0, 1: 1.0}
 
 
 @pytest.mark.parametrize(
     "row_ns", [ALIKE, {4: 30e6, 1: 3e6}, {4: 3e6, 1: 30e6}], ids=["alike", "larger", "smaller"]
 )
-@pytest.mark.parametrize(("slowed", "threads"), [(FREE, 4), (HINDERED, 1)])
+@pytest.mark.parametrize(
+    ("slowed", "threads"), [(FREE, 4), (BUSY, 4), (HINDERED, 1)], ids=["free", "busy", "hindered"]
+)
 def test_examples_may_be_of_any_size_while_threads_are_tried_out(
     row_ns: dict[int, float], slowed: dict[int, float], threads: int
 ) -> None:
     work = Work(4)
-    for trials in (1, 2):
-        work.until_judged(row_ns, slowed)
-        assert work.tuning.active == work.autotuner.active == threads
-        assert work.tuning.is_over is (trials == 2)
+    work.until_judged(row_ns, slowed)
+    assert work.tuning.active == work.autotuner.active == threads
 
 
-@given(st.lists(st.booleans(), min_size=3, max_size=3))
-def test_one_trial_that_misleads_decides_nothing(misled: list[bool]) -> None:
+@given(st.lists(st.booleans(), min_size=3, max_size=8))
+def test_one_trial_that_misleads_decides_nothing(hindered: list[bool]) -> None:
     work = Work(4)
-    for each in misled:
-        if not work.tuning.is_over:
-            work.until_judged(ALIKE, HINDERED if each else FREE)
-    assert work.tuning.is_over
-    assert work.tuning.active == work.autotuner.active == (1 if sum(misled) > 1 else 4)
+    for each in hindered:
+        work.until_judged(ALIKE, HINDERED if each else FREE)
+    assert work.tuning.active == work.autotuner.active == (1 if sum(hindered[-3:]) > 1 else 4)
+
+
+def test_threads_are_tried_out_ever_more_rarely() -> None:
+    work = Work(4)
+    rows = [work.until_judged(ALIKE, FREE) for _ in range(6)]
+    assert rows[0] < rows[1]
+    assert all(1.5 * one < another for one, another in pairwise(rows[2:]))
 
 
 def test_threads_that_sleep_all_stay() -> None:
@@ -146,13 +161,23 @@ def test_threads_that_sleep_all_stay() -> None:
     for _ in range(2):
         work.until_judged(ALIKE, {4: 50.0})  # one alone is not tried
         assert work.tuning.active == 4
-    assert work.tuning.is_over
+
+
+def test_threads_that_never_wait_for_each_other_all_stay() -> None:
+    work = Work(4)
+    for _ in range(2):
+        work.until_judged({4: 5e6}, {4: 1.1})  # nor here
+        assert work.tuning.active == 4
 
 
 def test_trials_go_on_in_the_next_epoch() -> None:
     work = Work(4)
+    work.until_judged(ALIKE, HINDERED)
+    for _ in range(2):
+        work.tuning = Tuning(4, work.autotuner)
+        assert work.tuning.active == 1
+        work.until_judged(ALIKE, HINDERED)
     work.until_judged(ALIKE, FREE)
-    work.tuning = Tuning(4, work.autotuner)
-    assert work.tuning.active == 4
+    assert Tuning(4, work.autotuner).active == 1
     work.until_judged(ALIKE, FREE)
-    assert Tuning(4, work.autotuner).is_over
+    assert Tuning(4, work.autotuner).active == 4

@@ -7,12 +7,13 @@ Never a number between. The stream does not depend on it. The decision:
    and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
    take part, without a trial. So do image functions, where an image takes 0.2 ms or more.
 2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
-   half a core busy, they were sleeping (reads, latency), and all stay.
+   half a core busy, they were sleeping (reads, latency), and all stay. So they do if one that had
+   the processor whenever it wanted could not come within a tenth of what they did.
 3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
    one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
    than that, the work goes back to the consumer.
 4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
-   there are more, each after a while of work, until two of them, or else three, have said the same.
+   it is repeated, longer and ever more rarely, and what most of the last three say counts.
 
 Examples differ, and so two trials are not compared by how long their rows took. They are by how
 long each row took for what it needed of the processor: threads that wait for each other take
@@ -24,6 +25,7 @@ one in which examples were missing from a cache: what is found there costs less.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 INLINE_BATCH_NS = 1_000_000
@@ -33,8 +35,10 @@ _INLINE_TRIAL_NS = 5_000_000
 _LOOK_NS = 1_000_000  # of inline work, from one look at it to the next
 _TRIAL_TASKS = 12
 _TRIAL_NS = 20_000_000  # of each thread
-_REST_NS = 500_000_000  # of work, from one trial to the next
-_MOST_TRIALS = 3
+_LATER_TRIAL_NS = 100_000_000
+_REST_NS = 500_000_000  # of work of each thread, from the first trial to the next; then doubled
+_LONGEST_REST_NS = 64 * _REST_NS
+_VOTES = 3
 _CLEARLY = 0.9  # of the time: what counts as faster
 
 
@@ -88,8 +92,9 @@ class Autotuner:
 
     Attributes:
         active: how many threads take part, or None while nothing is known of that.
-        is_settled: whether that stays.
+        is_settled: whether that stays, since there is nothing to try.
         rest_ns: the work that is done until it is tried out again.
+        trial_ns: how long that takes, of each thread.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
     """
 
@@ -103,7 +108,9 @@ class Autotuner:
         self.active: int | None = None
         self.is_settled = False
         self.rest_ns = 0
-        self._verdicts: list[int] = []
+        self.trial_ns = _TRIAL_NS
+        self._rest_ns = _REST_NS
+        self._verdicts: deque[int] = deque(maxlen=_VOTES)
 
     def begin_epoch(self, misses: int) -> None:
         """Forget what was learnt if a cache has missed more examples than an epoch ago."""
@@ -117,14 +124,13 @@ class Autotuner:
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
 
     def judge(self, threads: int) -> None:
-        """Take in what a trial said; what most of them say counts, of these the latest."""
+        """Take in what a trial said; what most of the last ones say counts, of these the latest."""
         if not threads:
             return self._forget()
         self._verdicts.append(threads)
         self.active = max(reversed(self._verdicts), key=self._verdicts.count)
-        agreed = self._verdicts.count(self.active) > 1
-        self.is_settled = agreed or len(self._verdicts) == _MOST_TRIALS
-        self.rest_ns = _REST_NS
+        self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
+        self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
 
     def settle(self, threads: int) -> None:
         """Have so many threads take part from now on."""
@@ -172,14 +178,14 @@ class Tuning:
         now = self.trial
         if now is None:
             self._autotuner.rest_ns -= wall
-            return self._autotuner.rest_ns <= 0 and self._try(Trial(self._limit))
+            return self._autotuner.rest_ns <= 0 and self._try(self._limit)
         if trial is not now:
             return False
         now.note(cost, rows, wall, cpu)
         if not now.over:
             return False
-        if now.threads > 1 and not now.idle:
-            return self._try(Trial(1, before=now))
+        if not now.is_clear:
+            return self._try(1, before=now)
         self.trial = None
         threads = now.verdict(self._limit)
         self._autotuner.judge(threads)
@@ -188,8 +194,9 @@ class Tuning:
             cost.inline_ns = INLINE_BATCH_NS
         return True
 
-    def _try(self, trial: Trial) -> bool:
-        self.trial, self.active = trial, trial.threads
+    def _try(self, threads: int, before: Trial | None = None) -> bool:
+        self.trial = Trial(threads, self._autotuner.trial_ns, before)
+        self.active = threads
         return True
 
     def _leaves_inline(self, cost: CostEstimate, wall: int) -> bool:
@@ -246,11 +253,13 @@ class Trial:
 
     Args:
         threads: how many.
+        least_ns: of work of each of them.
         before: the trial with all of them, if this is the one with a single thread.
     """
 
-    def __init__(self, threads: int, before: Trial | None = None) -> None:
+    def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
         self.threads = threads
+        self._least_ns = threads * least_ns
         self._before = before
         self._pieces = 0
         self._all = _Spent()
@@ -265,12 +274,17 @@ class Trial:
     @property
     def over(self) -> bool:
         """Whether it was long enough."""
-        return self._pieces >= _TRIAL_TASKS and self._all.wall >= self.threads * _TRIAL_NS
+        return self._pieces >= _TRIAL_TASKS and self._all.wall >= self._least_ns
 
     @property
-    def idle(self) -> bool:
-        """Whether the threads mostly slept (reads, latency): then more of them always help."""
-        return self._all.cpu < 0.5 / self.threads * self._all.wall
+    def is_clear(self) -> bool:
+        """Whether one thread need not be tried, too."""
+        if self.threads == 1 or self._all.cpu < 0.5 / self.threads * self._all.wall:
+            return True  # more of those that mostly sleep always help
+        each = self._each.items()
+        work_ns = sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
+        least_ns = sum(spent.cpu / spent.rows * cost.rows_per_batch for cost, spent in each)
+        return work_ns / self.threads <= _CLEARLY * least_ns
 
     def verdict(self, limit: int) -> int:
         """Return how many threads are to take part."""

@@ -124,11 +124,11 @@ class Autotuner:
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
 
     def judge(self, threads: int) -> None:
-        """Take in what a trial said; what most of the last ones say counts, of these the latest."""
+        """Take in what a trial said; what most of the last ones say counts, more in a tie."""
         if not threads:
             return self._forget()
         self._verdicts.append(threads)
-        self.active = max(reversed(self._verdicts), key=self._verdicts.count)
+        self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
         self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
         self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
 

@@ -34,6 +34,8 @@ class HuggingFaceSource(IndexedSource):
             rows.
     """
 
+    is_numbered = True
+
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")

@@ -170,6 +170,7 @@ class IndexedSource(Source):
             may keep them as well as a cache of stoker's.
         prefers_blocks: whether examples are dear to read but beside those of their block, so that
             they are shuffled by blocks unless the user says otherwise.
+        is_numbered: whether the fingerprint of an example is its number and nothing else.
     """
 
     is_indexed = True
@@ -177,6 +178,7 @@ class IndexedSource(Source):
     runs_user_code: bool = False
     fits_page_cache: bool = False
     prefers_blocks: bool = False
+    is_numbered: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...

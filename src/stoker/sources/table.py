@@ -19,6 +19,8 @@ class TableSource(IndexedSource):
     rows or with two columns of one name.
     """
 
+    is_numbered = True
+
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
         self._table = to_table(data, "from_table")

@@ -9,6 +9,7 @@ works is asserted by the numbers of the examples that training saw.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -24,6 +25,15 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
 
+MODULES = {
+    "Lightning": "of_lightning",
+    "Accelerate": "of_accelerate",
+    "Hugging Face Trainer": "of_transformers",
+    "PyTorch": "of_pytorch",
+    "Ray Train": "of_ray",
+    "JAX": "of_jax",
+    "Keras 3": "of_keras",
+}
 EXAMPLES, BATCH, EPOCHS = 48, 8, 2
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 Seen = list[tuple[int, list[int]]]
@@ -49,12 +59,13 @@ def prepared_examples() -> stoker.Pipeline:
     return stoker.from_dataset(Numbered(), seed=0).shuffle()
 
 
-def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
+def make(kind: str, framework: str, use: str, prepare: Any = None, collate: Any = None) -> Any:
     """Return what is trained on, as a user of the framework would make it.
 
     Args:
         kind, framework, use: of the cell.
-        prepare: Accelerate's, which divides a loader between ranks.
+        prepare: the framework's, which divides a loader between ranks.
+        collate: of loaders, where the framework takes no dicts from them.
     """
     ranks, scheduled = use == "2 processes", use == "schedule"
     torch.manual_seed(0)
@@ -79,8 +90,10 @@ def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
     if ranks and prepare is None and not (framework == "Lightning" and kind == "cached"):
         sampler = DistributedSampler(data, WORLD, RANK)
     if kind == "cached" and use == "resume":
-        return StatefulDataLoader(data, BATCH, shuffle=True)
-    loader = DataLoader(data, BATCH, shuffle=sampler is None, sampler=sampler)
+        return StatefulDataLoader(data, BATCH, shuffle=True, collate_fn=collate)
+    loader = DataLoader(
+        data, BATCH, shuffle=sampler is None, sampler=sampler, collate_fn=collate
+    )
     if kind == "cached":
         return loader
     if prepare is not None and ranks:
@@ -117,10 +130,16 @@ def check_epochs(seen: Seen, times: int, epochs: int = EPOCHS) -> None:
     assert max(at for at, _ in seen) == epochs - 1
 
 
-def check_ranks(seen: Seen, times: int) -> None:
-    """Assert that the ranks together had every example so many times an epoch."""
+def of_torch_ranks(seen: Seen) -> list[Any]:
+    """Return what each rank of the process group has seen."""
     of_all: list[Any] = [None] * WORLD
     torch.distributed.all_gather_object(of_all, seen)
+    return of_all
+
+
+def check_ranks(seen: Seen, times: int, gather: Any = of_torch_ranks) -> None:
+    """Assert that the ranks together had every example so many times an epoch."""
+    of_all = gather(seen)
     assert len({len(each) for each in of_all}) == 1, "ranks took unequally many steps"
     check_epochs([one for each in of_all for one in each], times)
 
@@ -147,17 +166,12 @@ def main() -> None:
     results, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # what the frameworks have to say
     os.dup2(nowhere, 2)
-    if framework == "Lightning":
-        from of_lightning import MORE, USES
-    elif framework == "Accelerate":
-        from of_accelerate import MORE, USES
-    else:
-        from of_transformers import MORE, USES
+    cells_of = importlib.import_module(MODULES[framework])
     for kind, use in zip(cells[::2], cells[1::2], strict=True):
         os.makedirs(f"{kind} {use}", exist_ok=True)
         os.chdir(f"{kind} {use}")
         try:
-            {**USES, **MORE}[use](kind)
+            {**cells_of.USES, **cells_of.MORE}[use](kind)
             outcome = "works"
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"

@@ -79,7 +79,9 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
         chain = stoker.from_dataset(Data(), seed=0).shuffle().workers(0)
         if kind == "after":
             return chain.batch(4).echo(2.5, pool=pool)
-        return chain.echo(2.5, pool=pool) if kind == "alone" else chain.echo(2.5, pool=pool).batch(4)
+        return (
+            chain.echo(2.5, pool=pool) if kind == "alone" else chain.echo(2.5, pool=pool).batch(4)
+        )
 
     with small_pools_allowed():
         plain = build()

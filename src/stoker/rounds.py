@@ -208,9 +208,10 @@ class Rounds(Cursor):
         if source.is_indexed or source.takes_state:
             return epoch, position, before
         warn(
-            f"under .repeat() this epoch ended in the middle of a pass over {source.name}, which has "
-            "no state there: after a resume the rest of that pass is left out. Nothing is where a "
-            "source has an index, or a state (torchdata's StatefulDataLoader), or without .repeat()"
+            f"under .repeat() this epoch ended in the middle of a pass over {source.name}, which "
+            "has no state there: after a resume the rest of that pass is left out. Nothing is "
+            "where a source has an index, or a state (torchdata's StatefulDataLoader), or without "
+            ".repeat()"
         )
         done = Clock(position.fresh, position.uses, position.yielded)
         return epoch + 1, Position(), before + done

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections import Counter
 from typing import Any
@@ -59,13 +60,12 @@ def prepared_examples() -> stoker.Pipeline:
     return stoker.from_dataset(Numbered(), seed=0).shuffle()
 
 
-def make(kind: str, framework: str, use: str, prepare: Any = None, collate: Any = None) -> Any:
+def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
     """Return what is trained on, as a user of the framework would make it.
 
     Args:
         kind, framework, use: of the cell.
         prepare: the framework's, which divides a loader between ranks.
-        collate: of loaders, where the framework takes no dicts from them.
     """
     ranks, scheduled = use == "2 processes", use == "schedule"
     torch.manual_seed(0)
@@ -90,10 +90,8 @@ def make(kind: str, framework: str, use: str, prepare: Any = None, collate: Any 
     if ranks and prepare is None and not (framework == "Lightning" and kind == "cached"):
         sampler = DistributedSampler(data, WORLD, RANK)
     if kind == "cached" and use == "resume":
-        return StatefulDataLoader(data, BATCH, shuffle=True, collate_fn=collate)
-    loader = DataLoader(
-        data, BATCH, shuffle=sampler is None, sampler=sampler, collate_fn=collate
-    )
+        return StatefulDataLoader(data, BATCH, shuffle=True)
+    loader = DataLoader(data, BATCH, shuffle=sampler is None, sampler=sampler)
     if kind == "cached":
         return loader
     if prepare is not None and ranks:
@@ -158,6 +156,22 @@ def check_schedule(rates: list[float], total: int) -> None:
     assert np.allclose(rates, wanted), (rates, wanted)
 
 
+def run_all(uses: Any, cells: list[tuple[str, str]], results: int) -> None:
+    """Run cells, each in a folder of its own, and write what comes of them to a descriptor."""
+    for kind, use in cells:
+        os.makedirs(f"{kind} {use}", exist_ok=True)
+        os.chdir(f"{kind} {use}")
+        try:
+            uses[use](kind)
+            outcome = "works"
+        except Exception as error:
+            outcome = f"{type(error).__name__}: {error}"
+            if os.environ.get("CELLS_TRACE"):
+                outcome = traceback.format_exc()
+        os.write(results, (json.dumps([kind, use, outcome]) + "\n").encode())
+        os.chdir("..")
+
+
 def main() -> None:
     folder, framework, *cells = sys.argv[1:]
     os.chdir(folder)
@@ -167,20 +181,10 @@ def main() -> None:
     os.dup2(nowhere, 1)  # what the frameworks have to say
     os.dup2(nowhere, 2)
     cells_of = importlib.import_module(MODULES[framework])
-    for kind, use in zip(cells[::2], cells[1::2], strict=True):
-        os.makedirs(f"{kind} {use}", exist_ok=True)
-        os.chdir(f"{kind} {use}")
-        try:
-            {**cells_of.USES, **cells_of.MORE}[use](kind)
-            outcome = "works"
-        except Exception as error:
-            outcome = f"{type(error).__name__}: {error}"
-            if os.environ.get("CELLS_TRACE"):
-                import traceback
-
-                outcome = traceback.format_exc()
-        os.write(results, (json.dumps([framework, kind, use, outcome]) + "\n").encode())
-        os.chdir("..")
+    run = getattr(cells_of, "in_workers", run_all)
+    run(
+        {**cells_of.USES, **cells_of.MORE}, list(zip(cells[::2], cells[1::2], strict=True)), results
+    )
 
 
 if __name__ == "__main__":

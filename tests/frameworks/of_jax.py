@@ -54,7 +54,9 @@ class Loop:
         if use == "2 processes":
             at = f"127.0.0.1:{os.environ['MASTER_PORT']}"
             jax.distributed.initialize(at, WORLD, RANK)
-        self.over_all = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+        self.over_all = NamedSharding(
+            Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data")
+        )
         self.train = make(kind, "JAX", use)
         if isinstance(self.train, stoker.Pipeline):
             self.train = self.train.to(self.over_all)
@@ -105,7 +107,10 @@ def validate(kind: str) -> None:
 def resume(kind: str) -> None:
     first = Loop(kind, "resume")
     first.run(0, stop=4)
-    saved = {"loader": first.train.state_dict(), "net": jax.tree.map(np.asarray, nnx.state(first.net))}
+    saved = {
+        "loader": first.train.state_dict(),
+        "net": jax.tree.map(np.asarray, nnx.state(first.net)),
+    }
     Path("checkpoint").write_bytes(pickle.dumps(saved))
     rest = Loop(kind, "resume")
     saved = pickle.loads(Path("checkpoint").read_bytes())

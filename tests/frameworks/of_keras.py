@@ -31,26 +31,21 @@ class Net(keras.Model):
         self.compile(keras.optimizers.SGD(rate), run_eagerly=True)
 
     def call(self, x: Any) -> Any:
-        return self.layer(keras.ops.cast(ids_of(x), "float32")[:, None])
+        return self.layer(keras.ops.cast(x["ids"], "float32")[:, None])
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **_: Any) -> Any:
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **given: Any) -> Any:
         return keras.ops.mean(y_pred) * 0
 
     def train_step(self, state: Any, data: Any) -> Any:
-        self.seen.append((self.at, numbers(data)))
+        self.seen.append((self.at, numbers(data["ids"])))
         return super().train_step(state, data)
 
     def test_step(self, state: Any, data: Any) -> Any:
-        self.validated += numbers(data)
+        self.validated += numbers(data["ids"])
         return super().test_step(state, data)
 
 
-def ids_of(x: Any) -> Any:
-    return x["ids"] if isinstance(x, dict) else x
-
-
-def numbers(data: Any) -> list[int]:
-    ids = ids_of(data[0] if isinstance(data, tuple) else data)
+def numbers(ids: Any) -> list[int]:
     return own_part(ids) if isinstance(ids, jax.Array) else ids.tolist()
 
 
@@ -61,14 +56,9 @@ class Epochs(keras.callbacks.Callback):
         self.model.at = epoch
 
 
-def in_a_tuple(rows: list[Any]) -> Any:
-    """Collate as Keras wants it of loaders."""
-    return (torch.stack([row["ids"] for row in rows]),)
-
-
-def data(kind: str, use: str) -> Any:
-    made = make(kind, "Keras 3", use, collate=in_a_tuple)
-    return PipelineDataset(made) if isinstance(made, stoker.Pipeline) else made
+def data(kind: str, use: str) -> PipelineDataset:
+    made = make(kind, "Keras 3", use)
+    return PipelineDataset(made if isinstance(made, stoker.Pipeline) else stoker.from_loader(made))
 
 
 def trained(train: Any, *callbacks: Any, rate: Any = 0.1) -> Net:
@@ -103,13 +93,8 @@ class Stop(keras.callbacks.Callback):
 
 def resume(kind: str) -> None:
     first = data(kind, "resume")
-    of_pipeline = isinstance(first, PipelineDataset)
     try:
-        trained(
-            first,
-            *[AcknowledgeBatches(first)] * of_pipeline,
-            Stop(first.pipeline if of_pipeline else first),
-        )
+        trained(first, AcknowledgeBatches(first), Stop(first.pipeline))
     except Stopped as stopped:
         saved, seen = stopped.args
     rest = data(kind, "resume")

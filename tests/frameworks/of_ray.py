@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import tempfile
@@ -24,7 +23,9 @@ import stoker
 
 
 def loop(kind: str, use: str) -> Loop:
-    made = make(kind, "Ray Train", use, functools.partial(prepare_data_loader, move_to_device=False))
+    made = make(
+        kind, "Ray Train", use, functools.partial(prepare_data_loader, move_to_device=False)
+    )
     if not isinstance(made, stoker.Pipeline) and use != "resume":
         made = prepare_data_loader(made)
     return Loop(made, prepare_model)
@@ -33,22 +34,25 @@ def loop(kind: str, use: str) -> Loop:
 def resume(kind: str) -> None:
     """Lose the worker behind a checkpoint in the middle of an epoch."""
     work, checkpoint = loop(kind, "resume"), ray.train.get_checkpoint()
-    if checkpoint is None:
-        work.run(0, stop=4)
-        with tempfile.TemporaryDirectory() as folder:
-            state = {"loader": work.train.state_dict(), "seen": work.model.seen}
-            torch.save(state, Path(folder, "state"))
-            ray.train.report({}, checkpoint=Checkpoint.from_directory(folder))
-        assert ray.train.get_all_reported_checkpoints()
-        os.kill(os.getpid(), signal.SIGKILL)
-    else:
+    saved: dict[str, Any] = {}
+    if checkpoint is not None:
         with checkpoint.as_directory() as folder:
             saved = torch.load(Path(folder, "state"), weights_only=False)
-        assert len(saved["seen"]) == 4
-        work.train.load_state_dict(saved["loader"])
-        work.run(0)
-        work.run(1)
-        check_epochs(saved["seen"] + work.model.seen, times(kind))
+    if saved.get("kind") != kind:  # another cell's, or none
+        assert not Path("lost").exists()
+        work.run(0, stop=4)
+        with tempfile.TemporaryDirectory() as folder:
+            state = {"kind": kind, "loader": work.train.state_dict(), "seen": work.model.seen}
+            torch.save(state, Path(folder, "state"))
+            ray.train.report({}, checkpoint=Checkpoint.from_directory(folder))
+        ray.train.get_all_reported_checkpoints()  # waits until it is known
+        Path("lost").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert len(saved["seen"]) == 4
+    work.train.load_state_dict(saved["loader"])
+    work.run(0)
+    work.run(1)
+    check_epochs(saved["seen"] + work.model.seen, times(kind))
 
 
 def unsharded(kind: str) -> None:
@@ -58,56 +62,45 @@ def unsharded(kind: str) -> None:
     Loop(made).run(0)
 
 
-WITHIN: dict[str, Callable[[str], None]] = {
+USES: dict[str, Callable[[str], None]] = {
     "fit": lambda kind: loop(kind, "fit").fit(kind),
     "validate": lambda kind: loop(kind, "validate").validate(kind),
     "resume": resume,
     "2 processes": lambda kind: loop(kind, "2 processes").two_processes(kind),
     "schedule": lambda kind: loop(kind, "schedule").schedule(kind),
-    "unsharded": unsharded,
 }
+MORE = {"unsharded": unsharded}
 
 
-def work(settings: dict[str, str]) -> None:
-    """Be one of the workers of a cell; the first of them notes an error."""
-    context = ray.train.get_context()
+def work(settings: dict[str, Any]) -> None:
+    """Be one of the workers; after a loss go on with the cell that it was lost in."""
+    context, folder = ray.train.get_context(), settings["folder"]
     cells.RANK, cells.WORLD = context.get_world_rank(), context.get_world_size()
-    try:
-        WITHIN[settings["use"]](settings["kind"])
-    except Exception as error:
-        if cells.RANK == 0:
-            told = [type(error).__name__, str(error)]
-            Path(settings["folder"], "error").write_text(json.dumps(told))
+    outcomes = Path(folder, f"outcomes-{cells.RANK}")
+    outcomes.touch()
+    done = len(outcomes.read_text().splitlines())
+    os.chdir(folder)
+    with outcomes.open("ab") as results:
+        cells.run_all({**USES, **MORE}, settings["cells"][done:], results.fileno())
 
 
-def in_workers(use: str, kind: str) -> None:
-    """Run a cell under Ray Train."""
-    if not ray.is_initialized():
-        ray.init(
-            num_cpus=3, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False
-        )
+def in_workers(uses: Any, wanted: list[tuple[str, str]], results: int) -> None:
+    """Run cells under Ray Train; those for several workers must come without others."""
+    ray.init(
+        num_cpus=3, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False
+    )
     here = os.getcwd()
+    several = {use for _, use in wanted} <= {"2 processes", "unsharded"}
+    losses = sum(use == "resume" for _, use in wanted)
     TorchTrainer(
         work,
-        train_loop_config={"use": use, "kind": kind, "folder": here},
-        scaling_config=ScalingConfig(num_workers=2 if use in ("2 processes", "unsharded") else 1),
+        train_loop_config={"cells": wanted, "folder": here},
+        scaling_config=ScalingConfig(num_workers=2 if several else 1),
         run_config=RunConfig(
-            storage_path=here,
-            name="run",
-            failure_config=FailureConfig(max_failures=1 if use == "resume" else 0),
+            storage_path=here, name="run", failure_config=FailureConfig(max_failures=losses)
         ),
     ).fit()
-    error = Path("error")
-    if error.exists():
-        kind_of_error, text = json.loads(error.read_text())
-        raise {"StateError": stoker.StateError, "ValueError": ValueError}.get(
-            kind_of_error, AssertionError
-        )(text)
-
-
-def cell(use: str) -> Callable[[str], None]:
-    return functools.partial(in_workers, use)
-
-
-USES = {use: cell(use) for use in ("fit", "validate", "resume", "2 processes", "schedule")}
-MORE = {"unsharded": cell("unsharded")}
+    ray.shutdown()
+    of_ranks = [Path(f"outcomes-{rank}").read_bytes() for rank in range(1 + several)]
+    assert all(each == of_ranks[0] for each in of_ranks), of_ranks
+    os.write(results, of_ranks[0])

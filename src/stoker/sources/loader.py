@@ -81,8 +81,8 @@ class LoaderSource(Source):
         if not self._has_state and chain.flows:
             raise StateError(
                 "a pass over a loader has no state in its middle, for its batches cannot be made "
-                "again: save behind an epoch's last batch, take torchdata's StatefulDataLoader, or "
-                "build on from_dataset(loader.dataset)"
+                "again: save behind the last batch of an epoch, take torchdata's "
+                "StatefulDataLoader, or build on from_dataset(loader.dataset)"
             )
         if not self._has_state:
             raise StateError(

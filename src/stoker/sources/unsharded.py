@@ -33,12 +33,13 @@ def warn_unsharded() -> None:
     Raises ValueError where a framework distributes; so do the functions below.
     """
     shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
-    within = {
-        "Lightning": f"build the pipeline in train_dataloader(), where ranks are known, and {shard}",
-        "Accelerate": f"build the pipeline behind Accelerator(), and {shard}",
-        "Ray Train": f"build the pipeline in the training function, and {shard}",
-        "Keras": f"build the pipeline behind keras.distribution.initialize(), and {shard}",
+    where = {
+        "Lightning": "in train_dataloader(), where ranks are known",
+        "Accelerate": "behind Accelerator()",
+        "Ray Train": "in the training function",
+        "Keras": "behind keras.distribution.initialize()",
     }
+    within = {name: f"build the pipeline {at}, and {shard}" for name, at in where.items()}
     _tell("examples", shard, within)
 
 

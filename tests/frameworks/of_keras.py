@@ -109,7 +109,7 @@ def two_processes(kind: str) -> None:
 
 def distributed() -> None:
     keras.distribution.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", WORLD, RANK)
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
 
 def schedule(kind: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,9 @@ def two_processes(kind: str) -> None:
     check_ranks(trained(data(kind, "2 processes")).seen, times(kind), of_jax_ranks)
 
 
+@functools.cache
 def distributed() -> None:
+    """Have Keras share its work between the processes, once."""
     keras.distribution.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", WORLD, RANK)
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 

@@ -190,14 +190,12 @@ def while_training(kind: str) -> None:
 
 
 def resume_with_evaluation(kind: str) -> None:
-    """Evaluation stands between the steps, and the best model is loaded at the end."""
+    """Evaluation stands between the steps, before the checkpoint and behind it."""
     told = {
         "eval_strategy": "steps",
         "eval_steps": 2,
         "save_strategy": "steps",
         "save_steps": 4,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "loss",
     }
     first = evaluates(trainer("pipeline", "fit", 4, **told))
     first.train()
@@ -206,8 +204,8 @@ def resume_with_evaluation(kind: str) -> None:
     check_epochs(first.model.seen + rest.model.seen, 1)
     assert sorted(first.model.validated) == sorted(list(range(EXAMPLES)) * 2)
     assert sorted(rest.model.validated) == sorted(list(range(EXAMPLES)) * 4)
-    assert rest.evaluate()["eval_loss"] == 0
-    assert len(rest.predict(EVALUATED).predictions) == EXAMPLES
+    rest.evaluate()
+    assert sorted(rest.model.validated) == sorted(list(range(EXAMPLES)) * 5)
 
 
 def refused(kind: str) -> None:

@@ -46,8 +46,9 @@ def behind_pool(
     (point,) = chain.plan.echoes
     echo = point.echo
     known = sizes.get(echo.position)
-    size = echo.pool if known is None and not point.on_device else known and known.size
-    if echo.factor is None or size is None:
+    if known is None and echo.pool is not None and not point.on_device:
+        known = PoolSize(echo.pool)
+    if echo.factor is None or known is None:
         return None
     items = chain.examples()
     for stage in chain.stages[: chain.stages.index(echo)]:
@@ -55,7 +56,7 @@ def behind_pool(
     each = chain.batch_size if point.holds_batches else 1
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
-    pool = Pool(echo.factor, size, point.group, key, items)
+    pool = Pool(echo.factor, known.size, point.group, key, items)
     number, uses = min(number, chain.count_of_pass()), 0
     for _ in range(number):
         ordinals = pool.advance().ordinals

@@ -92,8 +92,7 @@ class SegmentRunner:
         """Return batches that are gathered from arrays."""
         assert self.rows is not None
         began = time.perf_counter_ns()
-        batch = self.rows.allocate(len(indices), self._recycler)
-        self.rows.gather(indices, batch, 0)
+        batch = self.rows.gathered(indices, self._recycler)
         ns[0] = time.perf_counter_ns() - began
         ns[-1] = pytree.data_bytes(batch)
         return self.rows.split(batch, self._group)

@@ -54,6 +54,8 @@ class GroupedRows(Rows):
         used: is told how many rows were taken.
     """
 
+    releases_gil = False
+
     def __init__(
         self,
         ends: NDArray[np.int64],

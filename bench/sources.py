@@ -1,13 +1,14 @@
 """Sources with an index: as fast as each format's own reader, and shuffled truly?
 
-Seven tasks, two workers each, whole epochs:
+Eight tasks, whole epochs, two workers each; stoker chooses its own, at most two threads:
 
 - tar: shards of small JPEGs, sorted by class, decoded by Pillow; against WebDataset's reader
   (shards shuffled, a buffer of 1,000).
 - parquet: rows of a number and 1 KiB of bytes; against pyarrow reading one row group after
   another in random order, rows as they lie in it.
 - hugging face: the same JPEGs in a ``datasets.Dataset``, decoded by Pillow; against a torch
-  ``DataLoader`` over it, which decodes by ``Image()``.
+  ``DataLoader`` over it, which decodes by ``Image()``. And stoker with ``stoker.images.decode``.
+- hugging face, bytes: the same without decoding.
 - tokens: windows of 1,024 tokens; against a ``DataLoader`` over a memory map.
 - mix: the same shards as four sources, mixed evenly; against one source of all of them.
 - mix of rows: rows of 16 numbers in memory, as four sources and as one. Nothing is to be done but
@@ -29,6 +30,23 @@ the index in under 20 s; resumed in under 100 ms.
 Results::
 
     [results/sources.json]
+    task                         case  examples/s                stoker / it  classes a batch
+    -----------------------------------------------------------------------------------------
+    tar                        stoker      10,069                 1 (1 .. 1)             47.5
+    tar                    webdataset       8,690        1.14 (1.04 .. 1.23)             14.4
+    parquet                    stoker     129,111                 1 (1 .. 1)             17.2
+    parquet       pyarrow, row groups   1,936,809  0.0697 (0.0593 .. 0.0783)              1.0
+    hugging face               stoker       9,986                 1 (1 .. 1)             47.5
+    hugging face     torch, 0 workers      11,929     0.853 (0.792 .. 0.994)             47.5
+    hugging face     torch, 2 workers      11,515     0.862 (0.804 .. 0.927)             47.3
+    tokens                     stoker     106,148                 1 (1 .. 1)             47.4
+    tokens           torch, 0 workers     123,908     0.857 (0.691 .. 0.942)             47.6
+    tokens           torch, 2 workers      30,775        3.45 (2.73 .. 3.71)             47.6
+
+                                                seconds  at most
+    ------------------------------------------------------------
+    index of 1,000,000 members                     15.2     20.0
+    resume in the middle of 100,000,000 tokens  0.00223      0.1
     [end]
 
 Caveats: all files are in the page cache. WebDataset and pyarrow's row groups give an order that is
@@ -73,6 +91,8 @@ TARGETS = {
     ("parquet", "pyarrow, row groups"): 1.0,
     ("hugging face", "torch, 0 workers"): 2.0,
     ("hugging face", "torch, 2 workers"): 2.0,
+    ("hugging face, bytes", "torch, 0 workers"): 2.0,
+    ("hugging face, bytes", "torch, 2 workers"): 2.0,
     ("tokens", "torch, 0 workers"): 5.0,
     ("tokens", "torch, 2 workers"): 5.0,
     ("mix", "one source"): 0.97,
@@ -184,7 +204,7 @@ def decoded(data: bytes) -> Any:
 
 
 def stoker_parquet(path: Path, batch: int) -> Epochs:
-    train = stoker.from_parquet(path, seed=0).shuffle().batch(batch).workers(WORKERS)
+    train = stoker.from_parquet(path, seed=0).shuffle().batch(batch)
     return lambda: ((each["data"], each["label"]) for each in train)
 
 
@@ -198,7 +218,7 @@ def mixed_shards(folder: Path) -> Any:
 
 
 def decoded_batches(examples: Any, batch: int) -> Epochs:
-    train = examples.map(decoded, on="jpg").map(int, on="cls").batch(batch).workers(WORKERS)
+    train = examples.map(decoded, on="jpg").map(int, on="cls").batch(batch)
     return lambda: ((each["jpg"], each["cls"]) for each in train)
 
 
@@ -209,7 +229,7 @@ def of_rows(first: int, rows: int, total: int) -> Any:
 
 
 def row_batches(examples: Any, batch: int) -> Epochs:
-    return partial(iter, examples.batch(batch).workers(WORKERS))
+    return partial(iter, examples.batch(batch))
 
 
 def mixed_rows(rows: int) -> Any:
@@ -235,9 +255,11 @@ def pyarrow_groups(path: Path, batch: int) -> Epochs:
     return epoch
 
 
-def stoker_huggingface(dataset: Any, batch: int) -> Epochs:
-    train = stoker.from_huggingface(dataset, seed=0).shuffle().map(decoded, on="image")
-    train = train.batch(batch).workers(WORKERS)
+def stoker_huggingface(dataset: Any, batch: int, decode: Any = decoded) -> Epochs:
+    train: Any = stoker.from_huggingface(dataset, seed=0).shuffle()
+    if decode is not None:
+        train = train.map(decode, on="image")
+    train = train.batch(batch)
     return lambda: ((each["image"], each["label"]) for each in train)
 
 
@@ -246,9 +268,14 @@ def stacked(examples: list[Any]) -> tuple[Any, Any]:
     return torch.from_numpy(images), torch.tensor([each["label"] for each in examples])
 
 
+def listed(examples: list[Any]) -> tuple[Any, Any]:
+    files = [each["image"]["bytes"] for each in examples]
+    return files, torch.tensor([each["label"] for each in examples])
+
+
 def stoker_tokens(path: Path, batch: int) -> Any:
     tokens = stoker.from_tokens(path, LENGTH, dtype="uint16", seed=0)
-    return tokens.shuffle().batch(batch).workers(WORKERS)
+    return tokens.shuffle().batch(batch)
 
 
 class Windows(Dataset[Any]):
@@ -310,7 +337,7 @@ class WebDataset:
         return self._answer()
 
     def close(self) -> None:
-        self._process.communicate()
+        self._process.communicate("end\n")  # workers that were forked keep its input open
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -401,7 +428,14 @@ def main() -> None:
             },
             "hugging face": {
                 "stoker": stoker_huggingface(dataset, batch),
+                "stoker.images.decode": stoker_huggingface(dataset, batch, stoker.images.decode),
                 **loaders(dataset, batch, stacked),
+            },
+            "hugging face, bytes": {
+                "stoker": stoker_huggingface(dataset, batch, None),
+                **loaders(
+                    dataset.cast_column("image", datasets.Image(decode=False)), batch, listed
+                ),
             },
             "tokens": {"stoker": lambda: windows, **loaders(Windows(tokens), batch)},
             "mix": {

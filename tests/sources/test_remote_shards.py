@@ -14,6 +14,7 @@ import pytest
 from shards import pack, pairs
 
 import stoker
+from stoker.block_order import WINDOW
 from stoker.testing import check_resume
 from strategies import stream
 
@@ -94,8 +95,85 @@ def test_it_is_the_same_as_local_shards(url: str, tmp_path: Path, handler: type[
     check_resume(build, every=4)
     before = handler.counted
     assert len(list(build())) == 5
-    # A range for each example; of each shard, whose index was kept, its size and version.
-    assert handler.counted - before == 2 * COUNT + 2
+    # Few MiB are read as they are; of each shard, whose index was kept, its size and version.
+    assert handler.counted - before == 2 + 2
+
+
+@pytest.fixture
+def many(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Shards of 40 runs each, of some six examples."""
+    monkeypatch.setattr("stoker.sources.remote.shard_runs.RUN_BYTES", 1 << 13)
+    for n in range(2):
+        files = {f"{n}{i:04}.bin": bytes([i % 256]) * 700 for i in range(240)}
+        pack(tmp_path / "site" / f"s-{n}.tar", files)
+    return url
+
+
+def test_neighbours_are_read_together(many: str, tmp_path: Path, handler: type[Ranges]) -> None:
+    def build(workers: int = 2) -> stoker.Pipeline:
+        return stoker.from_tar(many, seed=3).shuffle().batch(16).workers(workers)
+
+    train = build()
+    blocks = int(re.search(r"shuffle\((\d+) blocks\)", str(train))[1])  # type: ignore[index]
+    assert WINDOW < blocks < 480 / 4
+    assert "of runs up to 64.0 MiB are kept in memory" in str(train)
+
+    def requests(pipeline: stoker.Pipeline) -> int:
+        before = handler.counted
+        keys = [key for batch in pipeline for key in batch["__key__"]]
+        assert len(set(keys)) == len(keys) == len(pipeline) * 16
+        return handler.counted - before
+
+    for _ in range(2):
+        assert requests(train) == blocks  # each once an epoch
+    assert requests(stoker.from_tar(many).batch(16)) == blocks + 2
+    whole = stoker.from_tar(many, seed=3).shuffle(block=False).batch(16)
+    assert "blocks" not in str(whole)
+    assert requests(whole) == 480
+    local = stoker.from_tar(tmp_path / "site" / "s-{0..1}.tar")
+    data = {each["__key__"]: each["bin"] for each in local}
+    for batch in train:
+        assert all(data[k] == b for k, b in zip(batch["__key__"], batch["bin"], strict=True))
+    assert stream(build(0)) == stream(build())
+    check_resume(build, every=7)
+
+
+def test_ranks_and_mixtures_read_together_too(many: str, handler: type[Ranges]) -> None:
+    found: list[str] = []
+    before = handler.counted
+    for rank in range(2):
+        train = stoker.from_tar(many, seed=3).shuffle().shard(rank=rank, world=2)
+        found += [example["__key__"] for example in train]
+    assert len(set(found)) == len(found) == 480
+    assert handler.counted - before < 480 / 2  # each reads runs of its own, but for some
+    tar = stoker.from_tar(many).shuffle()
+    before = handler.counted
+    mixed = stoker.mix({tar: 1, stoker.from_arrays(range(480)).shuffle(): 1}, seed=0)
+    assert len(list(mixed)) == 960
+    assert handler.counted - before < 480 / 4
+
+
+def test_runs_that_are_no_longer_wanted_are_dropped(
+    many: str, handler: type[Ranges], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.sources.remote.shard_runs.KEPT_BYTES", 4 * WINDOW << 13)
+    train = stoker.from_tar(many, seed=3).shuffle().workers(1)
+    blocks = int(re.search(r"shuffle\((\d+) blocks\)", str(train))[1])  # type: ignore[index]
+    before = handler.counted
+    assert len(list(train)) == 480
+    assert handler.counted - before == blocks
+    # Without room each is read again and again, and what comes is the same.
+    monkeypatch.setattr("stoker.sources.remote.shard_runs.KEPT_BYTES", 0)
+    train.set_epoch(0)
+    before = handler.counted
+    assert len(list(train)) == 480
+    assert handler.counted - before > blocks
+
+
+def test_large_examples_are_read_one_by_one(many: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.sources.remote.shard_runs.RUN_BYTES", 1 << 10)
+    assert "blocks" not in str(stoker.from_tar(many).shuffle())
+    assert "shuffle(480 blocks)" in str(stoker.from_tar(many).shuffle(block=True))
 
 
 def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

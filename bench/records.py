@@ -82,6 +82,7 @@ def epochs_of(case: str, place: str) -> Callable[[], Iterator[Any]]:
     """Return what begins an epoch: batches whose length is that of their last part."""
     if case == "datasets":
         return _datasets(f"{place}/parquet")
+    source: Any
     if case == "tar":
         source = stoker.from_tar(f"{place}/tar/{_shards(place, 'tar')}", ["jpg", "cls"], seed=0)
     elif case == "parquet":

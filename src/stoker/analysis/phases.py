@@ -229,7 +229,7 @@ def _read_files(trace: Trace, seconds: float) -> None:
     cold_reads.drop_files(files)
     reads = cold_reads.read_files(files, trace.readers, 2 * seconds)
     trace.cold_reads.append(reads)
-    read = files[: sum(count for count, _ in reads)]
+    read = files[: round(sum(count for count, _ in reads))]
     trace.warm_reads.append(cold_reads.read_files(read, trace.readers, seconds))
     if machine.usable_cores() > trace.readers:
         cold_reads.drop_files(files)
@@ -242,7 +242,7 @@ def _try_packing(job: DrivenJob, turn: str) -> None:
     if "packing" in trace.reasons:
         return
     # As many as storage gave in the time that reading has: writing them takes as long again.
-    sample = choose_sample(trace.files, int(sum(count for count, _ in trace.cold_reads[-1])))
+    sample = choose_sample(trace.files, round(sum(count for count, _ in trace.cold_reads[-1])))
     job.say(f"packing: reading {len(sample):,} files as they are, and from a trial shard, {turn}")
     try:
         shard = TrialShard(sample)

@@ -143,8 +143,8 @@ def _make_ranks_table(report: Report) -> Table:
 def _make_packing_table(found: Packing) -> Table:
     """Lay out the trial: reading the files, and reading them from shards."""
     sample = f"{found.sample_files:,} files, {format_bytes(found.sample_bytes)}"
-    columns = ("", *map(_NUMBER, ("examples/s", "files opened an epoch", "reads an epoch")))
-    table = _TITLED(*columns, title=f"Reading alone, nothing in the page cache ({sample})")
+    columns = map(_NUMBER, ("examples/s", "files opened an epoch", "reads an epoch"))
+    table = _TITLED("", *columns, title=f"Reading alone, nothing in the page cache ({sample})")
     counts = {
         "one by one": (found.one_by_one, found.epoch_files, found.epoch_files),
         "from shards, by offset": (found.by_offset, found.epoch_shards, found.epoch_files),

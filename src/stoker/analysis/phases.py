@@ -91,11 +91,11 @@ class DrivenJob(Protocol):
         """Have it train on drained data in memory, one of ``left`` times that are to come
         (``RankTrace.trained[workers]``)."""
 
+    def look_at_example(self) -> None:
+        """Look at one of the examples, after all drains."""
+
     def try_requests(self) -> None:
         """Try what a request takes, where examples are files behind URLs."""
-
-    def look_at_example(self) -> None:
-        """Look at one of the examples, last of all."""
 
 
 def run_phases(job: DrivenJob) -> None:
@@ -108,8 +108,9 @@ def run_phases(job: DrivenJob) -> None:
     _drain_warm(job)
     job.done.add("drains")
     _drain_cold(job)
-    job.try_requests()
     job.look_at_example()
+    _try_packing(job)
+    job.try_requests()
 
 
 def _drain_warm(job: DrivenJob) -> None:
@@ -209,7 +210,6 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
     trace.readers = max(1, rank.workers) * len(trace.ranks)
     job.say(f"S, C: reading {len(trace.files):,} files, cold and warm, {turn}")
     _read_files(trace, limits.reading_s)
-    _try_packing(job, turn)
     batch = rates.estimate_batch_size(rank)
     prep = rates.estimate_drained(rank.drains[f"warm-{rank.workers}"], batch)
     prep_files = prep.value * len(trace.files) / trace.files_examples if prep is not None else 0.0
@@ -236,21 +236,21 @@ def _read_files(trace: Trace, seconds: float) -> None:
         trace.most_reads.append(cold_reads.read_files(files, machine.usable_cores(), seconds))
 
 
-def _try_packing(job: DrivenJob, turn: str) -> None:
-    """Read a sample of the files as they are, and packed. Raises OSError."""
+def _try_packing(job: DrivenJob) -> None:
+    """Read a sample of the job's files as they are, and from a trial shard."""
     trace = job.trace
-    if "packing" in trace.reasons:
+    if not trace.cold_reads or "S" in trace.reasons:
         return
-    # As many as storage gave in the time that reading has: writing them takes as long again.
-    sample = choose_sample(trace.files, round(sum(count for count, _ in trace.cold_reads[-1])))
-    job.say(f"packing: reading {len(sample):,} files as they are, and from a trial shard, {turn}")
     try:
-        shard = TrialShard(sample)
+        # As many as storage gave in the time that reading has: writing them takes as long again.
+        sample = choose_sample(trace.files, round(sum(count for count, _ in trace.cold_reads[-1])))
+        job.say(f"packing: reading {len(sample):,} files as they are, and from a trial shard")
+        with TrialShard(sample) as shard:
+            for _ in range(_ROUNDS):
+                trial = try_packing(sample, shard, trace.readers, job.limits.reading_s)
+                trace.packing_trials.append(trial)
     except OSError as error:
         trace.reasons["packing"] = f"no trial shard can be written beside the files: {error}"
-        return
-    with shard:
-        trace.packing_trials.append(try_packing(sample, shard, trace.readers, job.limits.reading_s))
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:

@@ -60,16 +60,21 @@ class Disk:
     def forget(self) -> None:
         """Have the page cache forget its files."""
         subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file():
-                descriptor = os.open(path, os.O_RDONLY)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(descriptor)
+        forget(self.folder)
 
     def remount(self) -> None:
         """Have the kernel forget all of it, names included; it cannot be written to any more."""
         _run("umount", self.folder)
         _run("mount", "-o", "noatime,ro", self._loop, self.folder)
+
+
+def forget(folder: Path) -> None:
+    """Have the page cache forget the files of a folder."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
 def reads(stat: str) -> int:
@@ -108,26 +113,22 @@ def disk(size_bytes: int) -> Iterator[Disk]:
 
 
 @contextmanager
-def limited(memory_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Sequence[str]]:
+def limited(
+    memory_bytes: int, on: Disk, bytes_per_s: int, reads_per_s: int | None = None
+) -> Iterator[Sequence[str]]:
     """Limit memory and reading speed; what is yielded goes in front of a command line."""
-    with _group(memory_bytes, on.device, bytes_per_s) as folders:
+    with _group(memory_bytes, on.device, bytes_per_s, reads_per_s) as folders:
         yield _joining(folders)
 
 
 @contextmanager
-def roomy(
-    files_bytes: int,
-    store_bytes: int,
-    on: Disk,
-    bytes_per_s: int,
-    reads_per_s: int | None = None,
-) -> Iterator[Room]:
+def roomy(files_bytes: int, store_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Room]:
     """Limit reading speed, and the memory that is left for files, whatever processes take.
 
     The limit follows what the processes have for themselves; ``store_bytes`` of shared memory are
     counted as files, not as theirs.
     """
-    with _group(1 << 40, on.device, bytes_per_s, reads_per_s) as folders:
+    with _group(1 << 40, on.device, bytes_per_s) as folders:
         memory, done = folders[0], threading.Event()
         if not _V2_MARK.exists():  # who needs more waits, and is not killed
             (memory / "memory.oom_control").write_text("1")

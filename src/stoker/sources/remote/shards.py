@@ -102,7 +102,8 @@ class RemoteShardSource(RemoteSource, ShardSource):
 
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
-        first, size, inflated_bytes = min(shard.files_of(number).values())
+        files = shard.files_of(number)
+        first, size, inflated_bytes = min(files.values())
         first -= HEADER_BYTES if inflated_bytes < 0 else 0
         if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
@@ -113,7 +114,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         def read(start: int, nbytes: int) -> bytes:
             return data[start - first : start - first + nbytes]
 
-        return self._make(shard, number, read)
+        return self._make(shard, number, files, read)
 
     def name_of(self, index: int) -> str:
         shard, number = self._locate(index)

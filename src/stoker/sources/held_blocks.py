@@ -49,15 +49,19 @@ class HeldBlocks:
         raises."""
         if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
             self._begin()
-        mine: OneShot[Block] = OneShot()
+        mine: OneShot[Block] | None = None
         try:
             with self._lock:
-                found = self._held.pop(key, mine)
+                found = self._held.pop(key, None)
+                if found is None:
+                    found = mine = OneShot()
                 self._held[key] = found  # the last one is what was used last
-            if found is not mine:
+            if mine is None:
                 return found.wait()
             block = read()
         except BaseException as error:
+            if mine is None:
+                raise
             with self._lock:
                 if self._held.get(key) is mine:
                     del self._held[key]

@@ -187,8 +187,9 @@ class MixtureSource(IndexedSource):
         number = int(np.searchsorted(self._ends, index, side="right"))
         return number, int(index - self._firsts[number])
 
-    def reader(self) -> Reader | None:
-        readers = [part.source.reader() for part in self.parts]
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        parts = zip(self.parts, self._shared(selection or Selection()), strict=True)
+        readers = [part.source.reader(selection and own) for part, own in parts]
         return _MixedReader(self, readers) if any(readers) else None
 
     @property

@@ -219,8 +219,11 @@ class IndexedSource(Source):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return what tells an example's present content from others, looked up anew."""
 
-    def reader(self) -> Reader | None:
-        """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast."""
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast.
+
+        ``selection``: which examples will be asked for, about in their order; None: any, in any.
+        """
         return None
 
     def order(

@@ -110,7 +110,8 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
 
     Args:
         size: of the shorter side, the other in proportion; or height and width.
-        antialias, max_pixels: as in ``random_resized_crop``.
+        antialias, max_pixels: as in ``random_resized_crop``. An image so long that it would become
+            larger than that is refused, too.
 
     Returns:
         A function for ``.map(fn, on="image")``.
@@ -216,7 +217,15 @@ def _resize(
 ) -> Pixels:
     opened = reading.opened(image)
     height, width = size_of(opened)
-    sides = _shorter_side(height, width, size) if isinstance(size, int) else size
+    if isinstance(size, tuple):
+        sides = size
+    else:
+        sides = _shorter_side(height, width, size)
+        if sides[0] * sides[1] > max(reading.max_pixels, height * width):
+            raise ValueError(
+                f"an image of {height} x {width} would become {sides[0]} x {sides[1]}: more pixels "
+                f"than {reading.max_pixels}"
+            )
     return reading.resized(opened, Box(0, 0, height, width), sides, antialias=antialias)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,16 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
 
     Raises:
         ImportError: Pillow is missing.
-        PIL.UnidentifiedImageError, OSError: the data is no image or is cut short.
+        TypeError: the data is no bytes.
+        PIL.UnidentifiedImageError, OSError: the data is no image, or is damaged or cut short.
         ValueError: the image is too large.
     """
+    data = file_bytes(data)
     library = native.library()
     if library is None or not is_jpeg(data):
         image = by_pillow(data, max_pixels)
         return _turned(np.array(image), _orientation(data) if orient else 1)
     turn = _orientation(data) if orient else 1
-    data = bytes(data)
     height, width = library.jpeg_size(data)
     pixels = library.jpeg_decode(
         data,
@@ -67,11 +69,12 @@ def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
         orient: whether as they are once the image is turned as its EXIF data says.
 
     Raises:
-        ImportError, PIL.UnidentifiedImageError, OSError: as ``decode``.
+        ImportError, TypeError, PIL.UnidentifiedImageError, OSError: as ``decode``.
     """
+    data = file_bytes(data)
     library = native.library()
     if library is not None and is_jpeg(data):
-        height, width = library.jpeg_size(bytes(data))
+        height, width = library.jpeg_size(data)
     else:
         with _opened(data) as image:
             width, height = image.size
@@ -80,9 +83,31 @@ def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
     return height, width
 
 
+def is_file(image: Any) -> bool:
+    """Return whether an image is a file's bytes, and not pixels."""
+    if isinstance(image, np.ndarray):
+        return image.ndim == 1 and image.dtype == np.uint8
+    return isinstance(image, (bytes, bytearray, memoryview))
+
+
+def file_bytes(data: Any) -> bytes:
+    """Return a file's bytes as ``bytes``. Raises TypeError where that is not what is given."""
+    if is_file(data):
+        return bytes(data)
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(
+            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() reads "
+            "it, and stoker.from_folder() reads all of a folder"
+        )
+    what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
+    raise TypeError(
+        f"an image file is bytes, not {what}: on= says which field of an example it is"
+    )
+
+
 def is_jpeg(data: bytes) -> bool:
     """Return whether this is how a JPEG begins."""
-    return bytes(data[:3]) == b"\xff\xd8\xff"
+    return data.startswith(b"\xff\xd8\xff")
 
 
 def scan_limit(max_pixels: int) -> int:
@@ -109,7 +134,12 @@ def _opened(data: bytes) -> Any:
     try:
         return Image.open(io.BytesIO(data))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"the image is too large for Pillow: {error}") from error
+        raise ValueError(
+            f"the image is too large for Pillow, whose limit is PIL.Image.MAX_IMAGE_PIXELS: {error}"
+        ) from error
+    except Image.UnidentifiedImageError as error:
+        what = f"{len(data)} bytes that begin with {data[:12]!r}" if data else "an empty file"
+        raise Image.UnidentifiedImageError(f"cannot identify an image in {what}") from error
 
 
 def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
@@ -117,7 +147,7 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
     # A scan begins with this marker, which occurs nowhere else but in previews.
-    scans = bytes(data).count(b"\xff\xda") if image.format == "JPEG" else 1
+    scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
     if scans > 1 and width * height * scans > scan_limit(max_pixels):
         raise ValueError(
             f"{width} x {height} pixels in {scans} scans: more than {scan_limit(max_pixels)} "

@@ -26,3 +26,5 @@ cmake -S "$source" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL
     -DCMAKE_POSITION_INDEPENDENT_CODE=ON "$@"
 cmake --build "$folder/build" --parallel 2
 cmake --install "$folder/build"
+mkdir -p "$prefix/licenses"
+cp "$source/LICENSE.md" "$source/README.ijg" "$prefix/licenses"

@@ -28,6 +28,6 @@ for python in "$@"; do
     # From another folder, so that nothing but what the wheel holds is found.
     cd "$work"
     "$work/venv/bin/python" -c 'import sys, stoker_native as n; print(sys.version, n.__file__, n.paths())'
-    "$work/venv/bin/python" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider \
+    "$work/venv/bin/python" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider -W ignore \
         --hypothesis-profile=ci -m "not full" "$here/../tests/images/test_native_jpegs.py"
 done

@@ -85,7 +85,11 @@ def test_a_pipeline_that_decodes_in_full_says_so() -> None:
 @pytest.mark.parametrize(
     ("costs", "whole", "crop"),
     [
-        ((1.5, 0.5, 1.25), "measured: cropping files is cheaper up to a factor of 2.0", "from a factor of 2.0 on"),
+        (
+            (1.5, 0.5, 1.25),
+            "measured: cropping files is cheaper up to a factor of 2.0",
+            "from a factor of 2.0 on",
+        ),
         ((1.5, 0.5, 0.5), "measured: cropping files is cheaper at any factor", ""),
         ((1.0, 0.5, 2.0), "measured: cheaper than cropping files", "from a factor of 1.0 on"),
     ],

@@ -142,6 +142,24 @@ def test_damaged_exif_turns_nothing(exif: bytes) -> None:
     assert size(data, orient=True) == (60, 80)
 
 
+def test_exif_that_pillow_cannot_read_turns_nothing() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(ROWS, "WEBP", lossless=True, exif=exif)
+    broken = data.replace(b"MM\0*", b"MM\xaa*")
+    assert broken != data
+    assert decode(data, orient=True).shape == (80, 60, 3)
+    assert np.array_equal(decode(broken, orient=True), ROWS)
+    assert size(broken, orient=True) == (60, 80)
+
+
+def test_damage_is_an_error_of_the_system_whatever_pillow_calls_it() -> None:
+    data = encoded(np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8), "PNG")
+    second = data.index(b"IDAT", data.index(b"IDAT") + 4)
+    with pytest.raises(OSError, match="the PNG is damaged: broken PNG file"):
+        decode(data[:second] + b"$7\xdd\xed" + data[second + 4 :])
+
+
 @pytest.mark.parametrize("name", ["ycck", "cmyk-plain"])
 def test_inks_are_taken_as_pillow_takes_them(name: str) -> None:
     data = FILES[name]

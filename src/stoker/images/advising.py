@@ -138,7 +138,9 @@ def hint(chain: Chain, at: int) -> str:
         return ""
     source, advice = _measured.get(stages[crop_at].fn, (None, None))
     if advice is None or source is None or source() is not chain.source:
-        unknown = "  in full; stoker.images.advise(pipeline) tells whether cropping files is cheaper"
+        unknown = (
+            "  in full; stoker.images.advise(pipeline) tells whether cropping files is cheaper"
+        )
         return unknown if first < crop_at else ""
     factor = advice.least_factor
     if first < crop_at:

@@ -29,7 +29,7 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
 
     Args:
         data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), or whatever Pillow reads.
-        orient: whether to turn the image as its EXIF data says.
+        orient: whether to turn the image as its EXIF data says. Damaged ones turn nothing.
         max_pixels: what is larger is refused before it is decoded. A progressive JPEG is refused
             as soon as its scans go over ten times as many pixels.
 
@@ -96,13 +96,11 @@ def file_bytes(data: Any) -> bytes:
         return bytes(data)
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(
-            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() reads "
-            "it, and stoker.from_folder() reads all of a folder"
+            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() "
+            "reads it, and stoker.from_folder() reads all of a folder"
         )
     what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
-    raise TypeError(
-        f"an image file is bytes, not {what}: on= says which field of an example it is"
-    )
+    raise TypeError(f"an image file is bytes, not {what}: on= says which field of an example it is")
 
 
 def is_jpeg(data: bytes) -> bool:
@@ -119,14 +117,21 @@ def by_pillow(data: bytes, max_pixels: int) -> Any:
     """Decode an image to Pillow's own, of mode RGB. Raises as ``decode``."""
     with _opened(data) as image:
         _check_size(data, image, max_pixels)
-        if image.mode.startswith("I"):
-            return pillow().fromarray(_from_deep(np.asarray(image)))
-        if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-            image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
-        if image.mode != "RGB":
-            return image.convert("RGB")
-        image.load()  # pixels outlive the file
-        return image
+        try:
+            return _as_rgb(image)
+        except (SyntaxError, ValueError) as error:  # so Pillow calls some damage
+            raise OSError(f"the {image.format} is damaged: {error}") from error
+
+
+def _as_rgb(image: Any) -> Any:
+    if image.mode.startswith("I"):
+        return pillow().fromarray(_from_deep(np.asarray(image)))
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
+    if image.mode != "RGB":
+        return image.convert("RGB")
+    image.load()  # pixels outlive the file
+    return image
 
 
 def _opened(data: bytes) -> Any:
@@ -163,7 +168,10 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _orientation(data: bytes) -> int:
     with _opened(data) as image:
-        turn = image.getexif().get(_ORIENTATION, 1)
+        try:
+            turn = image.getexif().get(_ORIENTATION, 1)
+        except SyntaxError:  # so Pillow says that it cannot read the EXIF data
+            return 1
     return turn if isinstance(turn, int) else 1
 
 

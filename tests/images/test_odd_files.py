@@ -16,10 +16,12 @@ from stoker.images import (
     center_crop,
     color_jitter,
     decode,
+    normalize,
     random_crop,
     random_resized_crop,
     resize,
     size,
+    to_chw,
 )
 
 ROWS = photograph(60, 80)
@@ -57,6 +59,7 @@ def test_what_no_image_begins_with_is_shown(read: Any) -> None:
         (ROWS, r"bytes, not array of \[60, 80, 3\]: on="),
         (None, "bytes, not NoneType: on="),
         ({"bytes": JPEG}, "bytes, not dict: on="),
+        ([JPEG, JPEG], r"bytes, not list: files are decoded one by one, before \.batch"),
     ],
 )
 def test_what_is_no_file_is_refused(read: Any, given: Any, words: str) -> None:
@@ -71,7 +74,7 @@ def test_images_of_pillow_are_to_be_arrays() -> None:
 
 
 def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
-    data = np.frombuffer(JPEG, np.uint8)
+    data: Any = np.frombuffer(JPEG, np.uint8)
     assert np.array_equal(decode(data), decode(JPEG))
     assert np.array_equal(center_crop(30)(data), center_crop(30)(JPEG))
     assert np.array_equal(color_jitter(0.5)(data, rng()), color_jitter(0.5)(JPEG, rng()))
@@ -200,3 +203,36 @@ def test_results_of_more_pixels_than_allowed_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1 x 4000 would become 2000 x 8000000: more pixels than"):
         resize(2000)(line)
     assert resize((8, 9))(line).shape == (8, 9, 3)
+
+
+# -- functions that are called otherwise than meant
+
+
+@pytest.mark.parametrize("make", [resize, center_crop, random_crop, random_resized_crop])
+@pytest.mark.parametrize("image", [JPEG, ROWS])
+def test_a_map_of_what_makes_a_map_says_so(make: Any, image: Any) -> None:
+    with pytest.raises(TypeError, match=r"an image instead of a size: .* \.map\(stoker"):
+        make(image)
+
+
+@pytest.mark.parametrize("fn", [normalize(), to_chw])
+@pytest.mark.parametrize("given", [JPEG, [ROWS], {"image": ROWS}])
+def test_pixels_are_not_files(fn: Any, given: Any) -> None:
+    with pytest.raises(TypeError, match=r"an array or a tensor, not \w+: a crop, or decode"):
+        fn(given)
+
+
+@pytest.mark.parametrize("wrong", [0.5, ("a", "b"), (0.1, 0.2, 0.3), None, "ab"])
+def test_ranges_are_two_numbers(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="scale= takes the least and the most"):
+        random_resized_crop(8, scale=wrong)
+    if wrong != 0.5:
+        with pytest.raises(ValueError, match="brightness= takes"):
+            color_jitter(brightness=wrong)
+        with pytest.raises(ValueError, match="hue= takes"):
+            color_jitter(hue=wrong)
+
+
+def test_ranges_may_be_lists() -> None:
+    one = color_jitter(brightness=[0.5, 1.5])(ROWS, rng())
+    assert np.array_equal(one, color_jitter(brightness=(0.5, 1.5))(ROWS, rng()))

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.checks import is_whole_number
-from stoker.images.decoding import MAX_PIXELS
+from stoker.checks import is_number, is_whole_number
+from stoker.images.decoding import MAX_PIXELS, is_file
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Box, Pixels, Reading, size_of
 
@@ -299,6 +299,11 @@ def _shorter_side(height: int, width: int, to: int) -> tuple[int, int]:
 
 
 def _size(size: Any) -> tuple[int, int]:
+    if is_file(size) or (isinstance(size, np.ndarray) and size.ndim > 1):
+        raise TypeError(
+            "this is given an image instead of a size: a map takes what is made with a size, as "
+            ".map(stoker.images.resize(224), on='image')"
+        )
     sides = [size, size] if is_whole_number(size) else size
     if (
         not isinstance(sides, Sequence)
@@ -314,7 +319,8 @@ def _words(size: Size) -> str:
 
 
 def _check_range(name: str, given: Any) -> None:
-    if len(given) != 2 or not 0 < given[0] <= given[1]:
+    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
+    if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1]:
         raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
 
 

@@ -100,7 +100,10 @@ def file_bytes(data: Any) -> bytes:
             "reads it, and stoker.from_folder() reads all of a folder"
         )
     what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
-    raise TypeError(f"an image file is bytes, not {what}: on= says which field of an example it is")
+    instead = "on= says which field of an example it is"
+    if type(data) is list:
+        instead = "files are decoded one by one, before .batch()"
+    raise TypeError(f"an image file is bytes, not {what}: {instead}")
 
 
 def is_jpeg(data: bytes) -> bool:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stoker import pytree
-from stoker.buffers import Recycler
+from stoker.buffers import Allocator, Recycler
 from stoker.checks import is_whole_number
+from stoker.stages.stacking import stacked, write_rows
 from stoker.stages.stage import Stage, Traits, first_with
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Builder:
         self._collate = collate
         self._recycler = recycler
         self._examples: list[Any] | None = [None] * rows if collate else None
+        self._stacked: Any = None  # a batch that came in one piece
         self._template: Any = None
         self._leaves: list[_Leaf] | None = None
         self._lock = threading.Lock()
@@ -107,7 +109,10 @@ class Builder:
         """
         if self._examples is not None:
             self._examples[start : start + len(examples)] = examples
-        elif examples:
+            return
+        if 0 < len(examples) == self._rows:
+            self._stacked = stacked(examples, self._recycler)
+        if examples and self._stacked is None:
             template = self._template if self._leaves else examples[0]
             self._put(start, template, _columns(template, examples))
 
@@ -136,6 +141,8 @@ class Builder:
             if batch is None:
                 raise TypeError("collate returned None: return the batch")
             return batch
+        if self._stacked is not None:
+            return self._stacked
         if self._leaves is None:
             raise AssertionError("a batch has at least one row")
         tensors = any(isinstance(leaf, _TensorLeaf) for leaf in self._leaves)
@@ -153,12 +160,12 @@ class Builder:
             return self._leaves
 
 
-def collated(examples: list[Any], recycler: Recycler) -> Columns:
+def collated(examples: list[Any], allocator: Allocator) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
     template = examples[0]
     stacked = []
     for place, column in enumerate(_columns(template, examples)):
-        leaf = _leaf(_Name(template, place), column[0], len(examples), recycler)
+        leaf = _leaf(_Name(template, place), column[0], len(examples), allocator)
         leaf.put(0, column)
         stacked.append(leaf.finish(False))
     return Columns(pytree.map_leaves(lambda _: None, template), stacked)
@@ -297,13 +304,7 @@ class _ArrayLeaf(_DenseLeaf):
         return isinstance(value, np.ndarray)
 
     def stack(self, column: Any, rows: Any) -> None:
-        shape = self._shape
-        if shape and shape[0] and rows.flags.c_contiguous:
-            # Joining along the first axis writes what stacking would, without n new views.
-            np.concatenate(column, out=rows.reshape(-1, *shape[1:]))
-        else:
-            for i, value in enumerate(column):
-                rows[i] = value
+        write_rows(column, rows)
 
 
 class _JaxLeaf(_ArrayLeaf):
@@ -359,16 +360,16 @@ class _ListLeaf(_Leaf):
             self.out[row] = kind(value)  # NumPy's own strings become plain ones
 
 
-def _leaf(name: _Name, first: Any, rows: int, recycler: Recycler) -> _Leaf:
+def _leaf(name: _Name, first: Any, rows: int, allocator: Allocator) -> _Leaf:
     if isinstance(first, np.ndarray):
-        return _ArrayLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
+        return _ArrayLeaf(name, first, allocator.array((rows, *first.shape), first.dtype))
     if isinstance(first, _TEXT):
         return _ListLeaf(name, [None] * rows)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
     if pytree.is_jax_array(first):  # stacked on the host: JAX would dispatch each example
         first = np.asarray(first)
-        return _JaxLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
+        return _JaxLeaf(name, first, allocator.array((rows, *first.shape), first.dtype))
     if pytree.is_tensor(first):
         import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -15,6 +16,9 @@ _UNITS = {
     **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
     **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
 }
+
+_CORES = ("cpu.max", "cpu.cfs_quota_us")  # of v2, of v1
+_MEMORY = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 
 
 def parse_bytes(text: str) -> int:
@@ -97,7 +101,7 @@ def own_rank() -> tuple[int, int] | None:
 
     Imports none of them: who is a rank of theirs has done so.
     """
-    return process_group() or _rank_in_jax() or _rank_in_ray()
+    return process_group() or _rank_in_jax() or rank_in_ray()
 
 
 def _rank_in_jax() -> tuple[int, int] | None:
@@ -107,7 +111,8 @@ def _rank_in_jax() -> tuple[int, int] | None:
     return jax.process_index(), jax.process_count()
 
 
-def _rank_in_ray() -> tuple[int, int] | None:
+def rank_in_ray() -> tuple[int, int] | None:
+    """Return rank and world size in a training function of Ray Train; None elsewhere."""
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
@@ -128,23 +133,28 @@ def hosts_of_job() -> int:
     return -(-int(world) // int(local))
 
 
-def _control_groups() -> list[Path]:
-    """Return this process's control-group folders, v2 and v1, innermost first."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
+def _control_groups() -> tuple[Path, ...]:
+    """Return the folders of this process's control groups that limit cores or memory.
+
+    Those of v2 and of v1, innermost first.
+    """
+    return _folders_of(_read(Path("/proc/self/cgroup")))
+
+
+@functools.lru_cache(maxsize=1)  # an epoch begins with this, and looking takes a millisecond
+def _folders_of(groups: str) -> tuple[Path, ...]:
     folders: list[Path] = []
-    for line in lines:
+    for line in groups.splitlines():
         _, controllers, inside = line.split(":", 2)
         for mounted in (controllers, *controllers.split(",")):  # of v2 both are empty
             root = Path("/sys/fs/cgroup", mounted)
             own = root / inside.lstrip("/")
             # Inside a container the path may be the host's: the mounted root is ours then.
             for folder in (own, *own.parents):
-                if folder.is_relative_to(root) and folder.is_dir() and folder not in folders:
+                limits = any((folder / name).exists() for name in (*_CORES, *_MEMORY))
+                if limits and folder.is_relative_to(root) and folder not in folders:
                     folders.append(folder)
-    return folders
+    return tuple(folders)
 
 
 def _quota_cores(group: Path) -> float:
@@ -159,10 +169,7 @@ def _quota_cores(group: Path) -> float:
 
 
 def _memory_of(group: Path) -> tuple[int | None, int]:
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    for limit_name, used_name in _MEMORY.items():
         limit = _read(group / limit_name)
         if limit and limit != "max":
             used = int(_read(group / used_name) or 0)

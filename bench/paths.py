@@ -49,8 +49,8 @@ Results::
 
 Where it is behind, and why:
 
-- warm cache, 110 KB: the bare loop copies what LMDB maps, and nothing else. stoker finds each item's
-  key, looks up whether it was verified, decodes its head, and keeps what a state needs. Timed
+- warm cache, 110 KB: the bare loop copies what LMDB maps, and nothing else. stoker finds the key,
+  looks up whether the item was verified, decodes its head, and keeps what a state needs. Timed
   alone that is 1 us an item and 13 us a batch; between copies that fill the processor's caches
   each of these steps takes longer. Threads are not used here: a batch takes less than 1 ms.
 - echo 2: these maps are the bench's own, so nothing is known of them but trials. Where other

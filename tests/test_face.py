@@ -60,6 +60,55 @@ def test_where_numbers_tell_nothing_is_read_for_it() -> None:
     assert len(read) == 8
 
 
+@pytest.mark.parametrize(
+    ("kind", "pool"), [("before", 32), ("before", 5), ("after", 8), ("alone", 16), ("whole", 99)]
+)
+@pytest.mark.parametrize("n", [1, 7, 60, 95, 200])
+def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int, n: int) -> None:
+    read = []
+
+    class Data:
+        def __len__(self) -> int:
+            return 130
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return np.array(index)
+
+    def build() -> stoker.Pipeline[Any]:
+        chain = stoker.from_dataset(Data(), seed=0).shuffle().workers(0)
+        if kind == "after":
+            return chain.batch(4).echo(2.5, pool=pool)
+        return (
+            chain.echo(2.5, pool=pool) if kind == "alone" else chain.echo(2.5, pool=pool).batch(4)
+        )
+
+    with small_pools_allowed():
+        plain = build()
+        whole, clocks = [], []
+        for batch in plain:
+            whole.append(batch.tolist())
+            clocks.append(plain.clock)
+        skipping = build()
+        skipping.skip(n)
+        read.clear()
+        iterator = iter(skipping)
+        assert len(read) <= 4 * pool
+        left = []
+        for number, batch in enumerate(iterator, n):
+            left.append(batch.tolist())
+            assert skipping.clock == clocks[number]
+            if number == n:
+                state = skipping.state_dict()
+        assert left == whole[n:]
+        assert len(read) <= 4 * (pool + len(left))
+        assert batches(skipping) == batches(plain)
+        if left:
+            resumed = build()
+            resumed.load_state_dict(state)
+            assert batches(resumed) == (left[1:] or batches(skipping))
+
+
 def test_batches_behind_a_state_are_counted_from_the_epoch_s_beginning() -> None:
     whole = batches(small())
     pipeline = small()

@@ -67,11 +67,34 @@ def test_shard_finds_the_rank(framework: str, monkeypatch: pytest.MonkeyPatch) -
     assert "world=1" in str(numbers().shard())
 
 
-def test_who_iterates_unsharded_in_ray_train_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsharded, "_told", set())
+def test_who_iterates_unsharded_in_ray_train_is_told_what_to_add(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ray.train", RayTrain(1))
-    with pytest.warns(UserWarning, match=r"each of 3 ranks iterates over all examples.*\.shard\("):
-        assert len(drawn(numbers())) == 30
+    with pytest.raises(ValueError, match=r"under Ray Train each of 3 ranks iterates.*\.shard\("):
+        drawn(numbers())
+    assert len(drawn(numbers().shard(rank=0, world=1))) == 30
+
+    class Loader:
+        sampler = None
+
+        def __iter__(self) -> Any:
+            return iter([np.arange(2)])
+
+    with pytest.raises(ValueError, match=r"echo\(ray\.train\.torch\.prepare_data_loader"):
+        list(stoker.echo(Loader(), 2))
+    # A part of Ray Data's has no sampler, and may well be divided: that cannot be seen.
+    monkeypatch.setattr(unsharded, "_told", set())
+    with pytest.warns(UserWarning, match="each of 3 ranks iterates over all batches"):
+        assert len(list(stoker.echo([np.arange(2)] * 4, 2))) == 8
+
+
+def test_keras_s_own_processes_are_told_what_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", jax_of(1))
+    there: dict[str, Any] = {"__name__": "keras.src.trainers.data_adapters.py_dataset_adapter"}
+    exec("def iterate(train): return list(train)", there)
+    with pytest.raises(ValueError, match=r"under Keras each of 3 ranks.*\.shard\("):
+        there["iterate"](numbers().batch(4))
 
 
 def test_auto_echo_says_that_it_needs_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:

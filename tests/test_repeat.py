@@ -107,8 +107,32 @@ def test_a_loader_s_pass_rests_between_epochs_and_ends_with_one_that_is_left() -
     assert [int(b[0]) for b in pipeline] == [3, 4, 0]
     assert [int(b[0]) for b in itertools.islice(pipeline, 1)] == [1]
     assert [int(b[0]) for b in pipeline] == [0, 1, 2]
-    with pytest.raises(stoker.StateError, match=r"\.repeat\(\) epochs end in the middle"):
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_over_a_loader_without_a_state_an_epoch_s_end_leads_to_the_next_pass(factor: int) -> None:
+    def build() -> stoker.Pipeline:
+        loader = [np.full(2, i) for i in range(5)]
+        return stoker.echo(loader, factor, seed=0).repeat().steps(3)
+
+    pipeline = build()
+    iterator = iter(pipeline)
+    next(iterator)
+    with pytest.raises(stoker.StateError, match="behind the last batch of an epoch"):
         pipeline.state_dict()
+    list(iterator)
+    with pytest.warns(UserWarning, match="the rest of that pass is left out"):
+        state = pipeline.state_dict()
+    resumed = build()
+    resumed.load_state_dict(through_json(state))
+    assert resumed.epoch == 1
+    assert resumed.clock == pipeline.clock
+    given = [int(b[0]) for _ in range(5 * factor) for b in resumed]
+    assert given[: 5 * factor].count(0) == factor
+    assert len(given) == 3 * 5 * factor
+    assert sorted(given) == sorted(list(range(5)) * 3 * factor)  # three whole passes
+    assert pipeline.epoch == 0  # which goes on in its own
+    assert len([*pipeline]) == 3
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's call

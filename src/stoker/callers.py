@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from stoker.machine import rank_in_ray
+
 _LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
 
 
@@ -44,12 +46,15 @@ def overfits() -> bool:
 
 def distributing() -> str | None:
     """Name the framework that gives each rank its part of the data, if one is at work."""
-    if any(module.startswith(_LIGHTNING) for module, _ in _frames()):
-        return "Lightning"
+    for module, _ in _frames():
+        if module.startswith(_LIGHTNING):
+            return "Lightning"
+        if module.startswith("keras."):
+            return "Keras"
     state: Any = sys.modules.get("accelerate.state")
     if state is not None and state.AcceleratorState._shared_state:
         return "Accelerate"
-    return None
+    return None if rank_in_ray() is None else "Ray Train"
 
 
 def keeps_one_state() -> str | None:

@@ -34,7 +34,7 @@ from stoker.engine.streams import EpochSetup
 from stoker.errors import StateError
 from stoker.fitting import Fit
 from stoker.iterator import PipelineIterator
-from stoker.jump import nearest
+from stoker.jump import behind_pool, nearest
 from stoker.machine import process_group
 from stoker.overshoot import warn_of_overshooting
 from stoker.schedule.record import EchoRecord, written
@@ -123,7 +123,7 @@ class Cursor:
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
-        position, missed = self._skipped(position, skip)
+        position, missed = self._skipped(epoch, position, skip)
         owners = self._pinned(position)
         spent = self.stats().totals
         if not position.yielded:
@@ -167,7 +167,7 @@ class Cursor:
             raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
         self._skip = int(outputs)
 
-    def _skipped(self, position: Position, skip: int) -> tuple[Position, int]:
+    def _skipped(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return where to begin so that so much of the epoch is skipped, and what is left of it."""
         if not skip or position.yielded == skip:
             return position, 0
@@ -184,7 +184,9 @@ class Cursor:
         if position.yielded:
             return position, skip - position.yielded
         found, missed = nearest(self.chain, skip)
-        return found or position, missed
+        if missed:
+            found = behind_pool(self.chain, epoch, skip, self.sizes)
+        return (position, missed) if found is None else (found, 0)
 
     def _pinned(self, position: Position) -> PinnedOwners | None:
         """Return by whose parts the epoch is dealt, None where it is not; ranks agree on it."""

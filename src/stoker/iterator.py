@@ -77,9 +77,11 @@ class PipelineIterator(Iterator[T]):
 
     def __len__(self) -> int:
         """Return the number of outputs that are left; TypeError where it is not known."""
-        if self._run.total is None:
+        run = self._run
+        total = run.length if run.total is None else run.total  # a loader's length, if it is sure
+        if total is None:
             raise TypeError("the number of batches is not known before the epoch ends")
-        return self._run.total - self._run.yielded
+        return total - run.yielded
 
     def close(self) -> None:
         """End this iteration: its threads and processes are gone when this returns."""

@@ -112,9 +112,10 @@ class LoaderFace:
     def skip(self, n: int) -> None:
         """Have the next ``iter()`` begin behind the first ``n`` batches of its epoch.
 
-        If a state was loaded, those behind which it was saved are counted. Without echoes, filters
-        and skip budgets nothing is read for it, whatever ``n`` is; else the batches are made and
-        dropped, by ``iter()``.
+        If a state was loaded, those behind which it was saved are counted. Nothing is read for it,
+        whatever ``n`` is, without filters, skip budgets and echoes, or with one echo of a fixed
+        factor whose pool has a known size (``pool=`` of items, or a later epoch), whose draws are
+        then repeated: some microseconds each. Else the batches are made and dropped, by ``iter()``.
 
         Raises ValueError for a negative number; ``iter()`` does under ``.echo("auto")``, where only
         a state tells what is left, and for fewer batches than the state is behind.
@@ -142,7 +143,8 @@ class LoaderFace:
         Behind the last batch of an epoch, as far as ``len()`` tells, it is the state in which the
         next epoch begins. Under a wrapper that reads ahead of training, see ``acknowledge``.
 
-        ``torch.distributed.checkpoint`` is given each rank's own state as one value.
+        ``torch.distributed.checkpoint`` is given each rank's own state as one value, under a name
+        that only as many ranks look for.
 
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
         made again; under Lightning without a length or an acknowledgement, because it has read a
@@ -158,7 +160,7 @@ class LoaderFace:
             )
         saved = self._cursor.saved()
         if is_calling(_DCP):
-            return {f"rank {_rank()}": (saved,)}
+            return {_part(): (saved,)}
         return saved
 
     def acknowledge(self, batches: int = 1) -> None:
@@ -179,10 +181,11 @@ class LoaderFace:
 
         Raises StateError when the state belongs to another pipeline, seed or version.
         """
-        own = saved.get(f"rank {_rank()}") if isinstance(saved, dict) else None
+        own = saved.get(_part()) if isinstance(saved, dict) else None
         self._cursor.load(own[0] if isinstance(own, tuple) else saved)
 
 
-def _rank() -> int:
-    """Return the rank in the process group, 0 without one."""
-    return (process_group() or (0, 1))[0]
+def _part() -> str:
+    """Name this process's part of a distributed checkpoint."""
+    rank, world = process_group() or (0, 1)
+    return f"rank {rank} of {world}"

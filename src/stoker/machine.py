@@ -84,7 +84,7 @@ def own_rank() -> tuple[int, int] | None:
 
     Imports none of them: who is a rank of theirs has done so.
     """
-    return process_group() or _rank_in_jax() or _rank_in_ray()
+    return process_group() or _rank_in_jax() or rank_in_ray()
 
 
 def _rank_in_jax() -> tuple[int, int] | None:
@@ -94,7 +94,8 @@ def _rank_in_jax() -> tuple[int, int] | None:
     return jax.process_index(), jax.process_count()
 
 
-def _rank_in_ray() -> tuple[int, int] | None:
+def rank_in_ray() -> tuple[int, int] | None:
+    """Return rank and world size in a training function of Ray Train; None elsewhere."""
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None

@@ -194,6 +194,28 @@ class Rounds(Cursor):
 
     # -- states
 
+    def where(self) -> tuple[int, Position, Clock]:
+        """Return where the last output stands, as ``Cursor`` does.
+
+        At a round's end in the middle of a pass that cannot be made again it is the beginning of
+        the next pass, with a warning: those who save behind every epoch would not come further.
+        """
+        epoch, position, before = super().where()
+        steps, source = self.chain.steps, self.chain.source
+        handed_out = self._handed_out()
+        if not steps or not handed_out or handed_out % steps or not position.yielded:
+            return epoch, position, before
+        if source.is_indexed or source.takes_state:
+            return epoch, position, before
+        warn(
+            f"under .repeat() this epoch ended in the middle of a pass over {source.name}, which "
+            "has no state there: after a resume the rest of that pass is left out. Nothing is "
+            "where a source has an index, or a state (torchdata's StatefulDataLoader), or without "
+            ".repeat()"
+        )
+        done = Clock(position.fresh, position.uses, position.yielded)
+        return epoch + 1, Position(), before + done
+
     def _forget_unfinished(self) -> None:
         """Keep them: a trainer may finish with them when the next pass has begun."""
 

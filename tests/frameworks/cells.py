@@ -9,10 +9,12 @@ works is asserted by the numbers of the examples that training saw.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections import Counter
 from typing import Any
@@ -24,6 +26,15 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
 
+MODULES = {
+    "Lightning": "of_lightning",
+    "Accelerate": "of_accelerate",
+    "Hugging Face Trainer": "of_transformers",
+    "PyTorch": "of_pytorch",
+    "Ray Train": "of_ray",
+    "JAX": "of_jax",
+    "Keras 3": "of_keras",
+}
 EXAMPLES, BATCH, EPOCHS = 48, 8, 2
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 Seen = list[tuple[int, list[int]]]
@@ -54,7 +65,7 @@ def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
 
     Args:
         kind, framework, use: of the cell.
-        prepare: Accelerate's, which divides a loader between ranks.
+        prepare: the framework's, which divides a loader between ranks.
     """
     ranks, scheduled = use == "2 processes", use == "schedule"
     torch.manual_seed(0)
@@ -117,10 +128,16 @@ def check_epochs(seen: Seen, times: int, epochs: int = EPOCHS) -> None:
     assert max(at for at, _ in seen) == epochs - 1
 
 
-def check_ranks(seen: Seen, times: int) -> None:
-    """Assert that the ranks together had every example so many times an epoch."""
+def of_torch_ranks(seen: Seen) -> list[Any]:
+    """Return what each rank of the process group has seen."""
     of_all: list[Any] = [None] * WORLD
     torch.distributed.all_gather_object(of_all, seen)
+    return of_all
+
+
+def check_ranks(seen: Seen, times: int, gather: Any = of_torch_ranks) -> None:
+    """Assert that the ranks together had every example so many times an epoch."""
+    of_all = gather(seen)
     assert len({len(each) for each in of_all}) == 1, "ranks took unequally many steps"
     check_epochs([one for each in of_all for one in each], times)
 
@@ -139,6 +156,22 @@ def check_schedule(rates: list[float], total: int) -> None:
     assert np.allclose(rates, wanted), (rates, wanted)
 
 
+def run_all(uses: Any, cells: list[tuple[str, str]], results: int) -> None:
+    """Run cells, each in a folder of its own, and write what comes of them to a descriptor."""
+    for kind, use in cells:
+        os.makedirs(f"{kind} {use}", exist_ok=True)
+        os.chdir(f"{kind} {use}")
+        try:
+            uses[use](kind)
+            outcome = "works"
+        except Exception as error:
+            outcome = f"{type(error).__name__}: {error}"
+            if os.environ.get("CELLS_TRACE"):
+                outcome = traceback.format_exc()
+        os.write(results, (json.dumps([kind, use, outcome]) + "\n").encode())
+        os.chdir("..")
+
+
 def main() -> None:
     folder, framework, *cells = sys.argv[1:]
     os.chdir(folder)
@@ -147,26 +180,11 @@ def main() -> None:
     results, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # what the frameworks have to say
     os.dup2(nowhere, 2)
-    if framework == "Lightning":
-        from of_lightning import MORE, USES
-    elif framework == "Accelerate":
-        from of_accelerate import MORE, USES
-    else:
-        from of_transformers import MORE, USES
-    for kind, use in zip(cells[::2], cells[1::2], strict=True):
-        os.makedirs(f"{kind} {use}", exist_ok=True)
-        os.chdir(f"{kind} {use}")
-        try:
-            {**USES, **MORE}[use](kind)
-            outcome = "works"
-        except Exception as error:
-            outcome = f"{type(error).__name__}: {error}"
-            if os.environ.get("CELLS_TRACE"):
-                import traceback
-
-                outcome = traceback.format_exc()
-        os.write(results, (json.dumps([framework, kind, use, outcome]) + "\n").encode())
-        os.chdir("..")
+    cells_of = importlib.import_module(MODULES[framework])
+    run = getattr(cells_of, "in_workers", run_all)
+    run(
+        {**cells_of.USES, **cells_of.MORE}, list(zip(cells[::2], cells[1::2], strict=True)), results
+    )
 
 
 if __name__ == "__main__":

@@ -186,6 +186,8 @@ def checkpoints(kind: str) -> None:
         lambda: chain().echo().batch(8).repeat().steps(5),
         lambda: stoker.echo(loader(), 2),
         lambda: stoker.echo(loader()),
+        lambda: stoker.echo(loader(), 2).repeat().steps(7),  # the rest of a pass is left out
+        lambda: stoker.echo(loader()).repeat().steps(7),
     ]
     for number, make_it in enumerate(makes):
         first, run = only(make_it(), enable_checkpointing=True, default_root_dir=str(number))

@@ -174,14 +174,38 @@ def auto(kind: str) -> None:
     assert {i for _, ids in first.model.seen + rest.model.seen for i in ids} == set(range(EXAMPLES))
 
 
-def while_training(kind: str) -> None:
-    run = trainer("pipeline", "fit", eval_strategy="steps", eval_steps=2)
+def evaluates(run: Any, use: str = "validate") -> Any:
+    """Have a trainer evaluate on a pipeline, as documented."""
     run.get_eval_dataloader = lambda *_: run.accelerator.prepare(
-        make("pipeline", FRAMEWORK, "validate").as_dataloader()
+        make("pipeline", FRAMEWORK, use).as_dataloader()
     )
+    return run
+
+
+def while_training(kind: str) -> None:
+    run = evaluates(trainer("pipeline", "fit", eval_strategy="steps", eval_steps=2))
     run.train()
     check_epochs(run.model.seen, 1)
     assert sorted(run.model.validated) == sorted(list(range(EXAMPLES)) * 6)
+
+
+def resume_with_evaluation(kind: str) -> None:
+    """Evaluation stands between the steps, before the checkpoint and behind it."""
+    told = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
+    first = evaluates(trainer("pipeline", "fit", 4, **told))
+    first.train()
+    rest = evaluates(trainer("pipeline", "fit", **told))
+    rest.train(resume_from_checkpoint="out/checkpoint-4")
+    check_epochs(first.model.seen + rest.model.seen, 1)
+    assert sorted(first.model.validated) == sorted(list(range(EXAMPLES)) * 2)
+    assert sorted(rest.model.validated) == sorted(list(range(EXAMPLES)) * 4)
+    rest.evaluate()
+    assert sorted(rest.model.validated) == sorted(list(range(EXAMPLES)) * 5)
 
 
 def refused(kind: str) -> None:
@@ -207,17 +231,20 @@ def unsharded(kind: str) -> None:
 def resumed_ranks(kind: str) -> None:
     """Stop two processes in the middle of an epoch; one state serves both."""
     out = os.path.join(os.environ["CELLS_SHARED"], "out")
-    first = trainer("pipeline", "2 processes", 2, output_dir=out)
+    told: dict[str, Any] = {"output_dir": out, "eval_strategy": "steps", "eval_steps": 1}
+    first = evaluates(trainer("pipeline", "2 processes", 2, **told), "2 processes")
     first.train()
-    rest = trainer("pipeline", "2 processes", output_dir=out)
+    rest = evaluates(trainer("pipeline", "2 processes", **told), "2 processes")
     rest.train(resume_from_checkpoint=f"{out}/checkpoint-2")
     check_ranks(first.model.seen + rest.model.seen, 1)
+    assert len(rest.model.validated) == 4 * EXAMPLES // 2
 
 
 MORE: dict[str, Callable[[str], None]] = {
     "at epoch ends": at_epoch_ends,
     "auto": auto,
     "while training": while_training,
+    "resume with evaluation": resume_with_evaluation,
     "refused": refused,
     "unsharded": unsharded,
     "resumed ranks": resumed_ranks,

@@ -24,7 +24,8 @@ from scripts import PATH, ROOT, TIMEOUT_S
 
 HERE = Path(__file__).parent
 PAGE = ROOT / "docs" / "frameworks.md"
-FRAMEWORKS = ["Lightning", "Accelerate", "Hugging Face Trainer"]
+ADDED_TO_LOOPS = ["Lightning", "Accelerate", "Hugging Face Trainer"]
+FRAMEWORKS = [*ADDED_TO_LOOPS, "PyTorch", "Ray Train", "JAX", "Keras 3"]
 KINDS = ["pipeline", "echo(loader)", "cached", "share"]
 ALONE = ["fit", "validate", "resume", "schedule"]
 USES = ["fit", "validate", "resume", "2 processes", "schedule"]
@@ -34,8 +35,15 @@ MORE = {
         *("fresh clock", "monitor"),
     ],
     "Accelerate": ["accumulate", "lookahead", "skips"],
-    "Hugging Face Trainer": ["at epoch ends", "auto", "while training", "refused"],
+    "Hugging Face Trainer": [
+        *("at epoch ends", "auto", "while training", "resume with evaluation", "refused"),
+    ],
+    "PyTorch": ["compiled"],
 }
+OWN_WORKERS = "Ray Train"
+"""It starts its processes itself, and a cluster, which takes its time."""
+LIMIT_S = 2 * TIMEOUT_S
+RAY = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
 
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
 
@@ -47,7 +55,7 @@ def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[s
         command,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATH, **variables},
+        env={**os.environ, "PYTHONPATH": PATH, **RAY, **variables},
         start_new_session=True,
     )
     try:
@@ -62,6 +70,7 @@ def outcomes(
     folder: Path, framework: str, cells: list[tuple[str, str]], ranks: int = 1
 ) -> dict[tuple[str, str], str]:
     """Run cells in one process, or in each of several ranks, which must agree."""
+    ranks = 1 if framework == OWN_WORKERS else ranks
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -71,10 +80,9 @@ def outcomes(
         for rank in range(ranks):
             at = folder / f"{run}-{rank}"
             at.mkdir()
-            variables: dict[str, Any] = {"CELLS": run}
+            variables: dict[str, Any] = {"CELLS": run, "CELLS_SHARED": folder}
             if ranks > 1:  # as torchrun sets them
                 variables |= {
-                    "CELLS_SHARED": folder,
                     "RANK": rank,
                     "LOCAL_RANK": rank,
                     "GROUP_RANK": 0,
@@ -89,10 +97,10 @@ def outcomes(
             texts = {name: str(value) for name, value in variables.items()}
             processes.append(running.enter_context(started(command, **texts)))
         for process in processes:
-            out, _ = process.communicate(timeout=TIMEOUT_S)
+            out, _ = process.communicate(timeout=LIMIT_S)
             assert process.returncode == 0, out
             lines = map(json.loads, out.splitlines())
-            found.append({(kind, use): outcome for _, kind, use, outcome in lines})
+            found.append({(kind, use): outcome for kind, use, outcome in lines})
     assert all(set(each) == set(cells) for each in found), found
     assert all(each == found[0] for each in found), found
     return found[0]
@@ -108,11 +116,13 @@ def rows(framework: str, found: dict[tuple[str, str], str]) -> list[str]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2 * LIMIT_S)
 @each_framework
 def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) -> None:
     found = outcomes(tmp_path, framework, [(kind, use) for kind in KINDS for use in ALONE])
-    for kind in KINDS:
-        found |= outcomes(tmp_path, framework, [(kind, "2 processes")], ranks=2)
+    of_ranks = [(kind, "2 processes") for kind in KINDS]
+    for cells in [of_ranks] if framework == OWN_WORKERS else [[cell] for cell in of_ranks]:
+        found |= outcomes(tmp_path, framework, cells, ranks=2)
     refused = {cell: text for cell, text in found.items() if text != "works"}
     assert {text.split(":")[0] for text in refused.values()} <= {"StateError"}, refused
     beginnings = tuple(f"| {framework} | {kind} |" for kind in KINDS)
@@ -121,29 +131,47 @@ def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) ->
 
 
 @pytest.mark.full
-@each_framework
+@pytest.mark.parametrize("framework", MORE)
 def test_what_else_it_asks_of_loaders(framework: str, tmp_path: Path) -> None:
     cells = [("any", use) for use in MORE[framework]]
     assert outcomes(tmp_path, framework, cells) == dict.fromkeys(cells, "works")
 
 
 @pytest.mark.full
-@each_framework
+@pytest.mark.parametrize("framework", [*ADDED_TO_LOOPS, "PyTorch"])
 def test_two_processes_resume_in_the_middle_of_an_epoch(framework: str, tmp_path: Path) -> None:
     cells = [("any", "resumed ranks")]
     assert outcomes(tmp_path, framework, cells, ranks=2) == dict.fromkeys(cells, "works")
+    cells = [("any", "other world")]
+    for ranks in (1, 2) if framework == "PyTorch" else ():
+        found = outcomes(tmp_path, framework, cells, ranks=ranks)
+        assert found == dict.fromkeys(cells, "works")
 
 
 @pytest.mark.full
-@each_framework
-@pytest.mark.parametrize("kind", ["pipeline", "echo(loader)"])
+def test_a_model_that_is_sharded_over_two_processes(tmp_path: Path) -> None:
+    cells = [("any", "sharded model")]
+    assert outcomes(tmp_path, "PyTorch", cells, ranks=2) == dict.fromkeys(cells, "works")
+
+
+GIVES_PARTS = {
+    "Lightning": "DistributedSampler",
+    "Accelerate": "prepare(loader)",
+    "Hugging Face Trainer": "prepare(loader)",
+    "Ray Train": "prepare_data_loader(loader)",
+    "Keras 3": "DistributedSampler",
+}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("framework", GIVES_PARTS)
 def test_what_nobody_divided_is_refused_with_the_line_to_add(
-    framework: str, kind: str, tmp_path: Path
+    framework: str, tmp_path: Path
 ) -> None:
-    (text,) = outcomes(tmp_path, framework, [(kind, "unsharded")], ranks=2).values()
-    assert text.startswith("ValueError: under ")
-    assert "each of 2 ranks iterates over all" in text
-    if kind == "pipeline":
-        assert ".shard()" in text
-    else:
-        assert ("DistributedSampler" if framework == "Lightning" else "prepare(loader)") in text
+    cells = [(kind, "unsharded") for kind in ("pipeline", "echo(loader)")]
+    found = outcomes(tmp_path, framework, cells, ranks=2)
+    for (kind, _), text in found.items():
+        assert text.startswith("ValueError: under ")
+        assert "each of 2 ranks iterates over all" in text
+        assert (".shard()" if kind == "pipeline" else GIVES_PARTS[framework]) in text

@@ -80,9 +80,9 @@ class LoaderSource(Source):
     def check_state(self, chain: Chain) -> None:
         if not self._has_state and chain.flows:
             raise StateError(
-                "under .repeat() epochs end in the middle of a pass over the loader, which has no "
-                "state there, for its batches cannot be made again: leave .repeat() out, take "
-                "torchdata's StatefulDataLoader, or build on from_dataset(loader.dataset)"
+                "a pass over a loader has no state in its middle, for its batches cannot be made "
+                "again: save behind the last batch of an epoch, take torchdata's "
+                "StatefulDataLoader, or build on from_dataset(loader.dataset)"
             )
         if not self._has_state:
             raise StateError(
@@ -92,8 +92,9 @@ class LoaderSource(Source):
             )
         if chain.has_fixed_echo:
             raise StateError(
-                "in the middle of an epoch over a loader a pool of a fixed factor cannot be made "
-                'again: save between epochs, or take .echo("auto"), whose pool may begin empty'
+                "in the middle of a pass over a loader a pool of a fixed factor cannot be made "
+                f"again: {'leave .repeat() out and ' if chain.flows else ''}save between epochs, "
+                'or take .echo("auto"), whose pool may begin empty'
             )
 
     def attribute(self, name: str) -> Any:

@@ -33,36 +33,47 @@ def warn_unsharded() -> None:
     Raises ValueError where a framework distributes; so do the functions below.
     """
     shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
-    _tell(
-        "examples",
-        shard,
-        Lightning=f"build the pipeline in train_dataloader(), where ranks are known, and {shard}",
-        Accelerate=f"build the pipeline behind Accelerator(), and {shard}",
-    )
+    where = {
+        "Lightning": "in train_dataloader(), where ranks are known",
+        "Accelerate": "behind Accelerator()",
+        "Ray Train": "in the training function",
+        "Keras": "behind keras.distribution.initialize()",
+    }
+    within = {name: f"build the pipeline {at}, and {shard}" for name, at in where.items()}
+    _tell("examples", shard, within)
 
 
 def warn_unsharded_loader(loader: Any) -> None:
     """Warn where each of several ranks iterates over a loader that nothing seems to divide.
 
-    What a dataset does by itself cannot be told.
+    What a dataset does by itself cannot be told. Ray's own and Keras's generators are divided
+    elsewhere, so there only what has a sampler is refused.
     """
     if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
         return
     sampler = "DataLoader(dataset, sampler=DistributedSampler(dataset)) gives each its part"
     says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
+    within = {
+        "Lightning": f"{sampler}, made in train_dataloader(), where the ranks are known. {says}",
+        "Accelerate": f"stoker.echo(accelerator.prepare(loader)) gives each its part. {says}",
+    }
+    if hasattr(loader, "sampler"):
+        prepared = "stoker.echo(ray.train.torch.prepare_data_loader(loader)) gives each its part"
+        within["Ray Train"] = f"{prepared}. {says}"
+        within["Keras"] = f"{sampler}, with num_replicas= and rank=. {says}"
     _tell(
         f"batches of the {type(loader).__name__}",
         f"no DistributedSampler was found in it. {sampler}. (Where the dataset divides itself, or "
         "all are meant: warnings.filterwarnings('ignore', 'each of '))",
-        Lightning=f"{sampler}, made in train_dataloader(), where the ranks are known. {says}",
-        Accelerate=f"stoker.echo(accelerator.prepare(loader)) gives each its part. {says}",
+        within,
     )
 
 
 def warn_unsharded_feed() -> None:
     """Warn where each of several ranks is handed all batches of a feed."""
     advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
-    _tell("batches of the feed", advice, Lightning=advice, Accelerate=advice)
+    framework = distributing()
+    _tell("batches of the feed", advice, {} if framework is None else {framework: advice})
 
 
 def _ranks() -> int:
@@ -70,13 +81,14 @@ def _ranks() -> int:
     return 1 if group is None else group[1]
 
 
-def _tell(what: str, advice: str, **in_framework: str) -> None:
+def _tell(what: str, advice: str, within: dict[str, str]) -> None:
+    """Warn once, or raise ValueError where what a framework's users are to do is given."""
     if _ranks() < 2:
         return
     told = f"each of {_ranks()} ranks iterates over all {what}: "
     framework = distributing()
-    if framework is not None:
-        raise ValueError(f"under {framework} {told}{in_framework[framework]}")
+    if framework in within:
+        raise ValueError(f"under {framework} {told}{within[framework]}")
     if what not in _told:
         _told.add(what)
         warn(told + advice)

@@ -359,11 +359,11 @@ class SegmentStream(PulledStream):
         if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
             return 0
         each_ns = max(cost.batch_ns(), self._last_ns)
-        if not 0 < each_ns < cost.inline_ns:
+        if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
             return 1 if self._gathers_alone and not pool.limit else 0
         if self._gathers_alone:
             return _GATHER_BATCHES if self._gathers else 1
-        return min(_HERE_OUTPUTS, max(1, int(_HERE_NS / each_ns))) if pool.limit else 1
+        return min(_HERE_OUTPUTS, int(_HERE_NS / each_ns)) if pool.limit else 1
 
     def _make(self, number: int, count: int) -> None:
         """Make the next outputs here and now."""

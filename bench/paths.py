@@ -54,9 +54,9 @@ Where it is behind, and why:
   consumer alone.
 - echo 2: it was 0.94 in a run before, and may have been the choice of threads here: these maps are
   the bench's own, of which nothing is known but a trial of 20 ms.
-- windows of an array: a batch takes the loop by hand 8 us. Here it takes the engine 4 us, and 2 to 3
-  us the order, which of more than a million examples is computed as it is used; by hand it is there
-  beforehand. Copying the rows takes less than by hand.
+- windows of an array: a batch takes the loop by hand 8 us. Here it takes the engine 4 us, and the
+  order 2 to 3 us, which of more than a million examples is computed as it is used; by hand it is
+  there beforehand. Copying the rows takes less than by hand.
 - ragged: three quarters of a batch's time are the user's own collate function, for both.
 
 Caveats: between two runs on this machine ratios of single rows moved by up to a quarter.

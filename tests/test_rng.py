@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 
@@ -36,6 +37,35 @@ def test_feistel_is_a_permutation_of_any_size(length: int, seed: int) -> None:
 def test_feistel_is_a_permutation_of_small_sizes(length: int) -> None:
     found = _Feistel(length, key(length))(np.arange(length))
     assert sorted(found.tolist()) == list(range(length))
+
+
+@pytest.mark.parametrize("length", [1, 7, 1_000, (1 << 20) + 5, (1 << 40) + 1])
+def test_feistel_is_what_its_rounds_say(length: int) -> None:
+    a = math.isqrt(length - 1) + 1
+    b = -(-length // a)
+    generator = np.random.Generator(np.random.Philox(key=key(3)))
+    keys = generator.integers(0, 1 << 64, 8, dtype=np.uint64).tolist()
+
+    def mixed(x: int, round_key: int) -> int:
+        x ^= round_key
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        return (x ^ (x >> 31)) >> 16
+
+    def once(x: int) -> int:
+        left, right = divmod(x, b)
+        for first, second in zip(keys[::2], keys[1::2], strict=True):
+            left = (left + mixed(right, first)) % a
+            right = (right + mixed(left, second)) % b
+        return left * b + right
+
+    ordinals = [n * (length - 1) // 5 for n in range(6)]
+    expected = []
+    for x in map(once, ordinals):
+        while x >= length:
+            x = once(x)
+        expected.append(x)
+    assert _Feistel(length, key(3))(np.array(ordinals)).tolist() == expected
 
 
 @pytest.fixture(scope="module", params=[1, FEISTEL_BLOCK // 2 + 3])

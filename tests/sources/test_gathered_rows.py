@@ -123,6 +123,32 @@ def test_of_a_changed_file(tmp_path: Path, workers: int) -> None:
     assert seen == [list(range(20)), list(range(20, 40))]
 
 
+class Failing:
+    """Rows that are sliced; those from one on cannot be read."""
+
+    shape, dtype = (4_000, 2), np.dtype(np.float32)
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        wanted = np.arange(self.shape[0])[rows]
+        if len(wanted) and wanted.max() >= self.bad:
+            raise OSError("disk")
+        return np.repeat(wanted[:, None], 2, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("bad", [3, 1_607])
+def test_a_row_that_cannot_be_read_fails_its_own_batch(bad: int, workers: int) -> None:
+    batches = iter(stoker.from_arrays(Failing(bad), seed=0).batch(5).workers(workers))
+    for number in range(bad // 5):
+        assert next(batches)[:, 1].tolist() == list(range(5 * number, 5 * number + 5))
+    with pytest.raises(stoker.StageError, match="OSError: disk") as caught:
+        next(batches)
+    assert caught.value.index == bad
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumes_in_the_middle(tmp_path: Path, workers: int) -> None:
     pq.write_table(pa.table({"n": np.arange(60)}), tmp_path / "a.parquet", row_group_size=9)

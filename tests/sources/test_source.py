@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -300,21 +301,37 @@ def _spoilt(x: Any) -> Any:
     return x
 
 
-@few(10)
-@given(st.sampled_from(["C", "F", "every other", "backwards", "read-only"]), st.integers(0, 12))
-def test_any_memory_layout_is_read(layout: str, length: int) -> None:
-    plain = np.arange(2 * length * 6, dtype=np.float32).reshape(2 * length, 2, 3)
-    array = {
-        "C": plain,
-        "F": np.asfortranarray(plain),
-        "every other": plain[::2],
-        "backwards": plain[::-1],
-        "read-only": plain.copy(),
-    }[layout]
-    array.flags.writeable = layout != "read-only"
-    batches = list(stoker.from_arrays(array).batch(5).workers(0))
-    assert np.array_equal(np.concatenate(batches), array) if batches else not len(array)
-    assert all(batch.flags.writeable and batch.flags.c_contiguous for batch in batches)
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "C": lambda plain: plain,
+    "F": np.asfortranarray,
+    "every other": lambda plain: plain[::2],
+    "every other column": lambda plain: plain[:, :, ::2],
+    "one column": lambda plain: plain[:, 1, 1],
+    "backwards": lambda plain: plain[::-1],
+    "windows": lambda plain: np.lib.stride_tricks.sliding_window_view(np.r_[plain.ravel(), 1.0], 4),
+    "the same": lambda plain: np.broadcast_to(np.arange(3.0), (len(plain), 3)),
+    "big-endian": lambda plain: plain.astype(">f4")[::3],
+    "no bytes": lambda plain: plain[::2, :0],
+    "read-only": lambda plain: np.frombuffer(plain.tobytes(), plain.dtype).reshape(plain.shape),
+}
+
+
+@few(20)
+@given(st.sampled_from(sorted(LAYOUTS)), st.integers(0, 12), st.sampled_from([0, 2]))
+def test_any_memory_layout_is_read(layout: str, length: int, workers: int) -> None:
+    array = LAYOUTS[layout](np.arange(12.0 * length, dtype=np.float32).reshape(2 * length, 2, 3))
+    pipeline = stoker.from_arrays(array).batch(3).workers(workers)
+    for _ in range(2):
+        batches = list(pipeline)
+        assert np.array_equal(np.concatenate([array[:0], *batches]), array)
+        for batch in batches:
+            assert batch.dtype == array.dtype
+            assert batch.flags.writeable
+            assert batch.flags.c_contiguous
+            batch.fill(0)
+    examples = list(stoker.from_arrays(array))
+    assert len(examples) == len(array)
+    assert all(np.array_equal(a, b) for a, b in zip(examples, array, strict=True))
 
 
 def test_later_writes_to_the_arrays_do_not_reach_batches_that_came() -> None:

@@ -73,9 +73,8 @@ class SegmentRunner:
     def made(self, number: int, indices: Any, start: int) -> list[Any]:
         """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``."""
         began, ns = time.perf_counter_ns(), [0] * self._counters
-        if self.rows is not None:
-            values = self._gathered(number, indices, ns)
-        else:
+        values = self._gathered(indices, ns) if self.rows is not None else None
+        if values is None:
             values = self.work.fetch(indices, ns)
             self.work.apply(values, range(start, start + len(indices)), None, ns)
             if self.segment.batch is not None:
@@ -88,22 +87,17 @@ class SegmentRunner:
             self.account(ns, len(indices))
         return values
 
-    def _gathered(self, number: int, indices: Any, ns: list[int]) -> list[Any]:
-        """Return batches that are gathered from arrays; those that fail as ``Failure``."""
+    def _gathered(self, indices: Any, ns: list[int]) -> list[Any] | None:
+        """Return batches that are gathered from arrays; None where an example cannot be read."""
         assert self.rows is not None
         began = time.perf_counter_ns()
         try:
             batch = self.rows.gathered(indices, self._recycler)
         except Exception as error:
             pass_on(error)
-            if len(indices) <= self._group:
-                failed = filter(Failure.is_one, self.work.fetch(indices, ns))  # which example
-                return [next(failed, None) or self.work.batch_failure(error, number)]
-            parts = [indices[at : at + self._group] for at in range(0, len(indices), self._group)]
-            each = [self._gathered(number + i, part, ns) for i, part in enumerate(parts)]
-            return [value for values in each for value in values]
-        ns[0] += time.perf_counter_ns() - began
-        ns[-1] += pytree.data_bytes(batch)
+            return None
+        ns[0] = time.perf_counter_ns() - began
+        ns[-1] = pytree.data_bytes(batch)
         return self.rows.split(batch, self._group)
 
     def _batch(self, examples: list[Any], number: int, ns: list[int]) -> Any:
@@ -132,13 +126,8 @@ class SegmentRunner:
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters
         if task.batch is not None:
-            assert self.rows is not None
             began = time.perf_counter_ns()
-            try:
-                self.rows.gather(task.indices[start:stop], task.batch, start)
-            except Exception as error:
-                pass_on(error)
-                self._fail(task, start, self.work.batch_failure(error, task.number))
+            self._gather(task, start, stop)
             ns[0] = time.perf_counter_ns() - began
             ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
         elif remote is not None and self.work.worth_sending:
@@ -155,6 +144,26 @@ class SegmentRunner:
             self._deliver(task, start, values, ns)
         return ns
 
+    def _gather(self, task: Task, start: int, stop: int) -> bool:
+        """Gather rows of a task; where that fails, one by one, up to the one that cannot be read.
+
+        Returns whether all are there.
+        """
+        assert self.rows is not None
+        indices = task.indices[start:stop]
+        try:
+            self.rows.gather(indices, task.batch, start)
+            return True
+        except Exception as error:
+            pass_on(error)
+            if stop - start > 1:
+                return all(self._gather(task, row, row + 1) for row in range(start, stop))
+            (read,) = self.work.fetch(indices, [0] * self._counters)
+            is_failure = type(read) is Failure
+            number = task.number + start // self._group
+            self._fail(task, start, read if is_failure else self.work.batch_failure(error, number))
+            return False
+
     def account(self, spent: list[int], rows: int) -> None:
         self._tally.add(self._names, spent, rows, spent[-1])
 
@@ -162,10 +171,7 @@ class SegmentRunner:
         """Finish a batch whose rows are all there."""
         if self.segment.batch is None or task.values:
             return
-        if task.failed is not None and task.batch is not None:  # of several: which one?
-            task.values = self._gathered(task.number, task.indices, [0] * self._counters)
-            self._finish(task.values, task.number, [0] * self._counters)
-        elif task.failed is not None:
+        if task.failed is not None and task.batch is None:
             task.values = [task.failed[1]]
         else:
             try:
@@ -177,6 +183,9 @@ class SegmentRunner:
             except Exception as error:
                 pass_on(error)
                 values = [self.work.batch_failure(error, task.number)]
+            if task.failed is not None:  # the batches before it are there
+                row, failure = task.failed
+                values[row // self._group :] = [failure] * (len(values) - row // self._group)
             if self.segment.batch_maps:
                 ns = [0] * self._counters
                 self._finish(values, task.number, ns)

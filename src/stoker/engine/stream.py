@@ -360,7 +360,7 @@ class SegmentStream(PulledStream):
         if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
             return 0
         each_ns = max(cost.batch_ns(), self._last_ns)
-        if not 0 < each_ns < cost.inline_ns:
+        if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
             return 1 if self._gathers_alone and not pool.limit else 0
         if self._gathers_alone and not self._gathers:
             return 1

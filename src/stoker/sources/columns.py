@@ -108,7 +108,7 @@ class MemoryColumn(Column):
     def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
         if self._flat.flags.c_contiguous:
             return super().gathered(indices, recycler)
-        return self.rows(indices)
+        return np.ascontiguousarray(self.rows(indices))  # its order in memory is NumPy's choice
 
 
 class SlicedColumn(Column):

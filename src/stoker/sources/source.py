@@ -123,7 +123,13 @@ class Source(ABC):
 
 
 class Rows(ABC):
-    """Examples that lie in arrays, so that batches are gathered without making single ones."""
+    """Examples that lie in arrays, so that batches are gathered without making single ones.
+
+    Attributes:
+        releases_gil: whether gathering does, so that threads gather side by side.
+    """
+
+    releases_gil: bool = True
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Recycler) -> Any:

@@ -38,7 +38,7 @@ def try_requests(files: Files, access: Access, count: int, longest_s: float) -> 
     nbytes = asked = 0
     until = time.monotonic() + longest_s
     with (
-        contextlib.closing(access.reader(_Bytes(files))) as reads_all,
+        contextlib.closing(access.reader(_WholeFiles(files))) as reads_all,
         contextlib.closing(access.reader(_FirstBytes(files))) as reads_first,
     ):
         block = list(range(min(count, 2 * access.requests)))
@@ -64,7 +64,7 @@ def _choose(number: int, size: int, count: int) -> list[int]:
     return [(number * size + place) * _STRIDE % count for place in range(size)]
 
 
-class _Bytes:
+class _WholeFiles:
     """The files, of which the sizes alone are wanted."""
 
     def __init__(self, files: Files) -> None:
@@ -77,7 +77,7 @@ class _Bytes:
         return len(data)
 
 
-class _FirstBytes(_Bytes):
+class _FirstBytes(_WholeFiles):
     """A byte of each."""
 
     def locate(self, index: int) -> RemoteFile:

@@ -10,7 +10,7 @@ from stoker.fork_safety import OwningProcess
 from stoker.one_shot import OneShot
 
 
-class Block(Protocol):
+class HeldBlock(Protocol):
     """What is kept: an Arrow table, for one."""
 
     @property
@@ -45,11 +45,11 @@ class HeldBlocks:
         return key in self._held
 
     def get(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Return a block that is held, or the ``Block`` that ``read`` returns; raises what that
+        """Return a block that is held, or the ``HeldBlock`` that ``read`` returns; raises what that
         raises."""
         if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
             self._begin()
-        mine: OneShot[Block] | None = None
+        mine: OneShot[HeldBlock] | None = None
         try:
             with self._lock:
                 found = self._held.pop(key, None)
@@ -79,12 +79,12 @@ class HeldBlocks:
     def _begin(self) -> None:
         self._owner = OwningProcess()
         self._lock = threading.Lock()
-        self._held: dict[Hashable, OneShot[Block]] = {}
-        self._sizes: dict[OneShot[Block], int] = {}  # of those that have been read
+        self._held: dict[Hashable, OneShot[HeldBlock]] = {}
+        self._sizes: dict[OneShot[HeldBlock], int] = {}  # of those that have been read
         self._nbytes = 0
         self.rows_read = 0
 
-    def _evict(self, newest: OneShot[Block]) -> None:
+    def _evict(self, newest: OneShot[HeldBlock]) -> None:
         for key, held in list(self._held.items()):
             if self._nbytes <= self.limit_bytes:
                 return

@@ -13,7 +13,7 @@ from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.source import Indices
 
 
-class Blocks(Protocol):
+class BlockFiles(Protocol):
     """What a reader of blocks asks of its source, from any thread.
 
     Attributes:
@@ -49,7 +49,7 @@ class BlockReader:
         requests: how many examples the engine should tell of before they are fetched.
     """
 
-    def __init__(self, blocks: Blocks, inner: RemoteReader, ahead_bytes: int) -> None:
+    def __init__(self, blocks: BlockFiles, inner: RemoteReader, ahead_bytes: int) -> None:
         self.requests = inner.requests
         self._blocks = blocks
         self._inner = inner

@@ -58,7 +58,7 @@ class _Run(NamedTuple):
 
 
 class ShardRuns:
-    """The runs of one epoch; ``Blocks``, and the ``Files`` that are read for these."""
+    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these."""
 
     def __init__(self, runs: Runs, urls: Sequence[str], examples: Examples) -> None:
         self.held = HeldBlocks(KEPT_BYTES)

@@ -24,6 +24,62 @@ Command::
 Results::
 
     [results/images.json]
+    photographs        images/s              over limit  first batch  memory
+    ------------------------------------------------------------------------
+    stoker                1,829  0.815 (0.648 .. 0.926)       0.32 s   71 MB
+    stoker, Pillow          830   0.373 (0.306 .. 0.44)       0.28 s   78 MB
+    torch, Pillow           827  0.383 (0.345 .. 0.403)       1.45 s  315 MB
+    torch, OpenCV         1,257  0.569 (0.522 .. 0.638)       1.65 s  389 MB
+    tf.data               1,405  0.636 (0.589 .. 0.789)       3.90 s  609 MB
+    SPDL, OpenCV          1,175  0.532 (0.463 .. 0.611)       0.27 s  170 MB
+    Grain, simplejpeg     1,329   0.59 (0.487 .. 0.665)       0.38 s  189 MB
+    DALI                    951   0.454 (0.421 .. 0.47)       0.62 s  450 MB
+    limit                 2,211              1 (1 .. 1)
+
+    echo 2   images/s         over by hand  first batch  memory
+    -----------------------------------------------------------
+    stoker      2,152  1.12 (1.03 .. 1.22)       0.36 s  436 MB
+    by hand     1,935           1 (1 .. 1)       0.87 s  467 MB
+
+    echo 4   images/s          over by hand  first batch  memory
+    ------------------------------------------------------------
+    stoker      3,257  1.08 (0.794 .. 1.12)       0.32 s  467 MB
+    by hand     3,138            1 (1 .. 1)       0.86 s  536 MB
+
+    small JPEGs        images/s               over DALI  first batch  memory
+    ------------------------------------------------------------------------
+    stoker               22,105   0.931 (0.718 .. 1.03)       0.23 s   33 MB
+    stoker, Pillow        4,326    0.174 (0.153 .. 0.2)       0.36 s   34 MB
+    torch, Pillow        13,408    0.54 (0.48 .. 0.589)       1.42 s  261 MB
+    torch, OpenCV        30,078     1.17 (1.04 .. 1.24)       1.38 s  347 MB
+    tf.data               8,539   0.33 (0.308 .. 0.374)       3.49 s  532 MB
+    SPDL, OpenCV          8,427   0.343 (0.337 .. 0.36)       0.22 s   60 MB
+    Grain, simplejpeg     6,990  0.281 (0.256 .. 0.302)       0.47 s   70 MB
+    DALI                 24,794              1 (1 .. 1)       0.45 s  119 MB
+
+    small PNGs         images/s               over DALI  first batch  memory
+    ------------------------------------------------------------------------
+    stoker                6,126  0.332 (0.272 .. 0.355)       0.36 s   34 MB
+    stoker, Pillow        5,803  0.301 (0.182 .. 0.374)       0.26 s   34 MB
+    torch, Pillow        14,116    0.75 (0.71 .. 0.808)       1.25 s  260 MB
+    torch, OpenCV        20,904     1.12 (1.05 .. 1.27)       1.26 s  347 MB
+    tf.data               8,022  0.419 (0.404 .. 0.475)       2.73 s  534 MB
+    SPDL, OpenCV          8,079  0.444 (0.379 .. 0.479)       0.21 s   59 MB
+    Grain, simplejpeg     7,020  0.353 (0.286 .. 0.415)       0.28 s   70 MB
+    DALI                 18,471              1 (1 .. 1)       0.40 s  120 MB
+
+    large                        images/s              over limit  first batch  memory
+    ----------------------------------------------------------------------------------
+    stoker                            380  0.883 (0.803 .. 0.892)       0.52 s   66 MB
+    stoker, scaled by the codec       507     1.16 (1.06 .. 1.23)       0.33 s   74 MB
+    stoker, Pillow                    150   0.35 (0.311 .. 0.361)       0.68 s   91 MB
+    torch, Pillow                     226  0.514 (0.466 .. 0.546)       2.00 s  321 MB
+    torch, OpenCV                     227  0.527 (0.421 .. 0.561)       2.31 s  308 MB
+    tf.data                           368    0.88 (0.799 .. 0.94)       2.81 s  621 MB
+    SPDL, OpenCV                      215  0.498 (0.483 .. 0.588)       0.50 s  134 MB
+    Grain, simplejpeg                 271  0.619 (0.608 .. 0.671)       0.50 s  162 MB
+    DALI                              239  0.552 (0.525 .. 0.578)       0.75 s  983 MB
+    limit                             431              1 (1 .. 1)
     [end]
 """
 

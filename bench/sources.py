@@ -1,14 +1,18 @@
 """Sources with an index: as fast as each format's own reader, and shuffled truly?
 
-Five tasks, two workers each, whole epochs:
+Eight tasks, whole epochs, two workers each; stoker chooses its own, at most two threads:
 
 - tar: shards of small JPEGs, sorted by class, decoded by Pillow; against WebDataset's reader
   (shards shuffled, a buffer of 1,000).
 - parquet: rows of a number and 1 KiB of bytes; against pyarrow reading one row group after
   another in random order, rows as they lie in it.
 - hugging face: the same JPEGs in a ``datasets.Dataset``, decoded by Pillow; against a torch
-  ``DataLoader`` over it, which decodes by ``Image()``.
+  ``DataLoader`` over it, which decodes by ``Image()``. And stoker with ``stoker.images.decode``.
+- hugging face, bytes: the same without decoding.
 - tokens: windows of 1,024 tokens; against a ``DataLoader`` over a memory map.
+- mix: the same shards as four sources, mixed evenly; against one source of all of them.
+- mix of rows: rows of 16 numbers in memory, as four sources and as one. Nothing is to be done but
+  to gather them, so this is what mixing costs.
 - index and resume: how long the index of 10^6 members takes, and how long it is to the first batch
   of a new pipeline in the middle of 10^8 tokens.
 
@@ -20,12 +24,29 @@ Command::
     python bench/sources.py --peers all --install      # WebDataset as well, in .peers/webdataset
 
 Targets: tar at least 1.2 of WebDataset's rate; Parquet 1.0 of pyarrow's row groups; Hugging Face
-2.0 of the better DataLoader; tokens 5.0 of the better DataLoader; the index in under 20 s; resumed
-in under 100 ms.
+2.0 of the better DataLoader; tokens 5.0 of the better DataLoader; four sources mixed 0.97 of one;
+the index in under 20 s; resumed in under 100 ms.
 
 Results::
 
     [results/sources.json]
+    task                         case  examples/s                stoker / it  classes a batch
+    -----------------------------------------------------------------------------------------
+    tar                        stoker      10,069                 1 (1 .. 1)             47.5
+    tar                    webdataset       8,690        1.14 (1.04 .. 1.23)             14.4
+    parquet                    stoker     129,111                 1 (1 .. 1)             17.2
+    parquet       pyarrow, row groups   1,936,809  0.0697 (0.0593 .. 0.0783)              1.0
+    hugging face               stoker       9,986                 1 (1 .. 1)             47.5
+    hugging face     torch, 0 workers      11,929     0.853 (0.792 .. 0.994)             47.5
+    hugging face     torch, 2 workers      11,515     0.862 (0.804 .. 0.927)             47.3
+    tokens                     stoker     106,148                 1 (1 .. 1)             47.4
+    tokens           torch, 0 workers     123,908     0.857 (0.691 .. 0.942)             47.6
+    tokens           torch, 2 workers      30,775        3.45 (2.73 .. 3.71)             47.6
+
+                                                seconds  at most
+    ------------------------------------------------------------
+    index of 1,000,000 members                     15.2     20.0
+    resume in the middle of 100,000,000 tokens  0.00223      0.1
     [end]
 
 Caveats: all files are in the page cache. WebDataset and pyarrow's row groups give an order that is
@@ -42,7 +63,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -70,9 +91,14 @@ TARGETS = {
     ("parquet", "pyarrow, row groups"): 1.0,
     ("hugging face", "torch, 0 workers"): 2.0,
     ("hugging face", "torch, 2 workers"): 2.0,
+    ("hugging face, bytes", "torch, 0 workers"): 2.0,
+    ("hugging face, bytes", "torch, 2 workers"): 2.0,
     ("tokens", "torch, 0 workers"): 5.0,
     ("tokens", "torch, 2 workers"): 5.0,
+    ("mix", "one source"): 0.97,
+    ("mix of rows", "one source"): 0.97,
 }
+PARTS = 4
 
 
 class Sizes(NamedTuple):
@@ -87,7 +113,7 @@ class Sizes(NamedTuple):
     least_s: float = 1.0
 
 
-QUICK = Sizes(400, 2_000, 200_000, 2_000, 2, 16, 0.0)
+QUICK = Sizes(400, 2_000, 200_000, 2_000, 4, 16, 0.0)
 
 
 # -- the data
@@ -177,15 +203,43 @@ def decoded(data: bytes) -> Any:
     return np.asarray(Image.open(io.BytesIO(data)))
 
 
-def stoker_tar(shards: str, batch: int) -> Epochs:
-    train = stoker.from_tar(shards, ["jpg", "cls"], seed=0).shuffle().map(decoded, on="jpg")
-    train = train.map(int, on="cls").batch(batch).workers(WORKERS)
+def stoker_parquet(path: Path, batch: int) -> Epochs:
+    train = stoker.from_parquet(path, seed=0).shuffle().batch(batch)
+    return lambda: ((each["data"], each["label"]) for each in train)
+
+
+def of_shards(shards: str | Sequence[Path]) -> Any:
+    return stoker.from_tar(shards, ["jpg", "cls"], seed=0).shuffle()
+
+
+def mixed_shards(folder: Path) -> Any:
+    shards = sorted(folder.glob("images-*.tar"))
+    return mixed([of_shards(shards[n::PARTS]) for n in range(PARTS)])
+
+
+def decoded_batches(examples: Any, batch: int) -> Epochs:
+    train = examples.map(decoded, on="jpg").map(int, on="cls").batch(batch)
     return lambda: ((each["jpg"], each["cls"]) for each in train)
 
 
-def stoker_parquet(path: Path, batch: int) -> Epochs:
-    train = stoker.from_parquet(path, seed=0).shuffle().batch(batch).workers(WORKERS)
-    return lambda: ((each["data"], each["label"]) for each in train)
+def of_rows(first: int, rows: int, total: int) -> Any:
+    """Return rows in memory from a number on, in order of their classes."""
+    labels = np.arange(first, first + rows) * CLASSES // total
+    return stoker.from_arrays(np.ones((rows, 16), np.float32), labels, seed=0).shuffle()
+
+
+def row_batches(examples: Any, batch: int) -> Epochs:
+    return partial(iter, examples.batch(batch))
+
+
+def mixed_rows(rows: int) -> Any:
+    each = rows // PARTS
+    return mixed([of_rows(n * each, each, rows) for n in range(PARTS)])
+
+
+def mixed(parts: Sequence[Any]) -> Any:
+    """Mix parts so that an epoch has each example once."""
+    return stoker.mix({part: len(part) for part in parts})
 
 
 def pyarrow_groups(path: Path, batch: int) -> Epochs:
@@ -201,9 +255,11 @@ def pyarrow_groups(path: Path, batch: int) -> Epochs:
     return epoch
 
 
-def stoker_huggingface(dataset: Any, batch: int) -> Epochs:
-    train = stoker.from_huggingface(dataset, seed=0).shuffle().map(decoded, on="image")
-    train = train.batch(batch).workers(WORKERS)
+def stoker_huggingface(dataset: Any, batch: int, decode: Any = decoded) -> Epochs:
+    train: Any = stoker.from_huggingface(dataset, seed=0).shuffle()
+    if decode is not None:
+        train = train.map(decode, on="image")
+    train = train.batch(batch)
     return lambda: ((each["image"], each["label"]) for each in train)
 
 
@@ -212,9 +268,14 @@ def stacked(examples: list[Any]) -> tuple[Any, Any]:
     return torch.from_numpy(images), torch.tensor([each["label"] for each in examples])
 
 
+def listed(examples: list[Any]) -> tuple[Any, Any]:
+    files = [each["image"]["bytes"] for each in examples]
+    return files, torch.tensor([each["label"] for each in examples])
+
+
 def stoker_tokens(path: Path, batch: int) -> Any:
     tokens = stoker.from_tokens(path, LENGTH, dtype="uint16", seed=0)
-    return tokens.shuffle().batch(batch).workers(WORKERS)
+    return tokens.shuffle().batch(batch)
 
 
 class Windows(Dataset[Any]):
@@ -276,7 +337,7 @@ class WebDataset:
         return self._answer()
 
     def close(self) -> None:
-        self._process.communicate()
+        self._process.communicate("end\n")  # workers that were forked keep its input open
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -360,16 +421,31 @@ def main() -> None:
         dataset, tokens = write_dataset(folder, sizes), write_tokens(folder, sizes)
         windows = stoker_tokens(tokens, batch)
         tasks: dict[str, dict[str, Epochs]] = {
-            "tar": {"stoker": stoker_tar(shards, batch)},
+            "tar": {"stoker": decoded_batches(of_shards(shards), batch)},
             "parquet": {
                 "stoker": stoker_parquet(rows, batch),
                 "pyarrow, row groups": pyarrow_groups(rows, batch),
             },
             "hugging face": {
                 "stoker": stoker_huggingface(dataset, batch),
+                "stoker.images.decode": stoker_huggingface(dataset, batch, stoker.images.decode),
                 **loaders(dataset, batch, stacked),
             },
+            "hugging face, bytes": {
+                "stoker": stoker_huggingface(dataset, batch, None),
+                **loaders(
+                    dataset.cast_column("image", datasets.Image(decode=False)), batch, listed
+                ),
+            },
             "tokens": {"stoker": lambda: windows, **loaders(Windows(tokens), batch)},
+            "mix": {
+                "stoker": decoded_batches(mixed_shards(folder), batch),
+                "one source": decoded_batches(of_shards(shards), batch),
+            },
+            "mix of rows": {
+                "stoker": row_batches(mixed_rows(sizes.rows), batch),
+                "one source": row_batches(of_rows(0, sizes.rows, sizes.rows), batch),
+            },
         }
         for task, epochs in tasks.items():
             cases: dict[str, Callable[[], dict[str, Any]]] = {

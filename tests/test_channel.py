@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
 from stoker.ipc.flatten import Flattener
+from strategies import few
 
 
 class Tagged(np.ndarray[Any, Any]):
@@ -95,6 +98,40 @@ def test_an_arena_grows() -> None:
             channel.send(ours, np.arange(size), 0, arena)
             assert channel.receive(theirs, [there])[1].sum() == size * (size - 1) // 2
     there.close()
+    arena.close()
+
+
+sizes = st.integers(0, 40_000)
+
+
+@few(30)
+@given(st.lists(st.tuples(st.booleans(), sizes), max_size=6), st.randoms(use_true_random=False))
+def test_arrays_that_were_made_in_an_arena_cross_among_others(
+    arrays: list[tuple[bool, int]], random: Any
+) -> None:
+    """In any order; twice, since what comes next is written over what was there."""
+    arena = Arena.create()
+    assert arena is not None
+    for first in (0, 7):
+        value = []
+        for number, (is_there, size) in enumerate(arrays):
+            array = arena.array((size,), np.int32) if is_there else np.empty(size, np.int32)
+            array[:] = np.arange(size) + first + number
+            value.append(array)
+        random.shuffle(value)
+        expected = [array.tolist() for array in value]
+        assert [array.tolist() for array in crossed(value, arena)] == expected
+    arena.close()
+
+
+def test_what_was_made_in_an_arena_and_not_sent_is_written_over() -> None:
+    arena = Arena.create()
+    assert arena is not None
+    arena.array((100_000,), np.uint8)[:] = 1
+    assert crossed(np.arange(100_000), arena)[-1] == 99_999
+    assert arena.array((100_000,), np.uint8).flags.owndata is False
+    objects = arena.array((100_000,), object)  # lie elsewhere
+    assert objects[0] is None
     arena.close()
 
 

@@ -15,15 +15,10 @@ from stoker.constructors import (
     echo,
     from_arrays,
     from_dataset,
-    from_files,
-    from_folder,
     from_huggingface,
     from_iterable,
     from_loader,
-    from_parquet,
     from_table,
-    from_tar,
-    from_tokens,
 )
 from stoker.errors import (
     BudgetSpent,
@@ -40,6 +35,7 @@ from stoker.errors import (
     WorkerDied,
 )
 from stoker.feed.entry import from_feed, share
+from stoker.file_constructors import from_files, from_folder, from_parquet, from_tar, from_tokens
 from stoker.iterator import PipelineIterator
 from stoker.lending import reads_only
 from stoker.mixing import mix

@@ -15,7 +15,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -25,6 +25,14 @@ from stoker import pytree
 _RECYCLED_FROM_BYTES = 1 << 16  # below, allocating is cheaper than a finaliser
 _ALIGNMENT = 64
 _SIZES = 8  # sizes that free pieces are kept of; with more, they are of no use to one another
+
+
+class Allocator(Protocol):
+    """What arrays of batches come from."""
+
+    def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an uninitialised C-ordered array."""
+        ...
 
 
 class Recycler:

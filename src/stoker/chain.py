@@ -20,7 +20,7 @@ from stoker.stages.batch import Batch
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
 from stoker.stages.operation import Operation
-from stoker.stages.skip import RAISE, Budget
+from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import Stage, not_known
 
 
@@ -48,12 +48,13 @@ class Chain:
     flows: bool = False
 
     @classmethod
-    def begin(cls, source: Source, seed: Any, budget: Budget) -> Chain:
-        """Return a chain without stages. Raises TypeError or ValueError for what is no seed."""
+    def begin(cls, source: Source, seed: Any, on_error: OnError = "raise") -> Chain:
+        """Return a chain without stages. Raises TypeError or ValueError for what is none."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, not {seed}")
+        budget = budget_of(on_error)
         if seed is None:
             return cls(source, rng.draw_seed(), True, budget)
         return cls(source, int(seed), False, budget)

@@ -210,11 +210,11 @@ class _Walk:
         size = size or self._sizes[echo.position].size
         fits = {"size": size, "group": group, "items": self.most}
         read: Any
-        if echo.factor is None:
+        if echo.counts is None:
             earlier = self._epoch * self.most if self._plan.carries_pool else 0
             read = adaptive.unpack(said, max_factor=echo.max_factor, earlier=earlier, **fits)
         else:
-            read = fixed.unpack(said, factor=echo.factor, **fits)
+            read = fixed.unpack(said, counts=echo.counts, **fits)
         self._found.snapshots.append(read)
         if items is not None:
             least, most = (0, self.most) if self.exact is None else (self.exact, self.exact)

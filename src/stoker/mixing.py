@@ -12,7 +12,7 @@ from stoker.schedule.proportions import whole_weights
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.source import IndexedSource
 from stoker.stages.operation import OfPart, Operation
-from stoker.stages.skip import RAISE, OnError, budget_of
+from stoker.stages.skip import RAISE, OnError
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def mix(
     chains = [part.chain for part in parts]
     mixed = [_part(chain, number) for number, chain in enumerate(chains, 1)]
     source = MixtureSource(mixed, weights, until_all=stop == "all")
-    chain = Chain.begin(source, _seed(chains) if seed is None else seed, budget_of(on_error))
+    chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
     first = 0
     for number, part in enumerate(chains, 1):
         assert isinstance(part.source, IndexedSource)
@@ -81,7 +81,8 @@ def _part(chain: Chain, number: int) -> MixedPart:
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
                 f"{what} has .{stage.name}: a part has .shuffle(), .take(), .map(), .random_map() "
-                "and .filter(); put what concerns all of them behind mix()"
+                "and .filter(); put what concerns all of them behind mix(), such as .echo(2), or "
+                ".echo([2, 1, ...]) with a factor for each"
             )
     if chain.steps is not None or chain.workers is not None:
         said = ".steps()" if chain.steps is not None else ".workers()"

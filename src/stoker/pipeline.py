@@ -236,7 +236,8 @@ class Pipeline(LoaderFace, Generic[T]):
         consumer waits. ``record()`` returns what was decided, and ``replay=`` repeats it.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1; or a ``Fraction``.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``;
+                behind ``mix`` also a list, one for each part.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
                 by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.

@@ -37,7 +37,8 @@ class Epoch:
         self.sizes: dict[int, PoolSize] = {} if sizes is None else sizes
         self.yielded = position.yielded
         tuned = Autotuner()
-        tuned.active = workers or None  # all of them from the beginning: nothing is measured
+        if workers:
+            tuned.settle(workers)  # from the beginning: nothing is measured
         self.streams = EpochStreams(
             EpochSetup(
                 chain.plan,

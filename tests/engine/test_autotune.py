@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,11 +62,12 @@ def test_what_was_learnt_while_a_cache_was_filled_is_forgotten() -> None:
     autotuner.begin_epoch(0)
     filled = autotuner.cost(0, 32)
     filled.note(32, int(COSTLY))
-    autotuner.active, autotuner.factor = 4, 2
+    autotuner.settle(4)
+    autotuner.factor = 2
     autotuner.begin_epoch(100)  # all examples were missing in the epoch before
-    assert autotuner.active is None
+    assert (autotuner.active, autotuner.is_settled) == (None, False)
     assert autotuner.cost(0, 32).row_ns is None
-    autotuner.active = 1
+    autotuner.settle(1)
     autotuner.begin_epoch(100)  # none was
     assert (autotuner.active, autotuner.factor) == (1, 2)
 
@@ -79,3 +82,102 @@ def test_what_needs_no_gil_takes_all_threads_without_a_trial(row_ns: int, at_onc
     assert tuning.note(cost, 200, 200 * row_ns, 0)
     assert tuning.active == 4
     assert tuning.is_over is at_once
+
+
+class Work:
+    """Rows of one segment, that a tuning is told of: no time passes.
+
+    Args:
+        threads: how many there may be.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.autotuner = Autotuner()
+        self.cost = self.autotuner.cost(0, 32)
+        self.tuning = Tuning(threads, self.autotuner)
+        self._do(8, COSTLY_ROW_NS, 1.0)
+        assert self.tuning.active == threads
+
+    def _do(self, rows: int, row_ns: float, slowed: float) -> None:
+        cpu = int(rows * row_ns)
+        trial, wall = self.tuning.trial, int(cpu * slowed)
+        self.cost.note(rows, wall)
+        self.tuning.note(self.cost, rows, wall, cpu, trial)
+
+    def until_judged(self, row_ns: dict[int, float], slowed: dict[int, float]) -> int:
+        """Do rows until the next trial is over; return how many.
+
+        Args:
+            row_ns: what a row takes of the processor, by how many threads take part.
+            slowed: how many times longer it takes.
+        """
+        rows = 0
+        for is_trial in (False, True):
+            while (self.tuning.trial is not None) is is_trial:
+                threads = self.tuning.active
+                self._do(1, row_ns[threads], slowed[threads])
+                rows += 1
+        return rows
+
+
+COSTLY_ROW_NS = 2 * INLINE_BATCH_NS
+ALIKE = {4: 5e6, 1: 5e6}
+FREE = {4: 1.1, 1: 1.0}
+BUSY = {4: 8.0, 1: 3.0}  # other programs want the processor, too
+HINDERED = {4: 4.0, 1: 1.0}
+
+
+@pytest.mark.parametrize(
+    "row_ns", [ALIKE, {4: 30e6, 1: 3e6}, {4: 3e6, 1: 30e6}], ids=["alike", "larger", "smaller"]
+)
+@pytest.mark.parametrize(
+    ("slowed", "threads"), [(FREE, 4), (BUSY, 4), (HINDERED, 1)], ids=["free", "busy", "hindered"]
+)
+def test_examples_may_be_of_any_size_while_threads_are_tried_out(
+    row_ns: dict[int, float], slowed: dict[int, float], threads: int
+) -> None:
+    work = Work(4)
+    work.until_judged(row_ns, slowed)
+    assert work.tuning.active == work.autotuner.active == threads
+
+
+@given(st.lists(st.booleans(), min_size=3, max_size=8))
+def test_one_trial_that_misleads_decides_nothing(hindered: list[bool]) -> None:
+    work = Work(4)
+    for each in hindered:
+        work.until_judged(ALIKE, HINDERED if each else FREE)
+    assert work.tuning.active == work.autotuner.active == (1 if sum(hindered[-3:]) > 1 else 4)
+
+
+def test_threads_are_tried_out_ever_more_rarely() -> None:
+    work = Work(4)
+    rows = [work.until_judged(ALIKE, FREE) for _ in range(6)]
+    assert rows[0] < rows[1]
+    assert all(1.5 * one < another for one, another in pairwise(rows[2:]))
+
+
+def test_threads_that_sleep_all_stay() -> None:
+    work = Work(4)
+    for _ in range(2):
+        work.until_judged(ALIKE, {4: 50.0})  # one alone is not tried
+        assert work.tuning.active == 4
+
+
+def test_threads_that_never_wait_for_each_other_all_stay() -> None:
+    work = Work(4)
+    for _ in range(2):
+        work.until_judged({4: 5e6}, {4: 1.1})  # nor here
+        assert work.tuning.active == 4
+
+
+def test_trials_go_on_in_the_next_epoch() -> None:
+    work = Work(4)
+    work.until_judged(ALIKE, HINDERED)
+    for _ in range(2):
+        work.tuning = Tuning(4, work.autotuner)
+        assert work.tuning.active == 1
+        work.until_judged(ALIKE, HINDERED)
+    work.until_judged(ALIKE, FREE)
+    assert Tuning(4, work.autotuner).active == 1
+    work.until_judged(ALIKE, FREE)
+    assert Tuning(4, work.autotuner).active == 4

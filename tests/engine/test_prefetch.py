@@ -196,7 +196,7 @@ def test_who_asked_for_more_than_the_queue_holds_has_room_until_it_is_taken() ->
 
 def test_who_must_not_wait_for_more_than_the_queue_holds_is_called_when_it_is_there() -> None:
     tuned = Autotuner()
-    tuned.active = 1
+    tuned.settle(1)
     pool = WorkerPool(1, 1, tuned)
     planning = Planning()
     planning.may_block = False
@@ -313,7 +313,7 @@ def test_it_tells_since_when_there_is_no_room() -> None:
 
 def test_who_plans_is_called_when_something_came() -> None:
     tuned = Autotuner()
-    tuned.active = 1
+    tuned.settle(1)
     pool = WorkerPool(1, 1, tuned)
     called = threading.Event()
 

@@ -84,7 +84,8 @@ class Gate:
 def working(threads: int, depths: int = 1) -> Iterator[WorkerPool]:
     """Have so many threads take part from the beginning; with 0 the consumer does everything."""
     tuned = Autotuner()
-    tuned.active = threads or None
+    if threads:
+        tuned.settle(threads)
     pool = WorkerPool(threads, depths, tuned)
     pool.begin()
     try:
@@ -229,7 +230,7 @@ def test_close_ends_what_is_under_way_and_begins_nothing() -> None:
     runner = Runner(each=gate)
     raised: list[BaseException] = []
     tuned = Autotuner()
-    tuned.active = 1
+    tuned.settle(1)
     pool = WorkerPool(1, 1, tuned)
     pool.begin()
     under_way, queued = runner.task(0, 2), runner.task(1)
@@ -263,7 +264,7 @@ def test_close_ends_what_is_under_way_and_begins_nothing() -> None:
 def test_a_worker_may_close_its_own_pool() -> None:
     closed = threading.Event()
     tuned = Autotuner()
-    tuned.active = 1
+    tuned.settle(1)
     pool = WorkerPool(1, 1, tuned)
 
     def close(number: int) -> None:

@@ -14,7 +14,7 @@ import stoker
 from stoker.engine.work import REJECTED, Failure, Misdrawn, Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline
-from stoker.stages.cache import Hit, Miss
+from stoker.stages.cache import LeftOutBefore, Miss
 from strategies import Faulty, few
 
 
@@ -249,7 +249,7 @@ def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
     assert kinds[0] == [Miss] * 6 + [Failure] + [Miss]
     assert made_of == [5]
     # What failed is not kept; what a filter left out is.
-    assert kinds[1] == [Hit] * 5 + [Miss] + [Failure] + [Hit]
+    assert kinds[1] == [dict] * 4 + [LeftOutBefore, Miss, Failure, dict]
     for values in rounds:
         assert values[4] is REJECTED
         assert error_of(values[5]).index == 5

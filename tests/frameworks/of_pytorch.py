@@ -197,7 +197,8 @@ def resumed_ranks(kind: str) -> None:
     whole = ids(plain) + ids(plain)
     saved, resumed = filtered(), filtered()
     begun = [batch for _, batch in zip(range(4), ids_of(saved), strict=False)]
-    dcp.async_save({"loader": saved}, checkpoint_id=folder("filtered")).result()
+    saving: Any = dcp.async_save({"loader": saved}, checkpoint_id=folder("filtered"))
+    saving.result()
     dcp.load({"loader": resumed}, checkpoint_id=folder("filtered"))
     assert begun + ids(resumed) + ids(resumed) == whole
     states: list[Any] = [None] * WORLD

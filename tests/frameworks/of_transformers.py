@@ -191,7 +191,7 @@ def while_training(kind: str) -> None:
 
 def resume_with_evaluation(kind: str) -> None:
     """Evaluation stands between the steps, before the checkpoint and behind it."""
-    told = {
+    told: dict[str, Any] = {
         "eval_strategy": "steps",
         "eval_steps": 2,
         "save_strategy": "steps",

@@ -10,27 +10,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.schedule.factor import counts, counts_of, exact_factor, uses_of_first
+from stoker.schedule.factor import EvenUses, UsesByPart, exact_factor
+from stoker.schedule.proportions import Proportions
 from strategies import factors
 
 
 @given(factors, st.integers(0, 10**9), st.integers(0, 200))
 def test_each_item_has_floor_or_ceil_of_the_factor(factor: Fraction, start: int, n: int) -> None:
-    found = counts(factor, start, start + n)
+    uses = EvenUses(factor)
+    found = uses.of(np.arange(start, start + n))
     assert len(found) == n
     assert set(found.tolist()) <= {math.floor(factor), math.ceil(factor)}
-    assert found.sum() == uses_of_first(factor, start + n) - uses_of_first(factor, start)
+    assert found.sum() == uses.of_first(start + n) - uses.of_first(start)
+    assert uses.most == math.ceil(factor)
 
 
 @given(factors, st.integers(0, 10**9))
 def test_first_items_have_the_factor_within_one(factor: Fraction, n: int) -> None:
-    assert abs(uses_of_first(factor, n) - factor * n) < 1
+    assert abs(EvenUses(factor).of_first(n) - factor * n) < 1
 
 
-@given(factors, st.lists(st.integers(0, 10**6), max_size=20))
-def test_counts_by_ordinal_are_those_of_the_range(factor: Fraction, ordinals: list[int]) -> None:
-    found = counts_of(factor, np.array(ordinals, np.int64))
-    assert found.tolist() == [int(counts(factor, n, n + 1)[0]) for n in ordinals]
+parts = st.lists(st.tuples(st.integers(1, 9), factors), min_size=1, max_size=4)
+
+
+@given(parts, st.integers(0, 10**6), st.lists(st.integers(0, 200), max_size=20))
+def test_items_of_a_part_have_the_uses_that_they_would_have_alone(
+    given_: list[tuple[int, Fraction]], start: int, places: list[int]
+) -> None:
+    row = Proportions(tuple(weight for weight, _ in given_))
+    alone = [EvenUses(factor) for _, factor in given_]
+    uses = UsesByPart(tuple(alone), row)
+    ordinals = start + np.array(places, np.int64)
+    expected = [
+        int(alone[part].of(np.array([number]))[0])
+        for part, number in zip(*row.parts_of(ordinals), strict=True)
+    ]
+    assert uses.of(ordinals).tolist() == expected
+    assert all(1 <= count <= uses.most for count in expected)
+    stop = start + 50
+    assert uses.of(np.arange(start, stop)).sum() == uses.of_first(stop) - uses.of_first(start)
+    for one, count in zip(alone, row.counts(stop), strict=True):
+        assert abs(one.of_first(count) - one.factor * count) < 1
 
 
 @pytest.mark.parametrize(

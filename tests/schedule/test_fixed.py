@@ -17,14 +17,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stoker import packing, rng
-from stoker.schedule.factor import counts, uses_of_first
+from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart
 from stoker.schedule.fixed import Draw, Pool, pack, unpack
+from stoker.schedule.proportions import Proportions
 from strategies import factors, few
 
 
 @dataclass(frozen=True)
 class Case:
-    factor: Fraction
+    counts: UseCounts
     size: int
     group: int
     items: int
@@ -32,24 +33,39 @@ class Case:
 
     def pool(self, *, known: bool = True) -> Pool:
         key = rng.key(self.seed, 0, rng.ECHO)
-        return Pool(self.factor, self.size, self.group, key, self.items if known else None)
+        return Pool(self.counts, self.size, self.group, key, self.items if known else None)
 
     def fits(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != "seed"}
 
     @property
     def promises_distinct(self) -> bool:
-        return self.size >= math.ceil(self.factor) * self.group and self.items >= self.group
+        least = self.group if isinstance(self.counts, EvenUses) else 2 * self.size
+        return self.size >= self.counts.most * self.group and self.items >= least
+
+
+@st.composite
+def use_counts(draw: st.DrawFn) -> UseCounts:
+    """Draw a factor for all, or one for each part of a mixture."""
+    if draw(st.booleans()):
+        return EvenUses(draw(factors))
+    parts = draw(
+        st.lists(
+            st.tuples(st.integers(1, 5), st.just(Fraction(1)) | factors), min_size=2, max_size=3
+        )
+    )
+    each = tuple(EvenUses(factor) for _, factor in parts)
+    return UsesByPart(each, Proportions(tuple(weight for weight, _ in parts)))
 
 
 @st.composite
 def cases(draw: st.DrawFn, max_items: int = 120, max_group: int = 8, min_items: int = 0) -> Case:
-    factor = draw(factors)
+    counts = draw(use_counts())
     group = draw(st.integers(1, max_group))
     size = draw(
         st.one_of(
             st.just(group),
-            st.just(math.ceil(factor) * group),
+            st.just(counts.most * group),
             st.integers(group, 8 * group + 8),
         )
     )
@@ -59,7 +75,7 @@ def cases(draw: st.DrawFn, max_items: int = 120, max_group: int = 8, min_items: 
             st.integers(min_items, max_items),
         )
     )
-    return Case(factor, size, group, max(items, min_items), draw(st.integers(0, 2**32)))
+    return Case(counts, size, group, max(items, min_items), draw(st.integers(0, 2**32)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +101,7 @@ def steps(case: Case, *, known: bool = True) -> Iterator[Step]:
         wanted = pool.wanted()
         arriving = min(wanted, case.items - admitted)
         for n in range(admitted, admitted + arriving):
-            remaining[n] = int(counts(case.factor, n, n + 1)[0])
+            remaining[n] = int(case.counts.of(np.array([n]))[0])
         pool.admit(arriving)
         admitted += arriving
         if arriving < wanted:
@@ -102,7 +118,7 @@ def steps(case: Case, *, known: bool = True) -> Iterator[Step]:
                 del remaining[n]
         yield Step(before, arriving, *state, draw)
         # uses = assigned - remaining, at every moment
-        assigned = uses_of_first(case.factor, admitted)
+        assigned = case.counts.of_first(admitted)
         assert pool.uses == assigned - sum(remaining.values())
         assert pool.uses_left == sum(remaining.values())
         assert pool.admitted == admitted
@@ -128,14 +144,14 @@ def test_every_item_is_used_exactly_as_its_count_says(case: Case, known: bool) -
         for n, use, last in zip(draw.ordinals, draw.uses, draw.last, strict=True):
             assert use == seen[int(n)]
             seen[int(n)] += 1
-            assert bool(last) == (seen[int(n)] == counts(case.factor, n, n + 1)[0])
-    assert [seen[n] for n in range(case.items)] == counts(case.factor, 0, case.items).tolist()
+            assert bool(last) == (seen[int(n)] == case.counts.of(np.array([n]))[0])
+    assert [seen[n] for n in range(case.items)] == case.counts.of(np.arange(case.items)).tolist()
 
 
 @given(cases())
 def test_only_the_last_draw_is_short(case: Case) -> None:
     sizes = [len(draw.ordinals) for draw in draws(case)]
-    uses = uses_of_first(case.factor, case.items)
+    uses = case.counts.of_first(case.items)
     assert len(sizes) == -(-uses // case.group)
     assert all(size == case.group for size in sizes[:-1])
     assert sum(sizes) == uses
@@ -186,7 +202,7 @@ def test_an_epoch_of_less_than_two_groups_is_admitted_whole(
     group: int, factor: Fraction, seed: int
 ) -> None:
     for items in range(group + 1, 2 * group):
-        first = next(steps(Case(factor, 8 * group, group, items, seed)))
+        first = next(steps(Case(EvenUses(factor), 8 * group, group, items, seed)))
         assert first.admitted == items
 
 
@@ -269,7 +285,7 @@ def test_a_pool_restored_from_a_packed_snapshot_draws_the_same(
 def test_forgetting_keeps_what_later_steps_need(case: Case) -> None:
     pool = case.pool()
     needed = 0
-    for number in range(1, uses_of_first(case.factor, case.items) // case.group):
+    for number in range(1, case.counts.of_first(case.items) // case.group):
         pool.advance()
         before = pool.snapshot(number)
         pool.forget_before(number)
@@ -280,7 +296,7 @@ def test_forgetting_keeps_what_later_steps_need(case: Case) -> None:
 
 @pytest.mark.parametrize(("size", "group", "bound"), [(32, 1, 64), (150, 1, 300), (200, 4, 400)])
 def test_a_restore_replays_a_bounded_number_of_steps(size: int, group: int, bound: int) -> None:
-    pool = Case(Fraction(2), size, group, 4000 * group, 0).pool()
+    pool = Case(EvenUses(Fraction(2)), size, group, 4000 * group, 0).pool()
     for number in range(3000):
         assert number - pool.snapshot(number).step < bound
         pool.advance()
@@ -295,7 +311,7 @@ def test_a_schedule_depends_on_its_key_alone(case: Case) -> None:
 
 def test_different_keys_give_different_schedules() -> None:
     def schedule(seed: int) -> list[object]:
-        return [plain(d) for d in draws(Case(Fraction(2), 40, 4, 100, seed))]
+        return [plain(d) for d in draws(Case(EvenUses(Fraction(2)), 40, 4, 100, seed))]
 
     assert schedule(1) != schedule(2)
 
@@ -305,7 +321,7 @@ def test_draws_are_uniform_while_fresh_items_remain() -> None:
     # draws a count is within 5 deviations of 1,000 (137 to each side), else the draw is not fair.
     drawn: Counter[int] = Counter()
     for seed in range(4000):
-        pool = Case(Fraction(100), 8, 2, 10**6, seed).pool()
+        pool = Case(EvenUses(Fraction(100)), 8, 2, 10**6, seed).pool()
         for _ in range(3):
             pool.advance()
         drawn.update(pool.advance().ordinals.tolist())
@@ -317,7 +333,7 @@ def test_draws_are_uniform_while_fresh_items_remain() -> None:
 @pytest.mark.parametrize("full", [300, 700])
 def test_a_packed_pool_takes_at_most_a_byte_an_item(factor: Fraction, full: int) -> None:
     size, group = 65_536, 256
-    pool = Case(factor, size, group, 10**9, 7).pool()
+    pool = Case(EvenUses(factor), size, group, 10**9, 7).pool()
     for _ in range(full):
         pool.advance()
     # The newest kept snapshot may be from while the pool was growing; its items count.
@@ -327,7 +343,7 @@ def test_a_packed_pool_takes_at_most_a_byte_an_item(factor: Fraction, full: int)
 
 def test_a_packed_full_pool_takes_at_most_a_byte_an_item() -> None:
     size, group = 65_536, 256
-    pool = Case(Fraction(21, 10), size, group, 10**9, 7).pool()
+    pool = Case(EvenUses(Fraction(21, 10)), size, group, 10**9, 7).pool()
     for _ in range(8 * size // group):
         pool.advance()
     snapshot = pool.snapshot(pool.step)

@@ -3,103 +3,17 @@
 from __future__ import annotations
 
 import gc
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 import pytest
 
 import stoker
+from s3_bucket import Bucket, serving
 from scripts import run
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
 
 pytest.importorskip("s3fs")
-
-PAGE = 3  # keys in one answer to a listing
-
-
-class Bucket(http.server.ThreadingHTTPServer):
-    """One bucket, `data`, in memory; `wrong` maps keys to what their next answers are."""
-
-    daemon_threads = True
-
-    def __init__(self, keys: list[str]) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.objects = {key: key.encode() for key in keys}
-        self.wrong: dict[str, list[tuple[int, str]]] = {}
-        self.gets = 0
-
-    @property
-    def options(self) -> dict[str, object]:
-        return {
-            "key": "a key",
-            "secret": "a secret",
-            "endpoint_url": f"http://127.0.0.1:{self.server_port}",
-            "client_kwargs": {"region_name": "us-east-1"},
-        }
-
-
-class Answers(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Bucket
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        bucket, _, key = unquote(url.path[1:]).partition("/")
-        if bucket != "data":
-            self.answer(404, error("NoSuchBucket"))
-        elif not key:
-            options = parse_qs(url.query, keep_blank_values=True)
-            self.answer(200, self.listing({name: value[0] for name, value in options.items()}))
-        else:
-            self.server.gets += 1
-            wrong = self.server.wrong.get(key)
-            if wrong:
-                status, code = wrong.pop(0)
-                self.answer(status, error(code))
-            elif key in self.server.objects:
-                self.answer(200, self.server.objects[key])
-            else:
-                self.answer(404, error("NoSuchKey"))
-
-    def listing(self, options: dict[str, str]) -> bytes:
-        prefix, delimiter = options.get("prefix", ""), options.get("delimiter", "")
-        entries: dict[str, bool] = {}
-        for key in sorted(self.server.objects):
-            if key.startswith(prefix):
-                head, found, _ = key[len(prefix) :].partition(delimiter or "\0")
-                entries[prefix + head + found] = bool(found)
-        first = int(options.get("continuation-token", 0))
-        names = list(entries)[first : first + PAGE]
-        more = first + PAGE < len(entries)
-        parts = [f"<IsTruncated>{str(more).lower()}</IsTruncated>"]
-        parts += ["<EncodingType>url</EncodingType>"] if "encoding-type" in options else []
-        parts += [f"<NextContinuationToken>{first + PAGE}</NextContinuationToken>"] if more else []
-        for name in names:
-            shown = quote(name) if "encoding-type" in options else escape(name)
-            if entries[name]:
-                parts.append(f"<CommonPrefixes><Prefix>{shown}</Prefix></CommonPrefixes>")
-            else:
-                size = len(self.server.objects[name])
-                parts.append(f"<Contents><Key>{shown}</Key><Size>{size}</Size></Contents>")
-        return f"<ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
-
-    def answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def error(code: str) -> bytes:
-    return f"<Error><Code>{code}</Code><Message>{code}, it says</Message></Error>".encode()
-
 
 NAMES = ["a#b", "a?b=c", "100%", "%41", "a&b", "<b>", "'\"", "日本", "a+b", "a b", "a:b", "[x]"]
 KEYS = [
@@ -111,12 +25,8 @@ KEYS = [
 
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
-    with Bucket(KEYS) as bucket:
-        thread = threading.Thread(target=bucket.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving({key: key.encode() for key in KEYS}) as bucket:
         yield bucket
-        bucket.shutdown()
-        thread.join()
     gc.collect()
 
 

@@ -36,6 +36,18 @@ def test_batch_echoing_behind_to_resumes_exactly() -> None:
     check_resume(lambda: _pipeline("cpu", echo=2.5).random_map(_noise), every=5)
 
 
+@pytest.mark.parametrize("echo", [1, 2])
+def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> None:
+    def clocks(tail: bool) -> list[tuple[float, stoker.Clock]]:
+        train = stoker.from_dataset(range(48), seed=0).shuffle().echo(echo).batch(8)
+        train = train.to("cpu").workers(2)
+        if tail:
+            train = train.map(lambda x: x + 1).map(lambda x: x - 1)
+        return [(train.progress, train.clock) for _ in train]
+
+    assert clocks(tail=True) == clocks(tail=False)
+
+
 def test_unknown_devices_are_refused_where_they_are_named() -> None:
     with pytest.raises(RuntimeError, match="device"):
         _pipeline("warp-drive")

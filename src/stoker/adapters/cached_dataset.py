@@ -131,12 +131,14 @@ class CachedDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        from stoker.cache.store import MISSING
+
         cache = self._cache
         names = [_plain(index) for index in indices]
         self._warn_of_repeats(len(names))
         keys = [cache.key(Fingerprint(name), name) for name in names]
-        found = dict(cache.find(keys, [-1] * len(keys)))
-        missing = [at for at in range(len(keys)) if at not in found]
+        found = cache.find(keys)
+        missing = [at for at, value in enumerate(found) if value is MISSING]
         step = 1 if cache.weighs else max(1, len(missing))
         for start in range(0, len(missing), step):
             some = missing[start : start + step]
@@ -151,7 +153,7 @@ class CachedDataset:
                 what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
                 cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))
                 cache.offer(keys[at], value, cost_ns)
-        return [found[at] for at in range(len(keys))]
+        return found
 
     def cache_stats(self) -> CacheStats:
         """Return what the cache did for this dataset, in all workers, and what is in the store."""

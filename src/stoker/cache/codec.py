@@ -72,6 +72,10 @@ def decode(record: memoryview) -> Any:
     if not outline_bytes:
         return bytes(record[_LENGTHS.size :])
     middle = _LENGTHS.size + outline_bytes
+    start = middle + numbers_bytes
+    form = _forms.get(bytes(record[:start]))
+    if form is not None:
+        return np.ndarray(*form, record, start).copy()
     outline = bytes(record[_LENGTHS.size : middle])
     read = _readers.get(outline)
     if read is None:
@@ -79,12 +83,16 @@ def decode(record: memoryview) -> Any:
         if len(_readers) >= _KEPT:
             _readers.clear()
         _readers[outline] = read
-    start = middle + numbers_bytes
     try:
-        return read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
+        value = read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
     except UnknownType:
         _readers.pop(outline, None)  # it may be there another time
         raise
+    if type(value) is np.ndarray and value.size:
+        if len(_forms) >= _KEPT:
+            _forms.clear()
+        _forms[bytes(record[:start])] = value.shape, value.dtype
+    return value
 
 
 def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
@@ -272,6 +280,8 @@ class _Contents:
 
 _Read = Callable[[Iterator[Any], _Contents], Any]
 _readers: dict[bytes, _Read] = {}
+_forms: dict[bytes, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+"""Shape and dtype of an array that is not nested, by all that stands before its content."""
 
 
 def _make_reader(node: Any) -> _Read:

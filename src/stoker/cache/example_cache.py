@@ -10,15 +10,18 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.cache import codec, inventory, location, store_dir
 from stoker.cache.admission import RandomCheck, Worth
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import HANDLES, Handle
-from stoker.cache.identity import digest, item_key, private_identity
+from stoker.cache.identity import NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
-from stoker.cache.store import MISSING, Missing
+from stoker.cache.store import MISSING
 from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
 from stoker.machine import format_bytes
@@ -90,6 +93,7 @@ class ExampleCache:
 
     def _begin(self) -> None:
         self._handle: Handle | None = None
+        self._numbered: NumberedKeys | None = None
         self._has_no_room = False
         self._begin_admission()
 
@@ -98,7 +102,7 @@ class ExampleCache:
         self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_handle", "_has_no_room", "_worth", "_random_check")
+        mine = ("_handle", "_numbered", "_has_no_room", "_worth", "_random_check")
         return {name: value for name, value in vars(self).items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -111,7 +115,7 @@ class ExampleCache:
         Returns whether this is the first time. Raises CacheError where the store is damaged and
         that is refused, or where there can be none.
         """
-        self.find((), ())
+        self.find(())
         is_first, self._was_opened = not self._was_opened, True
         return is_first
 
@@ -119,38 +123,49 @@ class ExampleCache:
         """Return an item's key; ``place``: its index in the source, or its name there."""
         return item_key(self._chain, fingerprint)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
-        """Return what is there: positions in ``keys``, and values, each the caller's own.
+    def keys_of(self, indices: NDArray[np.int64]) -> list[bytes]:
+        """Return the keys of examples that are told by their numbers alone."""
+        if self._numbered is None:
+            self._numbered = NumberedKeys(self._examples)
+        return self._numbered.of(indices, self.key)
 
-        ``sizes`` are the bytes of their files, -1 where there are none.
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
+        """Return what is there, each the caller's own, and ``MISSING`` for what is not.
+
+        ``sizes`` are the bytes of their files, -1 where there are none; None: there are none.
 
         Raises CacheError where damage is found and refused.
         """
-        hits, saved_bytes = self._look_up(keys, sizes)
-        self.count(hits=len(hits), misses=len(keys) - len(hits), saved_bytes=saved_bytes)
-        return hits
+        values, saved_bytes = self._look_up(keys, sizes)
+        misses = sum(value is MISSING for value in values)
+        self.count(hits=len(keys) - misses, misses=misses, saved_bytes=saved_bytes)
+        return values
 
-    def _look_up(
-        self, keys: Sequence[bytes], sizes: Sequence[int]
-    ) -> tuple[list[tuple[int, Any]], int]:
+    def _look_up(self, keys: Sequence[bytes], sizes: Sequence[int] | None) -> tuple[list[Any], int]:
         """Return what is in the store, as ``find`` does, and the bytes that were not read."""
         handle = self._opened()
         if handle is None:
-            return [], 0
-        found = handle.store.get_many(
+            return [MISSING] * len(keys), 0
+        lengths: list[int] = []  # of the records that were read
+
+        def read(record: memoryview) -> Any:
+            try:
+                value = codec.decode(record)
+            except codec.UnknownType:
+                return MISSING
+            lengths.append(len(record))
+            return value
+
+        values = handle.store.get_many(
             keys,
-            _decode,
+            read,
             lambda what: handle.note_damage(what, self._user, refuse=self._on_damage == "refuse"),
         )
-        hits = []
-        saved_bytes = 0
-        for at, (item, size) in enumerate(zip(found, sizes, strict=True)):
-            if not isinstance(item, Missing):
-                value, record_bytes = item
-                if value is not MISSING:
-                    hits.append((at, value))
-                    saved_bytes += size if size >= 0 else record_bytes
-        return hits, saved_bytes
+        if sizes is None:
+            return values, sum(lengths)
+        there = [size for size, value in zip(sizes, values, strict=True) if value is not MISSING]
+        each = zip(there, lengths, strict=True)
+        return values, sum(size if size >= 0 else length for size, length in each)
 
     def gather(self) -> Any:
         """Return what asks other nodes ahead of use, for one run; None: there are none."""
@@ -331,10 +346,3 @@ class ExampleCache:
             return join(limit_bytes=limit_bytes)
         except OSError as error:
             raise CacheError(f"the cache cannot be made: {error}") from error
-
-
-def _decode(record: memoryview) -> tuple[Any, int]:
-    try:
-        return codec.decode(record), len(record)
-    except codec.UnknownType:
-        return MISSING, 0

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint
+from stoker.cache.layout import KEY_BYTES
 
 _OWN = "stoker."
 _ENCODER = msgspec.msgpack.Encoder()
@@ -71,3 +74,23 @@ def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:
 def digest(identity: str) -> bytes:
     """Return 16 bytes for an identity."""
     return xxhash.xxh3_128_digest(identity.encode("utf-8", "surrogateescape"))
+
+
+class NumberedKeys:
+    """The keys of examples that are told by their numbers alone: each is made once. Any thread."""
+
+    def __init__(self, examples: int) -> None:
+        self._keys = np.zeros(examples, f"V{KEY_BYTES}")
+        self._made = np.zeros(examples, bool)
+
+    def of(
+        self, indices: NDArray[np.int64], make: Callable[[Fingerprint, int], bytes]
+    ) -> list[Any]:
+        """Return the keys of examples; ``make`` makes one."""
+        made = self._made[indices]
+        if not made.all():
+            for index in indices[~made].tolist():
+                self._keys[index] = make(Fingerprint(index), index)
+                self._made[index] = True  # behind it: other threads look here
+        keys: list[Any] = self._keys[indices].tolist()
+        return keys

@@ -175,9 +175,21 @@ class Store:
             try:
                 env = self._environment()
                 with env.begin(buffers=True) as txn:
+                    verified = self._verified
                     for key in keys:
-                        record = self._find_record(txn, key, on_damage)
-                        found.append(MISSING if record is None else read(record))
+                        entry = find_entry(txn, key)
+                        if entry is None:
+                            found.append(MISSING)
+                            continue
+                        number, checksum, record = entry
+                        known = number < len(verified) and verified[number]
+                        if record is None or not (
+                            known or self._verifies(number, checksum, record)
+                        ):
+                            on_damage(f"item {key.hex()}")
+                            found.append(MISSING)
+                            continue
+                        found.append(read(record))
             except self._lmdb.ReadersFullError:
                 env.reader_check()  # those of processes that were killed
             except (self._lmdb.Error, struct.error) as error:
@@ -227,25 +239,16 @@ class Store:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
-    def _find_record(
-        self, txn: Any, key: bytes, on_damage: Callable[[str], None]
-    ) -> memoryview | None:
-        """Return an item's record, verified when this process reads it for the first time."""
-        entry = find_entry(txn, key)
-        if entry is None:
-            return None
-        number, checksum, record = entry
+    def _verifies(self, number: int, checksum: int, record: memoryview) -> bool:
+        """Check an item, which this process reads for the first time."""
+        if xxhash.xxh3_64_intdigest(record) != checksum:
+            return False
         verified = self._verified
-        if number < len(verified) and verified[number]:
-            return record
-        if record is None or xxhash.xxh3_64_intdigest(record) != checksum:
-            on_damage(f"item {key.hex()}")
-            return None
         if number >= len(verified):
             with self._lock:
                 verified.extend(bytes(max(4096, number + 1 - len(verified))))
         verified[number] = 1
-        return record
+        return True
 
     def add(self, items: Sequence[StoredItem]) -> Added:
         """Let items in, as many as the budget allows. Those that are there already stay.

@@ -20,6 +20,7 @@ from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import LEAST_BYTES, Limit
+from stoker.cache.store import MISSING
 from stoker.cluster.asked import Asked, Found
 from stoker.cluster.definition import Definition
 from stoker.cluster.line import Record
@@ -64,7 +65,7 @@ class Gather:
                 for key in keys:
                     self._asked.setdefault(key, []).append(asked)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
         """Return what is there as ``ExampleCache.find`` does; waits for what was expected."""
         waiting: dict[bytes, Asked] = {}
         with self._lock:
@@ -188,47 +189,51 @@ class PartitionedCache(ExampleCache):
         peers = self._reached()
         return None if peers is None else peers.ask(keys, on_missing)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[int, Any]]:
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
         return self.find_gathered(keys, sizes, {})
 
     def find_gathered(
         self,
         keys: Sequence[bytes],
-        sizes: Sequence[int],
+        sizes: Sequence[int] | None,
         gathered: Mapping[bytes, Found | None],
         late: int = 0,
-    ) -> list[tuple[int, Any]]:
+    ) -> list[Any]:
         """Return what is there as ``find`` does; what was ``gathered`` is not asked for again.
 
         ``late``: of how many of these nothing was known in time.
         """
         here = [at for at, key in enumerate(keys) if key not in gathered]
-        hits, saved_bytes = self._look_up([keys[at] for at in here], [sizes[at] for at in here])
-        hits = [(here[at], value) for at, value in hits]
+        values: list[Any] = [MISSING] * len(keys)
+        asked = [keys[at] for at in here]
+        near, saved_bytes = self._look_up(asked, sizes and [sizes[at] for at in here])
+        for at, value in zip(here, near, strict=True):
+            values[at] = value
         found = dict(gathered)
-        missing = set(here) - {at for at, _ in hits}
+        missing = [keys[at] for at in here if values[at] is MISSING]
         if missing and (peers := self._reached()) is not None:
-            answer = peers.ask([keys[at] for at in sorted(missing)]).wait()
+            answer = peers.ask(missing).wait()
             found |= answer.found
             late += len(answer.late)
         peer_hits = peer_bytes = 0
-        for at in sorted(missing.union(range(len(keys))) - {at for at, _ in hits}):
-            got = found.get(keys[at])
+        for at, key in enumerate(keys):
+            got = found.get(key) if values[at] is MISSING else None
             value = None if got is None else self._read(got)
             if got is not None and value is not None:
-                hits.append((at, value[0]))
+                values[at] = value[0]
                 size = len(got.record.data)
                 peer_hits, peer_bytes = peer_hits + 1, peer_bytes + size
-                saved_bytes += sizes[at] if sizes[at] >= 0 else size
+                saved_bytes += sizes[at] if sizes and sizes[at] >= 0 else size
+        misses = sum(value is MISSING for value in values)
         self.count(
-            hits=len(hits),
-            misses=len(keys) - len(hits),
+            hits=len(keys) - misses,
+            misses=misses,
             saved_bytes=saved_bytes,
             peer_hits=peer_hits,
             peer_bytes=peer_bytes,
             peer_timeouts=late,
         )
-        return hits
+        return values
 
     def _read(self, found: Found) -> tuple[Any] | None:
         """Return a member's item, which is taken where it belongs; None if it is damaged."""

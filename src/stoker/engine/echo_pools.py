@@ -143,12 +143,13 @@ class Pools:
                 f"{echo.name}: with a pool of {known.size} a batch may {what}; "
                 f"at least {echo.smallest_distinct(group)} keep uses apart",
             )
-        if echo.factor is None:
+        counts = echo.counts
+        if counts is None:
             return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
         assert isinstance(feed, PooledFeed)
         key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
         # The pool admits an epoch of less than two groups whole.
-        return Pool(echo.factor, known.size, group, key, feed.count(2 * group if group > 1 else 0))
+        return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
     def _sized(self, feed: EchoFeed[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
         """Return a pool's size, by its first item where that decides."""

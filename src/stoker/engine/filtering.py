@@ -1,8 +1,7 @@
 """Filters and skip budgets: the examples that survive them are renumbered.
 
 Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
-known only once its value is computed. So planning may have to wait for values; a thread that must
-not block gets ``WouldBlock`` instead, and planning is tried again when the value is there.
+known only once its value is computed (``decided``).
 
 A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
 plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
@@ -20,13 +19,12 @@ from __future__ import annotations
 import bisect
 import logging
 from array import array
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stoker.engine.items import Item, Planning, Stream, WouldBlock
+from stoker.engine.decided import DecidedStream
+from stoker.engine.items import Item, Planning, WouldBlock
 from stoker.engine.lower import FilterPoint, Segment
-from stoker.engine.pool.threads import Task, WorkerPool
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.stream import SegmentStream
 from stoker.engine.work import Failure, Rejected
 from stoker.errors import BudgetSpent, Skip, StageError
@@ -111,7 +109,7 @@ def _cause(error: StageError) -> str:
     return f"{type(error.__cause__).__name__}: {error.__cause__}"
 
 
-class FilteredStream(Stream):
+class FilteredStream(DecidedStream):
     """A stream of the items that survive, in order.
 
     Args:
@@ -129,18 +127,12 @@ class FilteredStream(Stream):
         skip_log: SkipLog,
         planning: Planning,
     ) -> None:
+        super().__init__(upstream, worker_pool, planning)
         self._point = point
         self._part = point.at - 1  # the segment before it
-        self._upstream = upstream
-        self._worker_pool = worker_pool
         self._skip_log = skip_log
-        self._planning = planning
-        self._arriving: deque[Item] = deque()
-        self._kept: deque[Item] = deque()
         self._known = FilterRecord()  # decided before a resume
-        self._ended = False
         self._spent = False
-        self._fresh: int | None = None
         self.record = FilterRecord()
 
     @property
@@ -148,39 +140,13 @@ class FilteredStream(Stream):
         """The segment whose outputs are filtered."""
         return self._upstream.segment
 
-    @property
-    def fresh(self) -> int:
-        return self._upstream.fresh if self._fresh is None else self._fresh
-
-    def pull_many(self, count: int) -> Iterator[Item]:
-        self._have(count)
-        for _ in range(min(count, len(self._kept))):
-            item = self._kept.popleft()
-            self._fresh = item.fresh
-            yield item
-
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of the next ``count`` survivors are ready, and if they are the last.
+        """Tell as for any stream. A spent budget counts as one item that is ready.
 
-        Called with the planning lock held; never blocks. A spent budget counts as one item that is
-        ready: taking it raises the error.
+        Taking it raises the error.
         """
-        may_block, self._planning.may_block = self._planning.may_block, False
-        try:
-            self._have(count)
-        except WouldBlock:
-            pass
-        finally:
-            self._planning.may_block = may_block
-        kept = len(self._kept)
-        return min(count, max(kept, self._spent)), self._ended and kept <= count
-
-    def wait_for(self, count: int) -> None:
-        self._have(count)
-
-    @property
-    def is_full(self) -> bool:
-        return self._upstream.is_full
+        ready, ended = super().poll(count)
+        return min(count, max(ready, self._spent)), ended
 
     def ready_since(self) -> tuple[int, int | None]:
         """Return how many items wait, decided or not, and since when there is no room for more."""
@@ -195,10 +161,6 @@ class FilteredStream(Stream):
         while self.record.seen < number and not self._ended:
             self._have(len(self._kept) + 1)
         return sum(item.fresh <= number for item in self._kept)
-
-    def peek(self) -> Item | None:
-        self._have(1)
-        return self._kept[0] if self._kept else None
 
     def recompute(self, number: int) -> Item:
         """Make a survivor once more. That it survives was decided: now it may only fail."""
@@ -234,30 +196,9 @@ class FilteredStream(Stream):
         """Drop what only survivors before this one would need."""
         self.record = self.record.since(survivor)
 
-    def clear(self) -> None:
-        self._arriving.clear()
-        self._kept.clear()
-
-    def _have(self, count: int) -> None:
-        """Make ``count`` survivors available, or all that are left. May raise WouldBlock."""
-        assert self._planning.is_held()
-        while len(self._kept) < count and not self._ended:
-            if not self._arriving:
-                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
-                if not self._arriving:
-                    self._ended = True
-                    record = self.record
-                    record.total = (
-                        record.survivors + record.seen - record.number - len(record.drops)
-                    )
-                    return
-            task: Task = self._arriving[0].task
-            if not task.done:
-                if not self._planning.may_block:
-                    raise WouldBlock(task)
-                self._worker_pool.wait(task)
-            self._decide(self._arriving[0])
-            self._arriving.popleft()
+    def _end(self) -> None:
+        record = self.record
+        record.total = record.survivors + record.seen - record.number - len(record.drops)
 
     def _decide(self, item: Item) -> None:
         record, known = self.record, self._known

@@ -1,7 +1,6 @@
 """Sequences of a stream joined into full ones.
 
-What a full sequence is made of is known only once the values are there. So planning may have to
-wait for values, as with filters (``filtering``): a thread that must not block gets ``WouldBlock``.
+What a full sequence is made of is known only once the values are there (``decided``).
 
 A resume needs to know where one full sequence begins: in which input, and how far in it. What comes
 behind follows. As no pool may stand behind, no full sequence is ever made again from its number.
@@ -10,15 +9,15 @@ behind follows. As no pool may stand behind, no full sequence is ever made again
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.engine.items import Item, Planning, Stream, WouldBlock, done_item
+from stoker.engine.decided import DecidedStream
+from stoker.engine.items import Item, Planning, done_item
 from stoker.engine.lower import PackPoint
-from stoker.engine.pool.threads import Task, WorkerPool
+from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.stream import SegmentStream
 from stoker.engine.work import Failure
 from stoker.errors import StateError
@@ -43,7 +42,7 @@ class _Piece(NamedTuple):
     """What is left of the input from ``offset`` on."""
 
 
-class PackedStream(Stream):
+class PackedStream(DecidedStream):
     """A stream of full sequences; what is left at the end, fewer tokens than one takes, is not.
 
     Args:
@@ -60,57 +59,18 @@ class PackedStream(Stream):
         worker_pool: WorkerPool,
         planning: Planning,
     ) -> None:
+        super().__init__(upstream, worker_pool, planning)
         self._stage, self._length = point.pack, point.pack.length
-        self._upstream = upstream
-        self._worker_pool = worker_pool
-        self._planning = planning
-        self._arriving: deque[Item] = deque()
         self._pieces: deque[_Piece] = deque()
         self._tokens = 0  # in the pieces
         self._inputs = 0
         self._skipped = 0  # tokens of the next input that came before a resume
         self._made = 0
-        self._kept: deque[Item] = deque()
         self._starts: deque[PackStart] = deque()  # of the last ones made
-        self._ended = False
         self._fresh_in = 0
-        self._fresh: int | None = None
-
-    @property
-    def fresh(self) -> int:
-        return self._upstream.fresh if self._fresh is None else self._fresh
-
-    def pull_many(self, count: int) -> Iterator[Item]:
-        self._have(count)
-        for _ in range(min(count, len(self._kept))):
-            item = self._kept.popleft()
-            self._fresh = item.fresh
-            yield item
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        may_block, self._planning.may_block = self._planning.may_block, False
-        try:
-            self._have(count)
-        except WouldBlock:
-            pass
-        finally:
-            self._planning.may_block = may_block
-        kept = len(self._kept)
-        return min(count, kept), self._ended and kept <= count
-
-    def wait_for(self, count: int) -> None:
-        self._have(count)
-
-    @property
-    def is_full(self) -> bool:
-        return self._upstream.is_full
 
     def ready_since(self) -> tuple[int, int | None]:
         return len(self._kept), self._upstream.ready_since()[1]
-
-    def peek(self) -> Item | None:
-        self._have(1)
-        return self._kept[0] if self._kept else None
 
     def recompute(self, number: int) -> Item:
         """Refuse: chains that would need this are refused before."""
@@ -135,31 +95,19 @@ class PackedStream(Stream):
         return start.input
 
     def clear(self) -> None:
-        self._arriving.clear()
+        super().clear()
         self._pieces.clear()
-        self._kept.clear()
 
-    def _have(self, count: int) -> None:
-        """Make ``count`` full sequences available, or all that are left. May raise WouldBlock."""
-        assert self._planning.is_held()
-        while len(self._kept) < count and not self._ended:
-            if self._tokens >= self._length:
-                self._keep(self._joined())
-                continue
-            if not self._arriving:
-                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
-                if not self._arriving:
-                    self._ended = True
-                    self._pieces.clear()
-                    return
-            task: Task = self._arriving[0].task
-            if not task.done:
-                if not self._planning.may_block:
-                    raise WouldBlock(task)
-                self._worker_pool.wait(task)
-            self._take(self._arriving.popleft())
+    def _make(self) -> bool:
+        is_enough = self._tokens >= self._length
+        if is_enough:
+            self._keep(self._joined())
+        return is_enough
 
-    def _take(self, item: Item) -> None:
+    def _end(self) -> None:
+        self._pieces.clear()
+
+    def _decide(self, item: Item) -> None:
         value, item.task.values[item.row] = item.task.values[item.row], None
         self._fresh_in = item.fresh
         number, offset = self._inputs, self._skipped

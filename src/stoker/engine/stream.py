@@ -320,9 +320,11 @@ class SegmentStream(PulledStream):
     def _used(self, use: Use, task: Any, fresh: int) -> Item:
         """Return the item that one use of an item becomes."""
         item, use_key, age = use
+        assert self.feed is not None
+        if self.feed.in_order:  # what was read by then for later ones does not count
+            return like(item, task, use_key, item.fresh)
         made = like(item, task, use_key, fresh)
-        if self.feed is not None and not self.feed.in_order:
-            made.age, made.examples = age, None
+        made.age, made.examples = age, None
         return made
 
     def _submit_next(self, at_most: int | None = None) -> bool:

@@ -4,8 +4,8 @@ An exception becomes a ``Failure`` in place of the value, and is raised when an 
 is handed out. The first calls of a random map are looked at for draws from global generators,
 wherever they run; what they tell goes into the tally, and the consumer warns.
 
-A cache is one of the operations of the first segment. ``fetch`` looks examples up and returns a
-``Hit`` or, read from the source, a ``Miss``. ``apply`` takes misses through the operations before
+A cache is one of the operations of the first segment. ``fetch`` looks examples up and returns what
+was found or, read from the source, a ``Miss``. ``apply`` takes misses through the operations before
 the cache one by one, which times them, offers them to the cache, and goes on with all. What a
 filter left out is stored as such. A source that reads ahead is told only of what the cache does not
 hold; what it was told of is taken from it, even if the cache has it by then.
@@ -32,7 +32,7 @@ from stoker.rng import Rekeyed
 from stoker.signals import pass_on
 from stoker.sources.dataset import DatasetSource
 from stoker.sources.source import IndexedSource, Reader
-from stoker.stages.cache import CacheStage, Hit, Miss
+from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
 from stoker.stages.map import Map, returned_nothing
 from stoker.stages.operation import Operation
 
@@ -184,7 +184,7 @@ class Work:
     def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         """Return examples by index; those that fail as ``Failure``.
 
-        Behind a cache, as what ``apply`` takes for them: ``Hit`` or ``Miss``.
+        Behind a cache, as what ``apply`` takes for them: as they were found, or a ``Miss``.
         """
         if self._cache is None:
             return self._read(indices, ns)
@@ -213,7 +213,7 @@ class Work:
 
         def find(some: NDArray[np.int64]) -> list[Any]:
             try:
-                return cache.find(self._indexed, some.tolist(), expected, self.gather)
+                return cache.find(self._indexed, some, expected, self.gather)
             except CacheError as error:  # no example's failure: nothing may skip it
                 return [Failure(error)] * len(some)
 
@@ -272,10 +272,11 @@ class Work:
         if self._cache is not None:
             behind = self._cache_at
             for i, value in enumerate(values):
-                if type(value) is Hit:
-                    values[i] = REJECTED if value.left_out else value.value
-                elif type(value) is Miss:
+                kind = type(value)
+                if kind is Miss:
                     values[i] = self._admitted(value, ordinals[i], ns)
+                elif kind is LeftOutBefore:
+                    values[i] = REJECTED
         self._apply(slice(behind, None), values, ordinals, use_keys, ns)
 
     def _apply_to_lent(

@@ -12,13 +12,12 @@ from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.source import Source
 from stoker.sources.unsharded import warn_unsharded_feed
-from stoker.stages.skip import RAISE
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
     client = FeedClient(address)
     source: Source = FeedBatches(client) if client.about.batched else FeedExamples(client)
-    return Pipeline(Chain.begin(source, seed, RAISE))
+    return Pipeline(Chain.begin(source, seed))
 
 
 class FeedBatches(LoaderSource):

@@ -5,6 +5,7 @@ Where there is no memfd, arrays cross in the pipe too.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
@@ -12,9 +13,16 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from stoker.ipc.flatten import Flattener, starts_of
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.ipc.flatten import ALIGNMENT, Flattener
 
 _PAGE_BYTES = 1 << 16
+_SMALL_BYTES = 1 << 12  # arrays of less are copied sooner than looked after
+
+Span = tuple[int, int]
+"""Where a buffer starts in an arena, and its length."""
 
 
 class Arena:
@@ -27,6 +35,8 @@ class Arena:
         self._descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._size = 0
+        self._end = 0  # of the arrays that were made in it for the next value
+        self._made: list[tuple[NDArray[Any], int]] = []  # these, so that no address comes again
 
     @classmethod
     def create(cls) -> Arena | None:
@@ -45,51 +55,91 @@ class Arena:
         """Open what another process has created."""
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC))
 
-    def put(self, buffers: Sequence[memoryview]) -> None:
-        """Copy buffers into it, over what was there."""
-        starts = starts_of([buffer.nbytes for buffer in buffers])
-        if starts[-1] > self._size:
-            os.ftruncate(self._descriptor, -(-starts[-1] * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES)
-        view = self._view(starts[-1])
-        for buffer, start in zip(buffers, starts, strict=False):
-            view[start : start + buffer.nbytes] = buffer
+    def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an uninitialised array, over what was there: ``put`` need not copy it.
 
-    def get(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return buffers of these sizes that were put there, valid until others are."""
-        starts = starts_of(sizes)
-        view = self._view(starts[-1])
-        return [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        It may be used until the next value was put.
+        """
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if size < _SMALL_BYTES or dtype.hasobject:
+            return np.empty(shape, dtype)
+        start = self._end
+        self._end = _aligned(start + size)
+        self._grow(self._end)
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._room(self._end), start)
+        self._made.append((array, start))
+        return array
+
+    def put(self, buffers: Sequence[memoryview]) -> list[Span]:
+        """Have buffers in it, over what was there; return where each is.
+
+        Those of arrays that were made in it are there already; the others are copied.
+        """
+        there = {_address(array): start for array, start in self._made}
+        end, spans, copied = self._end, [], []
+        for buffer in buffers:
+            start = there.get(_address(np.asarray(buffer))) if there else None
+            if start is None:
+                start, end = end, _aligned(end + buffer.nbytes)
+                copied.append((start, buffer))
+            spans.append((start, buffer.nbytes))
+        self._grow(end)
+        room = self._room(end)
+        for start, buffer in copied:
+            room[start : start + buffer.nbytes] = buffer
+        self._end = 0
+        self._made.clear()
+        return spans
+
+    def get(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Return buffers that were put there, valid until others are."""
+        room = self._room(max((start + size for start, size in spans), default=0))
+        return [room[start : start + size] for start, size in spans]
 
     def close(self) -> None:
         """Close the descriptor; the memory goes when nothing maps it any more."""
         os.close(self._descriptor)
         self._map = None
 
-    def _view(self, size: int) -> memoryview:
+    def _grow(self, size: int) -> None:
+        if size > self._size and size > os.fstat(self._descriptor).st_size:
+            os.ftruncate(self._descriptor, -(-size * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES)
+
+    def _room(self, size: int) -> memoryview:
+        """Return the memory, with the first ``size`` bytes."""
         if size > self._size:
             self._size = os.fstat(self._descriptor).st_size
             self._map = mmap.mmap(self._descriptor, self._size)
-        return memoryview(bytearray()) if self._map is None else memoryview(self._map)[:size]
+        return memoryview(bytearray() if self._map is None else self._map)
 
 
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
     """Send a value, its arrays through the arena of a slot. Raises what pickling raises."""
     flattener = Flattener() if arena is not None else _InHeader()
     header = flattener.flatten(value)
-    if arena is not None:
-        arena.put(flattener.buffers)
-    connection.send_bytes(pickle.dumps((slot, [buffer.nbytes for buffer in flattener.buffers])))
+    spans = arena.put(flattener.buffers) if arena is not None else []
+    connection.send_bytes(pickle.dumps((slot, spans)))
     connection.send_bytes(header)
 
 
 def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int, Any]:
     """Return the slot that a value came through, and the value: its arrays lie in that arena."""
-    slot, sizes = pickle.loads(connection.recv_bytes())
+    slot, spans = pickle.loads(connection.recv_bytes())
     header = connection.recv_bytes()
     arena = arenas[slot]
-    return slot, pickle.loads(header, buffers=arena.get(sizes) if arena is not None else ())
+    return slot, pickle.loads(header, buffers=arena.get(spans) if arena is not None else ())
 
 
 class _InHeader(Flattener):
     def is_in_header(self, buffer: memoryview) -> bool:
         return True
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

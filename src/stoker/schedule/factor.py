@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.schedule.proportions import Proportions
 
 
 def exact_factor(factor: Any) -> Fraction:
@@ -30,21 +33,69 @@ def exact_factor(factor: Any) -> Fraction:
     return Fraction(str(factor)).limit_denominator(10**6)
 
 
-def uses_of_first(factor: Fraction, items: int) -> int:
-    """Return how many uses the first ``items`` fresh items have together: within 1 of e * n."""
-    return factor.numerator * items // factor.denominator
+class UseCounts(Protocol):
+    """How often each fresh item of an epoch is used, by its ordinal. Pickles."""
+
+    @property
+    def most(self) -> int:
+        """The most uses of an item."""
+
+    def of_first(self, items: int) -> int:
+        """Return how many uses the first ``items`` fresh items have together."""
+
+    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the uses of the items with these ordinals, ``int64 [n]``, each at least 1."""
 
 
-def counts(factor: Fraction, start: int, stop: int) -> NDArray[np.int64]:
-    """Return the uses of items ``start .. stop - 1``: each ``floor(e)`` or ``ceil(e)``."""
-    if factor.denominator == 1:
-        return np.full(stop - start, factor.numerator, np.int64)
-    return counts_of(factor, np.arange(start, stop, dtype=np.int64))
+@dataclass(frozen=True)
+class EvenUses:
+    """The same factor for all: each item has ``floor(e)`` or ``ceil(e)`` uses.
+
+    Attributes:
+        factor: the exact echoing factor, at least 1.
+    """
+
+    factor: Fraction
+
+    @property
+    def most(self) -> int:
+        return math.ceil(self.factor)
+
+    def of_first(self, items: int) -> int:
+        """Return the uses of the first ``items``: within 1 of ``e * items``."""
+        return self.factor.numerator * items // self.factor.denominator
+
+    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        p, q = self.factor.numerator, self.factor.denominator
+        if q == 1:
+            return np.full(len(ordinals), p, np.int64)
+        return (ordinals + 1) * p // q - ordinals * p // q
 
 
-def counts_of(factor: Fraction, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the uses of the items with these ordinals, ``int64 [n]``."""
-    p, q = factor.numerator, factor.denominator
-    if q == 1:
-        return np.full(len(ordinals), p, np.int64)
-    return (ordinals + 1) * p // q - ordinals * p // q
+@dataclass(frozen=True)
+class UsesByPart:
+    """A factor for each part of a mixture, spread evenly over the items of that part.
+
+    Attributes:
+        parts: the uses of each part's items, by their numbers in the part.
+        proportions: say which item is of which part.
+    """
+
+    parts: tuple[EvenUses, ...]
+    proportions: Proportions
+
+    @property
+    def most(self) -> int:
+        return max(part.most for part in self.parts)
+
+    def of_first(self, items: int) -> int:
+        counts = self.proportions.counts(items)
+        return sum(part.of_first(n) for part, n in zip(self.parts, counts, strict=True))
+
+    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers, in_part = self.proportions.parts_of(ordinals)
+        found = np.empty(len(ordinals), np.int64)
+        for number, part in enumerate(self.parts):
+            mine = numbers == number
+            found[mine] = part.of(in_part[mine])
+        return found

@@ -11,7 +11,8 @@ Guarantees:
 - While fresh items remain, draws are uniform. Afterwards the pool drains: most remaining uses
   first, ties by oldest use (as far back as the last snapshot knows, then by age).
 - The items of one draw are distinct if ``size >= ceil(factor) * group`` and the epoch has at
-  least ``group`` items. Otherwise there are as few duplicates as the pool allows.
+  least ``group`` items (where parts have factors of their own: twice ``size``). Otherwise there
+  are as few duplicates as the pool allows.
 - Groups of one never repeat the item before while the pool holds another.
 - The pool grows by at most one group a step until it is full (an epoch of less than two
   groups is admitted whole).
@@ -32,7 +33,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from stoker import packing
 from stoker.rng import Fractions, Rekeyed
-from stoker.schedule.factor import counts, counts_of, uses_of_first
+from stoker.schedule.factor import UseCounts
 
 SNAPSHOT_STEPS = 64
 """Least steps between snapshots; as many as draw twice the pool's items, if more.
@@ -104,7 +104,7 @@ class Pool:
     """The schedule of one echo in one epoch.
 
     Args:
-        factor: the exact echoing factor, above 1.
+        counts: how often each item is used.
         size: how many items the pool holds when it is full, at least ``group``.
         group: how many items are drawn in a step.
         key: the Philox key of this echo in this epoch.
@@ -113,13 +113,13 @@ class Pool:
 
     def __init__(
         self,
-        factor: Fraction,
+        counts: UseCounts,
         size: int,
         group: int,
         key: NDArray[np.uint64],
         items: int | None,
     ) -> None:
-        self.factor = factor
+        self.counts = counts
         self.size = size
         self.group = group
         self.items = items
@@ -158,7 +158,7 @@ class Pool:
     @property
     def uses_left(self) -> int:
         """Uses that admitted items still have."""
-        return uses_of_first(self.factor, self.admitted) - self.uses
+        return self.counts.of_first(self.admitted) - self.uses
 
     @property
     def exhausted(self) -> bool:
@@ -194,7 +194,7 @@ class Pool:
             else:
                 slots, self._extent = self._extent, self._extent + 1
                 self._reserve(self._extent)
-            uses: Any = uses_of_first(self.factor, stop) - uses_of_first(self.factor, start)
+            uses: Any = self.counts.of_first(stop) - self.counts.of_first(start)
             ordinals: Any = start
         else:
             slots, self._holes = self._holes[:count], self._holes[count:]
@@ -204,8 +204,8 @@ class Pool:
                 slots = np.r_[slots, added] if len(slots) else added
                 self._extent += new
                 self._reserve(self._extent)
-            uses = counts(self.factor, start, stop)
             ordinals = np.arange(start, stop)
+            uses = self.counts.of(ordinals)
         self._ordinal[slots] = ordinals
         self._uses[slots] = self._remaining[slots] = uses
         self._after[slots] = 0
@@ -304,7 +304,7 @@ class Pool:
     @property
     def replayed_steps(self) -> int:
         """How many steps are replayed at most behind a snapshot: until the next one, or a drain."""
-        return self._snapshot_steps + -(-self.size * self.factor // self.group) + 1
+        return self._snapshot_steps + -(-self.size * self.counts.most // self.group) + 1
 
     def advance(self) -> Draw:
         """Admit what is wanted and draw; for pools that know their number of items."""
@@ -327,11 +327,11 @@ class Pool:
         self._held = self._extent = held
         self._ordinal[:held] = snapshot.ordinals
         self._remaining[:held] = snapshot.remaining
-        self._uses[:held] = counts_of(self.factor, snapshot.ordinals)
+        self._uses[:held] = self.counts.of(snapshot.ordinals)
         self._after[:held] = np.where(snapshot.recent, snapshot.step, 0)
         self.step = snapshot.step
         self.admitted = snapshot.admitted
-        self.uses = uses_of_first(self.factor, self.admitted) - int(snapshot.remaining.sum())
+        self.uses = self.counts.of_first(self.admitted) - int(snapshot.remaining.sum())
         unseen = np.count_nonzero(self._uses[:held] == snapshot.remaining)
         self.seen = self.admitted - int(unseen)
         self._snapshots.clear()
@@ -454,7 +454,7 @@ def pack(snapshot: Snapshot) -> dict[str, int | str]:
     }
 
 
-def unpack(state: Any, *, factor: Fraction, size: int, group: int, items: int) -> Snapshot:
+def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) -> Snapshot:
     """Read what ``pack`` wrote of a pool that was made with these arguments.
 
     Args:
@@ -464,15 +464,15 @@ def unpack(state: Any, *, factor: Fraction, size: int, group: int, items: int) -
     """
     admitted = packing.whole(state["admitted"], 0, items)
     held = packing.whole(state["held"], 0, min(size, admitted))
-    assigned = uses_of_first(factor, admitted)
+    assigned = counts.of_first(admitted)
     step = packing.whole(state["step"], 0, assigned // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
     ordinals = packing.unpacked(ordinals_text, 0, held, admitted)
-    remaining = packing.unpacked_small(remaining_text, held, -(-factor // 1) + 1)
+    remaining = packing.unpacked_small(remaining_text, held, counts.most + 1)
     flags = packing.unpacked_bytes(recent, -(-held // 8))
     if not len(ordinals) == len(remaining) == held or len(flags) != -(-held // 8):
         raise ValueError("the packed pool is damaged")
-    if ((remaining < 1) | (remaining > counts_of(factor, ordinals))).any():
+    if ((remaining < 1) | (remaining > counts.of(ordinals))).any():
         raise ValueError("items have other uses left than their factor gives them")
     if assigned - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
         raise ValueError(f"no pool is like that at step {step:,}")

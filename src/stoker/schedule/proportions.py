@@ -13,6 +13,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 
 MOST_TOTAL = 1 << 30
 """The largest sum of weights that is kept exactly; more is rounded to it."""
+
+_MOST_TABLED = 1 << 16
+"""How many places a round has at most whose parts are looked up; in a longer one they are found."""
 
 _Tree = int | tuple[int, int, Any, Any]
 """A part; or the weight of the left half, that of both, and the halves."""
@@ -62,6 +66,9 @@ class Proportions:
         by_weight = sorted(range(len(weights)), key=lambda part: -weights[part])
         self._tree = self._split(by_weight)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Proportions, (self.weights,)
+
     def counts(self, places: int) -> list[int]:
         """Return how many of the first ``places`` each part has."""
         rounds, rest = divmod(places, self.total)
@@ -79,21 +86,38 @@ class Proportions:
 
     def parts(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return of places ``start .. stop - 1`` the part, and the place's number in that part."""
-        rounds, rest = np.divmod(np.arange(start, stop), self.total)
-        parts, numbers_in = np.empty_like(rest), np.empty_like(rest)
-        waiting = [(self._tree, rest, np.arange(stop - start))]
+        return self.parts_of(np.arange(start, stop))
+
+    def parts_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return of these places the part, and the place's number in that part."""
+        rounds, rest = np.divmod(places, self.total)
+        if self.total > _MOST_TABLED:
+            parts, numbers_in = self._found(rest)
+        else:
+            parts, numbers_in = (column[rest] for column in self._table)
+        return parts, numbers_in + rounds * np.array(self.weights)[parts]
+
+    @cached_property
+    def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What ``parts`` returns of the first round."""
+        return self._found(np.arange(self.total))
+
+    def _found(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find what ``parts_of`` returns, of places in the first round."""
+        parts, numbers_in = np.empty_like(places), np.empty_like(places)
+        waiting = [(self._tree, places, np.arange(len(places)))]
         while waiting:
-            node, places, where = waiting.pop()
+            node, own, where = waiting.pop()
             if isinstance(node, int):
-                parts[where], numbers_in[where] = node, places
+                parts[where], numbers_in[where] = node, own
                 continue
             left, both, *halves = node
-            before = _share(places, left, both)
-            is_left = _share(places + 1, left, both) > before
+            before = _share(own, left, both)
+            is_left = _share(own + 1, left, both) > before
             is_right = ~is_left
             waiting.append((halves[0], before[is_left], where[is_left]))
-            waiting.append((halves[1], (places - before)[is_right], where[is_right]))
-        return parts, numbers_in + rounds * np.array(self.weights)[parts]
+            waiting.append((halves[1], (own - before)[is_right], where[is_right]))
+        return parts, numbers_in
 
     def longest(self, lengths: Sequence[int]) -> int:
         """Return how many places there are before one part has more than its length."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import xxhash
 
 from stoker.chain import Chain
-from stoker.constructors import from_folder
 from stoker.feed.target import make_pipeline
+from stoker.file_constructors import from_folder
 from stoker.machine import format_bytes, parse_bytes
 from stoker.pipeline import Pipeline
 from stoker.shard_packing.formats import ParquetShard, ShardFormat, TarShard
@@ -31,7 +31,6 @@ from stoker.shard_packing.journal import (
 from stoker.shard_packing.tail import Tail
 from stoker.sources.class_folders import LabeledFile, LabeledImage
 from stoker.sources.source import IndexedSource
-from stoker.stages.skip import RAISE
 
 FORMATS: dict[str, type[TarShard] | type[ParquetShard]] = {
     "tar": TarShard,
@@ -149,7 +148,7 @@ def _write(
     kind, of = FORMATS[about["format"]], len(source)
     fields_of = _naming(source, about["format"])
     width = len(str(of - 1))
-    examples = iter(Pipeline(Chain.begin(Tail(source, first), 0, RAISE)))
+    examples = iter(Pipeline(Chain.begin(Tail(source, first), 0)))
     with contextlib.closing(examples):
         at = first
         while at < of:

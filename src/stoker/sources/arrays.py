@@ -21,6 +21,8 @@ class ArraySource(IndexedSource):
     memory, or in a part of a map, says nothing about itself: it has no identity.
     """
 
+    is_numbered = True
+
     def __init__(self, arrays: Sequence[Any]) -> None:
         if not arrays:
             raise TypeError("from_arrays needs at least one array")

@@ -18,6 +18,7 @@ class DatasetSource(IndexedSource):
     """
 
     runs_user_code = True
+    is_numbered = True
 
     def __init__(self, dataset: Any) -> None:
         for method in ("__getitem__", "__len__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from stoker.cache.fingerprint import Fingerprint
 from stoker.checks import names_in
 from stoker.sources.arrow_rows import to_examples
+from stoker.sources.grouped_rows import GroupedRows, kinds_of
 from stoker.sources.local_files import read_file
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.source import IndexedSource, Indices, Rows
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 
@@ -31,6 +33,8 @@ class HuggingFaceSource(IndexedSource):
         ValueError: it transforms what it gives (``with_transform``), or has no such column or no
             rows.
     """
+
+    is_numbered = True
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
@@ -56,10 +60,28 @@ class HuggingFaceSource(IndexedSource):
     def fields(self) -> Sequence[str | int]:
         return self._columns
 
+    @property
+    def rows(self) -> Rows | None:
+        return self._grouped
+
+    @functools.cached_property
+    def _grouped(self) -> GroupedRows | None:
+        """Its tables, where nothing picks rows of them, and all columns are stacked."""
+        data = getattr(self._dataset, "data", None)
+        picked = getattr(self._dataset, "_indices", self)  # unknown where there is no such thing
+        if data is None or picked is not None or len(data) != self._length:
+            return None
+        return _grouped(data.table.select(self._columns))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_grouped"}
+
     def __len__(self) -> int:
         return self._length
 
     def fetch(self, indices: Indices) -> list[Any]:
+        if self._grouped is not None:
+            return self._grouped.examples(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns)))
 
@@ -107,12 +129,37 @@ def _check_kind(dataset: Any) -> None:
         )
 
 
+def _grouped(table: Any) -> GroupedRows | None:
+    """Return the rows of a table; None where not all columns are stacked, or files not in it."""
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if _is_file(field.type):
+            column = table.column(at)
+            data = [chunk.field("bytes") for chunk in column.chunks]
+            if column.null_count or any(each.null_count for each in data):
+                return None
+            table = table.set_column(at, field.name, pa.chunked_array(data, data[0].type))
+    nulls = [name for name in table.column_names if table.column(name).null_count]
+    kinds = kinds_of(table.schema, nulls)
+    if kinds is None:
+        return None
+    return GroupedRows.of((pa.Table.from_batches([b]) for b in table.to_batches()), kinds)
+
+
+def _is_file(kind: Any) -> bool:
+    """Tell how a table holds an Image, an Audio, a Video."""
+    import pyarrow as pa
+
+    return pa.types.is_struct(kind) and {each.name for each in kind} == _STORED
+
+
 def _with_bytes(table: Any) -> Any:
     """Return the table with the files in place of what it tells of them."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
-        if not pa.types.is_struct(field.type) or {each.name for each in field.type} != _STORED:
+        if not _is_file(field.type):
             continue
         column = table.column(at).combine_chunks()
         if isinstance(column, pa.ChunkedArray):

@@ -9,7 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 _MOST = 256  # descriptors
 
@@ -39,6 +43,20 @@ class OpenFiles:
 
         Raises ValueError if it has changed, or has not so many bytes; OSError.
         """
+        return self._opened(path, version).read(start, nbytes)
+
+    def read_values(
+        self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
+    ) -> None:
+        """Read as many values as a row of ``out`` has, from each byte of ``starts`` on.
+
+        ``out`` is C-ordered, with two axes. Raises as ``read``.
+        """
+        self._opened(path, version).read_parts(
+            starts, out.view(np.uint8).reshape(-1).data, out[0].nbytes
+        )
+
+    def _opened(self, path: str, version: FileVersion) -> OpenFile:
         file = self._open.get(path)
         if file is None:
             file = OpenFile(path)
@@ -48,7 +66,7 @@ class OpenFiles:
         if file.version() != version:
             self._open.pop(path, None)
             raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
-        return file.read(start, nbytes)
+        return file
 
 
 class OpenFile:
@@ -82,3 +100,11 @@ class OpenFile:
                 )
             data += more
         return data
+
+    def read_parts(self, starts: Iterable[int], out: memoryview, nbytes: int) -> None:
+        """Fill ``out`` with so many bytes from each start on. Raises as ``read``."""
+        descriptor, preadv = self._descriptor, os.preadv
+        for at, start in zip(range(0, len(out), nbytes), starts, strict=True):
+            part = out[at : at + nbytes]
+            if preadv(descriptor, (part,), start) < nbytes:
+                part[:] = self.read(start, nbytes)

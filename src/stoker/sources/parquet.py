@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,11 +13,12 @@ from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
-from stoker.sources.arrow_rows import concatenated, import_pyarrow, to_examples
+from stoker.sources.arrow_rows import import_pyarrow
+from stoker.sources.grouped_rows import GroupedRows, RowGroup, kinds_of
 from stoker.sources.open_files import FileVersion
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.row_groups import RowGroups
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.source import IndexedSource, Indices, Rows
 
 _KEPT_SHARE = 0.25
 _RARELY = 20  # rows are read for each that is used
@@ -64,6 +64,7 @@ class ParquetSource(IndexedSource):
         counts: list[int] = []
         self._nbytes = rows = files = 0
         schema = None
+        nulls: set[str] = set()
         for path, version, metadata in self._look(paths):
             files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
@@ -76,11 +77,13 @@ class ParquetSource(IndexedSource):
                 self._groups.append((len(self._files), number))
                 counts.append(group.num_rows)
                 self._nbytes += _size_of(group, schema.names)
+                nulls.update(_with_nulls(group))
             self._files.append(_File(path, version, rows))
             rows += metadata.num_rows
         if schema is None:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
         self._columns: list[str] = list(schema.names)
+        self._kinds = kinds_of(schema, nulls)
         self._ends = np.cumsum(counts, dtype=np.int64)
         self.held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
@@ -102,6 +105,10 @@ class ParquetSource(IndexedSource):
         """The row groups."""
         return self._ends
 
+    @property
+    def rows(self) -> Rows | None:
+        return None if self._kinds is None else self._grouped(self._read)
+
     def fetch(self, indices: Indices) -> list[Any]:
         return self.rows_of(indices, self._read)
 
@@ -111,21 +118,18 @@ class ParquetSource(IndexedSource):
 
     def rows_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
         """Return rows; ``read`` returns the table of a row group that is not held."""
-        wanted = np.asarray(indices, np.int64)
-        groups = self.groups_of(wanted)
-        examples: list[Any] = [None] * len(wanted)
-        places, rows = [], []
-        for group in dict.fromkeys(groups.tolist()):
-            table = self.held.get(group, functools.partial(read, group))
-            there = np.flatnonzero(groups == group)
-            places += there.tolist()
-            rows.append(table.take(wanted[there] - (int(self._ends[group]) - table.num_rows)))
-        # Made at once, for what that costs by group: shuffled rows are of many.
-        for place, example in zip(places, to_examples(concatenated(rows)), strict=True):
-            examples[place] = example
-        self._used += len(wanted)
+        return self._grouped(read).examples(indices)
+
+    def _grouped(self, read: Callable[[int], Any]) -> GroupedRows:
+        def group(number: int) -> RowGroup:
+            found: RowGroup = self.held.get(number, lambda: RowGroup(read(number)))
+            return found
+
+        return GroupedRows(self._ends, group, self._kinds, self._note)
+
+    def _note(self, rows: int) -> None:
+        self._used += rows
         self._tell_waste()
-        return examples
 
     def extent(self, *, is_followed: bool) -> str:
         kept = format_bytes(min(self._nbytes, self.held.limit_bytes))
@@ -228,3 +232,11 @@ def _size_of(group: Any, names: Sequence[str]) -> int:
     columns = map(group.column, range(group.num_columns))
     wanted = (c for c in columns if c.path_in_schema.partition(".")[0] in names)
     return sum(column.total_uncompressed_size for column in wanted)
+
+
+def _with_nulls(group: Any) -> Iterator[str]:
+    """Yield the columns of a row group that are not known to be without nulls."""
+    for column in map(group.column, range(group.num_columns)):
+        told = column.statistics if column.is_stats_set else None
+        if told is None or not told.has_null_count or told.null_count:
+            yield column.path_in_schema.partition(".")[0]

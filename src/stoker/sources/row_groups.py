@@ -34,15 +34,19 @@ class RowGroups:
         """Return a table that is held, or that ``read`` returns; raises what that raises."""
         if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
             self._begin()
-        mine: OneShot[Any] = OneShot()
+        mine: OneShot[Any] | None = None
         try:
             with self._lock:
-                found = self._held.pop(key, mine)
+                found = self._held.pop(key, None)
+                if found is None:
+                    found = mine = OneShot()
                 self._held[key] = found  # the last one is what was used last
-            if found is not mine:
+            if mine is None:
                 return found.wait()
             table = read()
         except BaseException as error:
+            if mine is None:
+                raise
             with self._lock:
                 if self._held.get(key) is mine:
                     del self._held[key]

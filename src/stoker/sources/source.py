@@ -3,7 +3,7 @@
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
 resuming are integers alone; a stream (``sources.iterable``) can only be read from its beginning; a
 loader (``sources.loader``) yields ready batches in an order of its own. To add one, subclass one of
-these in a file of its own, and add a function to ``constructors``.
+these in a file of its own, and add a function to ``constructors`` or ``file_constructors``.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ class IndexedSource(Source):
             may keep them as well as a cache of stoker's.
         prefers_blocks: whether examples are dear to read but beside those of their block, so that
             they are shuffled by blocks unless the user says otherwise.
+        is_numbered: whether the fingerprint of an example is its number and nothing else.
     """
 
     is_indexed = True
@@ -177,6 +178,7 @@ class IndexedSource(Source):
     runs_user_code: bool = False
     fits_page_cache: bool = False
     prefers_blocks: bool = False
+    is_numbered: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.arrow_rows import to_examples, to_table
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.arrow_rows import to_table
+from stoker.sources.grouped_rows import GroupedRows, kinds_of
+from stoker.sources.source import IndexedSource, Indices, Rows
 
 
 class TableSource(IndexedSource):
@@ -18,6 +18,8 @@ class TableSource(IndexedSource):
     Raises ImportError without pyarrow, TypeError for what is no table, ValueError for one without
     rows or with two columns of one name.
     """
+
+    is_numbered = True
 
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
@@ -34,11 +36,27 @@ class TableSource(IndexedSource):
         names: list[str] = self._table.column_names
         return names
 
+    @property
+    def rows(self) -> Rows | None:
+        return self._grouped if self._grouped.are_stacked else None
+
+    @functools.cached_property
+    def _grouped(self) -> GroupedRows:
+        import pyarrow as pa
+
+        table = self._table
+        nulls = [name for name in table.column_names if table.column(name).null_count]
+        parts = (pa.Table.from_batches([batch]) for batch in table.to_batches())
+        return GroupedRows.of(parts, kinds_of(table.schema, nulls))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_grouped"}
+
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return to_examples(self._table.take(np.asarray(indices, np.int64)))
+        return self._grouped.examples(indices)
 
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""

@@ -156,18 +156,20 @@ class TokenSource(IndexedSource):
         return [self._kind(*(array[span] for array in batch)) for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
-        inputs, targets = batch.inputs, batch.targets
-        length = self._length
+        rows = slice(start, start + len(indices))
+        inputs, targets = batch.inputs[rows], batch.targets[rows]
         files = np.searchsorted(self._ends, indices, side="right")
         tokens = (indices - self._firsts[files]) * self._stride
-        places = zip(files.tolist(), tokens.tolist(), strict=True)
-        for row, (number, token) in enumerate(places, start):
+        for number in dict.fromkeys(files.tolist()):
             path, version, dtype, begins, _ = self._files[number]
-            at, nbytes = begins + token * dtype.itemsize, (length + 1) * dtype.itemsize
-            found = np.frombuffer(self._opened.read(path, version, at, nbytes), dtype)
-            inputs[row] = found[:-1]
-            targets[row] = found[1:]
-        self._separate(batch, slice(start, start + len(indices)))
+            there = files == number
+            starts = (begins + tokens[there] * dtype.itemsize).tolist()
+            found = np.empty((len(starts), self._length + 1), dtype)
+            self._opened.read_values(path, version, starts, found)
+            of_file = slice(None) if len(starts) == len(files) else there
+            inputs[of_file] = found[:, :-1]
+            targets[of_file] = found[:, 1:]
+        self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
         """Return the example of so many tokens."""

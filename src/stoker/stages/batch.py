@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stoker import pytree
-from stoker.buffers import Recycler
+from stoker.buffers import Allocator, Recycler
 from stoker.checks import is_whole_number
 from stoker.stages.stage import Stage, Traits, first_with
 
@@ -153,12 +153,12 @@ class Builder:
             return self._leaves
 
 
-def collated(examples: list[Any], recycler: Recycler) -> Columns:
+def collated(examples: list[Any], allocator: Allocator) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
     template = examples[0]
     stacked = []
     for place, column in enumerate(_columns(template, examples)):
-        leaf = _leaf(_Name(template, place), column[0], len(examples), recycler)
+        leaf = _leaf(_Name(template, place), column[0], len(examples), allocator)
         leaf.put(0, column)
         stacked.append(leaf.finish(False))
     return Columns(pytree.map_leaves(lambda _: None, template), stacked)
@@ -359,16 +359,16 @@ class _ListLeaf(_Leaf):
             self.out[row] = kind(value)  # NumPy's own strings become plain ones
 
 
-def _leaf(name: _Name, first: Any, rows: int, recycler: Recycler) -> _Leaf:
+def _leaf(name: _Name, first: Any, rows: int, allocator: Allocator) -> _Leaf:
     if isinstance(first, np.ndarray):
-        return _ArrayLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
+        return _ArrayLeaf(name, first, allocator.array((rows, *first.shape), first.dtype))
     if isinstance(first, _TEXT):
         return _ListLeaf(name, [None] * rows)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return _ScalarLeaf(name, first, rows)
     if pytree.is_jax_array(first):  # stacked on the host: JAX would dispatch each example
         first = np.asarray(first)
-        return _JaxLeaf(name, first, recycler.array((rows, *first.shape), first.dtype))
+        return _JaxLeaf(name, first, allocator.array((rows, *first.shape), first.dtype))
     if pytree.is_tensor(first):
         import torch
 

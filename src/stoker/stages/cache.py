@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker import machine
 from stoker.cache.fingerprint import Fingerprint
@@ -25,19 +28,8 @@ if TYPE_CHECKING:
 _SAMPLED = 64
 
 
-class Hit:
-    """An example that was found in the cache, until the cache's turn comes.
-
-    Attributes:
-        value: what was found.
-        left_out: whether a filter in front of the cache left it out.
-    """
-
-    __slots__ = ("left_out", "value")
-
-    def __init__(self, value: Any, *, left_out: bool) -> None:
-        self.value = value
-        self.left_out = left_out
+class LeftOutBefore:
+    """Stands for an example that a filter in front of the cache left out."""
 
 
 class Miss:
@@ -147,33 +139,39 @@ class CacheStage(Stage):
     def find(
         self,
         source: IndexedSource,
-        indices: Sequence[int],
-        expected: Container[int],
+        indices: NDArray[np.int64],
+        expected: Collection[int],
         gather: Gather | None,
     ) -> list[Any]:
-        """Look examples up: each comes as a ``Hit``, or as a ``Miss`` without a value.
+        """Look examples up: each comes as it was found, or as a ``Miss`` without a value.
 
         Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
         for is with ``gather``.
         """
         from stoker.cache.codec import LEFT_OUT
+        from stoker.cache.store import MISSING
 
-        known = [self._known(source, index) for index in indices]
-        found: list[Any] = [None] * len(known)
-        asked = [
-            at
-            for at, (fingerprint, _) in enumerate(known)
-            if fingerprint is not None and indices[at] not in expected
-        ]
-        keys = [known[at][1] for at in asked]
-        sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
-        for at, value in (gather or self.cache).find(keys, sizes):
-            found[asked[at]] = Hit(value, left_out=value is LEFT_OUT)
-        if len(asked) < len(indices):
-            self.cache.count(misses=len(indices) - len(asked))
-        return [
-            hit or Miss(index, *one) for hit, index, one in zip(found, indices, known, strict=True)
-        ]
+        numbers = indices.tolist()
+        known = None if source.is_numbered else [self._known(source, each) for each in numbers]
+        keys = self.cache.keys_of(indices) if known is None else [key for _, key in known]
+        if expected or not all(keys):
+            asked = [at for at, key in enumerate(keys) if key and numbers[at] not in expected]
+        else:
+            asked = list(range(len(keys)))
+        sizes = None
+        if known is not None:
+            sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
+        values = (gather or self.cache).find([keys[at] for at in asked], sizes)
+        if len(asked) < len(keys):
+            self.cache.count(misses=len(keys) - len(asked))
+        found: list[Any] = [MISSING] * len(keys)
+        for at, value in zip(asked, values, strict=True):
+            found[at] = LeftOutBefore() if value is LEFT_OUT else value
+        for at, value in enumerate(found):
+            if value is MISSING:
+                one = known[at] if known else self._known(source, numbers[at])
+                found[at] = Miss(numbers[at], *one)
+        return found
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
         """Return an example's fingerprint and key; none, and b"", where its file is not found."""

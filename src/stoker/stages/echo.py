@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,18 @@ from stoker.checks import is_whole_number
 from stoker.errors import StateError
 from stoker.machine import format_bytes, process_group
 from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
-from stoker.schedule.factor import exact_factor, uses_of_first
+from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
 from stoker.schedule.record import RunRecord, difference_of
+from stoker.sources.mixture import MixtureSource
+from stoker.stages.skip import RAISE
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
     from stoker.engine.lower import Lowering
 
-Factor = float | Fraction | str
-"""``"auto"``, or the mean uses of each fresh item, at least 1."""
+Factor = float | Fraction | str | Sequence[float | Fraction]
+"""``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
 DEFAULT_POOL_BATCHES = 16
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 DEFAULT_MAX_FACTOR = 4
@@ -35,8 +37,8 @@ class Echo(Stage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
-        factor: the exact echoing factor, above 1 (a factor of 1 leaves no stage behind), or None
-            where it follows the stall.
+        uses: by the exact echoing factor (a factor of 1 leaves no stage behind); one for each part
+            of a mixture; none where it follows the stall.
         max_factor: how often an item is used at most.
         min_distance: how many steps lie between two uses of an item at least, where the factor
             follows the stall.
@@ -44,15 +46,17 @@ class Echo(Stage):
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         position: how many echoes stand before it in the chain: part of its address.
         record: decisions of an earlier run that are replayed, or None.
+        counts: how often each item is used, once it is placed; None where it follows the stall.
     """
 
-    factor: Fraction | None
+    uses: tuple[EvenUses, ...]
     max_factor: int
     min_distance: int
     pool: int | None
     pool_bytes: int | None
     position: int = 0
     record: RunRecord | None = None
+    counts: UseCounts | None = None
 
     @staticmethod
     def of(
@@ -72,23 +76,28 @@ class Echo(Stage):
                     "replay= has pool, max_factor and min_distance of its own: leave them out"
                 )
             most, apart = _max_factor(max_factor), _min_distance(min_distance)
-            return Echo(None, most, apart, size, size_bytes, record=record)
+            return Echo((), most, apart, size, size_bytes, record=record)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
             )
         if any(given is not None for given in (max_factor, min_distance, record)):
             raise ValueError('max_factor=, min_distance= and replay= go with .echo("auto")')
-        exact = exact_factor(factor)
-        if exact == 1:
+        factors = factor if isinstance(factor, Sequence) else [factor]
+        if isinstance(factor, Sequence) and len(factor) < 2:
+            raise ValueError(f"{factor!r} is a factor for each of several parts: give one alone")
+        uses = tuple(EvenUses(exact_factor(each)) for each in factors)
+        most = max(each.most for each in uses)
+        if most == 1:
             return None
-        most = -(-exact.numerator // exact.denominator)
-        return Echo(exact, most, DEFAULT_MIN_DISTANCE, size, size_bytes)
+        return Echo(uses, most, DEFAULT_MIN_DISTANCE, size, size_bytes)
 
     @property
     def name(self) -> str:
-        if self.factor is not None:
-            return f"echo({float(self.factor):g})"
+        if len(self.uses) > 1:
+            return f"echo([{', '.join(f'{float(each.factor):g}' for each in self.uses)}])"
+        if self.uses:
+            return f"echo({float(self.uses[0].factor):g})"
         return f"echo(auto, max_factor={self.max_factor})"
 
     @property
@@ -98,24 +107,25 @@ class Echo(Stage):
     @property
     def is_adaptive(self) -> bool:
         """Whether the factor follows the stall."""
-        return self.factor is None
+        return not self.uses
 
     @property
     def follows_clock(self) -> bool:
         """Whether it decides by what is ready, rather than by a factor or a record."""
-        return self.factor is None and self.record is None
+        return self.is_adaptive and self.record is None
 
     def placed(self, before: Chain) -> Echo:
-        """Number it among the echoes, and look up its record.
+        """Number it among the echoes, look up its record, and tell how often items are used.
 
-        Raises ValueError behind a stage whose outputs cannot be made again one by one.
+        Raises ValueError behind a stage whose outputs cannot be made again one by one, and where
+        an item does not tell which part it is of.
         """
         joining = first_with(before.stages, lambda t: t.joins)
         if joining is not None:
             raise ValueError(f".echo() cannot follow {joining.name}: put it before")
         position = len(before.echoes)
         if self.record is None:
-            return replace(self, position=position)
+            return replace(self, position=position, counts=self._counts(before))
         made = self.record.echo(position, ".echo(replay=)")
         return replace(
             self, position=position, max_factor=made.max_factor, min_distance=made.min_distance
@@ -144,19 +154,19 @@ class Echo(Stage):
 
     def count(self, items: int) -> int:
         """Return the uses of so many fresh items; TypeError where that is not known before."""
-        if self.factor is None:
+        if self.counts is None:
             raise TypeError(
                 'the number of batches is not known under .echo("auto"), which follows '
                 "the stall; .steps(n) ends an epoch after n"
             )
-        return uses_of_first(self.factor, items)
+        return self.counts.of_first(items)
 
     def outline(self) -> str:
         """Return its factor and pool; of an adaptive one another pool makes no other pipeline."""
-        if self.factor is None:
+        if self.is_adaptive:
             return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"
         size = self.pool if self.pool is not None else self.pool_bytes
-        return f"echo({self.factor}, pool={size})"
+        return f"echo({', '.join(str(each.factor) for each in self.uses)}, pool={size})"
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it stands in the echoing paper's words, its pool, and who decides."""
@@ -169,7 +179,7 @@ class Echo(Stage):
         Of an adaptive echo: that lets a batch consist of items used before, none of them in the
         batch before it.
         """
-        return (2 if self.factor is None else self.max_factor) * group
+        return (2 if self.is_adaptive else self.max_factor) * group
 
     def check_holds(self, batch: int) -> None:
         """Raise ValueError where its pool is smaller than a batch."""
@@ -179,6 +189,26 @@ class Echo(Stage):
                 f"{batch}; give it at least {self.smallest_distinct(batch)} to keep the uses in "
                 "a batch distinct"
             )
+
+    def _counts(self, before: Chain) -> UseCounts | None:
+        """Tell how often each item is used; raises ValueError where its part is not known."""
+        if len(self.uses) < 2:
+            return self.uses[0] if self.uses else None
+        source = before.source
+        if not isinstance(source, MixtureSource):
+            raise ValueError(f".{self.name} has a factor for each part of a mixture: stoker.mix()")
+        if len(source.parts) != len(self.uses):
+            raise ValueError(
+                f".{self.name} has {len(self.uses)} factors, and the mixture {len(source.parts)} "
+                "parts: give one for each, in their order"
+            )
+        stage = first_with(before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches)
+        if stage is not None or before.budget != RAISE:
+            raise ValueError(
+                f".{self.name} cannot follow {'a skip budget' if stage is None else stage.name}: "
+                "the number of an item tells its part, so each must come"
+            )
+        return UsesByPart(self.uses, source.proportions)
 
     def _insertion_point(self, chain: Chain) -> str:
         """Name where it stands (Choi et al., arXiv 1907.05550, section 2)."""
@@ -215,7 +245,7 @@ class Echo(Stage):
 
     def _decides(self) -> str:
         """Say who decides where the factor is not fixed."""
-        if self.factor is not None:
+        if not self.is_adaptive:
             return ""
         if self.record is not None:
             return "; replays a record"
@@ -226,7 +256,7 @@ class Echo(Stage):
 
     def _apart(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say how far apart copies are, where a rule says so."""
-        if self.factor is not None:
+        if not self.is_adaptive:
             return ""
         known = sizes.get(self.position)
         size = self.pool if known is None else known.size

@@ -6,11 +6,18 @@ Never a number between. The stream does not depend on it. The decision:
    batch then costs more than 1 ms over all segments, all threads start. Otherwise it stays inline,
    and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
    take part, without a trial. So do image functions, where an image takes 0.2 ms or more.
-2. A trial with all threads: at least 12 pieces and 20 ms of work. If together they kept less than
-   half a core busy, they were sleeping (reads, latency), and all stay.
+2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
+   half a core busy, they were sleeping (reads, latency), and all stay. So they do if one that had
+   the processor whenever it wanted could not come within a tenth of what they did.
 3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
    one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
    than that, the work goes back to the consumer.
+4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
+   it is repeated, longer and ever more rarely, and what most of the last three say counts.
+
+Examples differ, and so two trials are not compared by how long their rows took. They are by how
+long each row took for what it needed of the processor: threads that wait for each other take
+longer for the same.
 
 ``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
 one in which examples were missing from a cache: what is found there costs less.
@@ -18,14 +25,20 @@ one in which examples were missing from a cache: what is found there costs less.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Mapping
 
 INLINE_BATCH_NS = 1_000_000
 GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
 IMAGE_ROW_NS = 200_000  # smaller images are mostly Python's own work
 _INLINE_TRIAL_NS = 5_000_000
+_LOOK_NS = 1_000_000  # of inline work, from one look at it to the next
 _TRIAL_TASKS = 12
-_TRIAL_NS = 20_000_000
+_TRIAL_NS = 20_000_000  # of each thread
+_LATER_TRIAL_NS = 100_000_000
+_REST_NS = 500_000_000  # of work of each thread, from the first trial to the next; then doubled
+_LONGEST_REST_NS = 64 * _REST_NS
+_VOTES = 3
 _CLEARLY = 0.9  # of the time: what counts as faster
 
 
@@ -78,25 +91,50 @@ class Autotuner:
     """What a pipeline learnt about its own speed; outlives its epochs.
 
     Attributes:
-        active: how many threads take part, or None while that is not decided.
+        active: how many threads take part, or None while nothing is known of that.
+        is_settled: whether that stays, since there is nothing to try.
+        rest_ns: the work that is done until it is tried out again.
+        trial_ns: how long that takes, of each thread.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
     """
 
     def __init__(self) -> None:
-        self.active: int | None = None
         self.factor: int | None = None
         self.costs: dict[int, CostEstimate] = {}
         self._misses = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.active: int | None = None
+        self.is_settled = False
+        self.rest_ns = 0
+        self.trial_ns = _TRIAL_NS
+        self._rest_ns = _REST_NS
+        self._verdicts: deque[int] = deque(maxlen=_VOTES)
 
     def begin_epoch(self, misses: int) -> None:
         """Forget what was learnt if a cache has missed more examples than an epoch ago."""
         if misses != self._misses:
-            self._misses, self.active = misses, None
+            self._misses = misses
+            self._forget()
             self.costs.clear()
 
     def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
         """Return the cost of a segment."""
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
+
+    def judge(self, threads: int) -> None:
+        """Take in what a trial said; what most of the last ones say counts, more in a tie."""
+        if not threads:
+            return self._forget()
+        self._verdicts.append(threads)
+        self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
+        self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
+        self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
+
+    def settle(self, threads: int) -> None:
+        """Have so many threads take part from now on."""
+        self.active, self.is_settled = threads, True
 
 
 class Tuning:
@@ -108,45 +146,64 @@ class Tuning:
 
     Attributes:
         active: how many take part now.
-        is_over: whether that stays.
+        trial: what is tried out now; measurements then need the processor's time, too.
+        is_over: whether ``active`` stays.
     """
 
     def __init__(self, limit: int, autotuner: Autotuner) -> None:
         self._limit = limit
         self._autotuner = autotuner
-        self._trial: _Trial | None = None
-        self.active = 0
-        self.is_over = False
+        self._unlooked_ns = _LOOK_NS
+        self.trial: Trial | None = None
+        self.active = min(autotuner.active or 0, limit)
 
     @property
-    def is_on_trial(self) -> bool:
-        """Whether measurements need the processor's time, too."""
-        return self._trial is not None
+    def is_over(self) -> bool:
+        return self._autotuner.is_settled
 
-    def note(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> bool:
-        """Take a measurement in; return whether ``active`` may be another now."""
+    def note(
+        self, cost: CostEstimate, rows: int, wall: int, cpu: int = 0, trial: Trial | None = None
+    ) -> bool:
+        """Take a measurement in; return whether ``active`` may be another now.
+
+        Args:
+            cost: of the segment whose rows were done.
+            rows: how many.
+            wall: the time that took.
+            cpu: the processor's time that took, in a trial.
+            trial: the one under way when they were begun.
+        """
         if self.active == 0:
-            return self._leaves_inline(cost)
-        trial = self._trial
-        if trial is None:
-            self._trial = _Trial(self.active)
+            return self._leaves_inline(cost, wall)
+        now = self.trial
+        if now is None:
+            self._autotuner.rest_ns -= wall
+            return self._autotuner.rest_ns <= 0 and self._try(self._limit)
+        if trial is not now:
             return False
-        trial.note(cost, rows, wall, cpu)
-        if not trial.over:
+        now.note(cost, rows, wall, cpu)
+        if not now.over:
             return False
-        if trial.threads > 1 and trial.before is None and not trial.idle:
-            self._trial = _Trial(1, before=trial)
-            self.active = 1
-            return True
-        self._trial = None
-        self.active = trial.verdict(self._limit)
-        if self.active:
-            self._settle()
-        else:  # until a batch turns out to be costly after all
+        if not now.is_clear:
+            return self._try(1, before=now)
+        self.trial = None
+        threads = now.verdict(self._limit)
+        self._autotuner.judge(threads)
+        self.active = self._autotuner.active or 0
+        if not threads:  # until a batch turns out to be costly after all
             cost.inline_ns = INLINE_BATCH_NS
         return True
 
-    def _leaves_inline(self, cost: CostEstimate) -> bool:
+    def _try(self, threads: int, before: Trial | None = None) -> bool:
+        self.trial = Trial(threads, self._autotuner.trial_ns, before)
+        self.active = threads
+        return True
+
+    def _leaves_inline(self, cost: CostEstimate, wall: int) -> bool:
+        self._unlooked_ns += wall
+        if self._unlooked_ns < _LOOK_NS:
+            return False
+        self._unlooked_ns = 0
         costs = self._autotuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS and cost.rows > 1
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
@@ -156,12 +213,8 @@ class Tuning:
             return False
         self.active = self._limit
         if all(each.is_parallel for each in costs):  # then there is nothing to try
-            self._settle()
+            self._autotuner.settle(self.active)
         return True
-
-    def _settle(self) -> None:
-        self._autotuner.active = self.active
-        self.is_over = True
 
 
 def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -> int:
@@ -183,46 +236,70 @@ def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -
     return 0 if is_cheap and batch_ns > _CLEARLY * inline_ns else best
 
 
-class _Trial:
-    """Work measured while a given number of threads took part."""
+class _Spent:
+    """What rows of one segment took, of time and of the processor's."""
 
-    def __init__(self, threads: int, before: _Trial | None = None) -> None:
+    def __init__(self) -> None:
+        self.rows = self.wall = self.cpu = 0
+
+    def add(self, rows: int, wall: int, cpu: int) -> None:
+        self.rows += rows
+        self.wall += wall
+        self.cpu += cpu
+
+
+class Trial:
+    """Work measured while a given number of threads took part.
+
+    Args:
+        threads: how many.
+        least_ns: of work of each of them.
+        before: the trial with all of them, if this is the one with a single thread.
+    """
+
+    def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
         self.threads = threads
-        self.before = before
-        self._jobs = 0
-        self._wall = 0
-        self._cpu = 0
-        self._each: dict[int, list[int]] = {}
-        self._costs: dict[int, CostEstimate] = {}
+        self._least_ns = threads * least_ns
+        self._before = before
+        self._pieces = 0
+        self._all = _Spent()
+        self._each: dict[CostEstimate, _Spent] = {}
 
     def note(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> None:
-        self._jobs += 1
-        self._wall += wall
-        self._cpu += cpu
-        self._costs[id(cost)] = cost
-        sums = self._each.setdefault(id(cost), [0, 0])
-        sums[0] += rows
-        sums[1] += wall
+        """Take a measurement in."""
+        self._pieces += 1
+        self._all.add(rows, wall, cpu)
+        self._each.setdefault(cost, _Spent()).add(rows, wall, cpu)
 
     @property
     def over(self) -> bool:
-        return self._jobs >= _TRIAL_TASKS and self._wall >= _TRIAL_NS
+        """Whether it was long enough."""
+        return self._pieces >= _TRIAL_TASKS and self._all.wall >= self._least_ns
 
     @property
-    def idle(self) -> bool:
-        """Whether the threads mostly slept (reads, latency): then more of them always help."""
-        return self._cpu < 0.5 / self.threads * self._wall
+    def is_clear(self) -> bool:
+        """Whether one thread need not be tried, too."""
+        if self.threads == 1 or self._all.cpu < 0.5 / self.threads * self._all.wall:
+            return True  # more of those that mostly sleep always help
+        each = self._each.items()
+        work_ns = sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
+        least_ns = sum(spent.cpu / spent.rows * cost.rows_per_batch for cost, spent in each)
+        return work_ns / self.threads <= _CLEARLY * least_ns
 
     def verdict(self, limit: int) -> int:
         """Return how many threads are to take part."""
-        own = self._each.keys()
-        shared = own & self.before._each.keys() if self.before is not None else set()
-        work_ns = {self.threads: self._batch_ns(shared or own)}
-        if self.before is not None and shared:
-            work_ns[self.before.threads] = self.before._batch_ns(shared)
-        inline_ns = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._costs.values())
+        before = self._before
+        shared = before._each.keys() & self._each.keys() if before is not None else set()
+        if before is not None and shared:
+            work_ns = {before.threads: 0.0, self.threads: 0.0}
+            for cost in shared:
+                both = before._each[cost], self._each[cost]
+                row_ns = sum(spent.cpu for spent in both) / sum(spent.rows for spent in both)
+                for trial, spent in zip((before, self), both, strict=True):
+                    slowed = spent.wall / max(1, spent.cpu)
+                    work_ns[trial.threads] += row_ns * slowed * cost.rows_per_batch
+        else:
+            each = self._each.items()
+            work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}
+        inline_ns = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._each)
         return choose_threads(limit, work_ns, inline_ns)
-
-    def _batch_ns(self, which: Iterable[int]) -> float:
-        each, costs = self._each, self._costs
-        return sum(each[i][1] / each[i][0] * costs[i].rows_per_batch for i in which)

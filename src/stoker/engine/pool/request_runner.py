@@ -20,6 +20,7 @@ from stoker.buffers import Recycler
 from stoker.engine.pool.threads import Request
 from stoker.engine.work import Failure, Rejected, Work
 from stoker.errors import StageError
+from stoker.ipc.channel import Arena
 from stoker.ipc.flatten import Flattener
 from stoker.stages.batch import Builder, collated
 
@@ -32,7 +33,8 @@ class RequestRunner:
     def __init__(self) -> None:
         self._recycler = Recycler()
 
-    def do(self, work: Work, request: Request, ns: list[int]) -> Any:
+    def do(self, work: Work, request: Request, ns: list[int], outbox: Arena | None = None) -> Any:
+        """Do a request; arrays of its answer may lie in ``outbox``, which is to send it."""
         values = self._examples(work, request, ns)
         batch = work.segment.batch
         for i, value in enumerate(values):
@@ -44,7 +46,7 @@ class RequestRunner:
             return values
         if not request.whole or (batch.collate is None and not work.segment.batch_maps):
             try:
-                return collated(values, self._recycler)
+                return collated(values, outbox or self._recycler)
             except Exception as error:
                 return Failure(_plain(work.batch_failure(error, request.number).error))
         builder = Builder(len(values), batch.collate, self._recycler)

@@ -154,7 +154,8 @@ class WorkerPool:
         self._chore_waits = False
         self._works_first = False
         self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
-        self._tuning = Tuning(threads, autotuner) if threads and not self.active else None
+        is_tuned = threads and remotes is None and not autotuner.is_settled
+        self._tuning = Tuning(threads, autotuner) if is_tuned else None
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
         self._threads_each = threads_each
@@ -361,9 +362,9 @@ class WorkerPool:
 
     def _do(self, task: Task, start: int, stop: int, remote: Any) -> bool:
         """Do rows of a task; return whether it is done."""
-        on_trial = self._tuning is not None and self._tuning.is_on_trial
+        trial = self._tuning.trial if self._tuning is not None else None
         began = time.perf_counter_ns()
-        cpu = time.thread_time_ns() if on_trial else 0
+        cpu = time.thread_time_ns() if trial is not None else 0
         runner = task.runner
         spent = runner.run(task, start, stop, remote)
         rows = stop - start
@@ -375,7 +376,7 @@ class WorkerPool:
         if last:
             runner.complete(task)
         wall = time.perf_counter_ns() - began
-        cpu = time.thread_time_ns() - cpu if on_trial else 0
+        cpu = time.thread_time_ns() - cpu if trial is not None else 0
         with self.lock:
             runner.cost.note(rows, wall)
             runner.account(spent, rows)
@@ -383,7 +384,7 @@ class WorkerPool:
                 task.done_ns = began + wall
                 self._settle(task)
             tuning = self._tuning
-            if tuning is not None and tuning.note(runner.cost, rows, wall, cpu):
+            if tuning is not None and tuning.note(runner.cost, rows, wall, cpu, trial):
                 self.active = tuning.active
                 if tuning.is_over:
                     self._tuning = None

@@ -51,7 +51,7 @@ def serve(
             return
         work = works[request.depth]
         ns = work.segment.counters()
-        answer = runner.do(work, request, ns)
+        answer = runner.do(work, request, ns, outboxes[slot])
         misdrawn = work.misdrawn
         try:
             channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])

@@ -16,7 +16,7 @@ from stoker.sources.patterns import Paths
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.seekable_file import SeekableFile
-from stoker.sources.source import Indices
+from stoker.sources.source import Indices, Rows
 
 _FOOTER_BYTES = 1 << 16  # nearly all are shorter
 _TRAILER_BYTES = 8  # the length of the footer, and the magic number
@@ -48,6 +48,11 @@ class RemoteParquetSource(ParquetSource):
         self._metadata: dict[str, Any] = {}
         super().__init__(paths, columns)
         self._spans = [self._span(group) for group in range(len(self._groups))]
+
+    @property
+    def rows(self) -> Rows | None:
+        """Return None: row groups are read ahead, by a reader."""
+        return None
 
     def reader(self) -> GroupReader:
         """Open the file system for reading ahead."""

@@ -1,0 +1,212 @@
+"""Rows of Arrow tables that lie in groups: as examples, and straight into batches.
+
+Arrow's own ``take`` costs microseconds for each group that rows are of, and shuffled rows are of
+many. Columns of numbers, text and bytes are therefore read where they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.buffers import Recycler
+from stoker.sources.arrow_rows import concatenated, to_examples
+from stoker.sources.source import Indices
+
+Kinds = dict[str, np.dtype[Any] | None]
+"""By column, the dtype of numbers, and None of text and bytes."""
+
+
+class RowGroup:
+    """A part of a table; its buffers are not copied."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.table.nbytes)
+
+    @functools.cached_property
+    def columns(self) -> dict[str, Any]:
+        """What has the value of each row, by number; where columns are of ``Kinds``."""
+        return {
+            name: _values(column.combine_chunks())
+            for name, column in zip(self.table.column_names, self.table.columns, strict=True)
+        }
+
+
+class GroupedRows:
+    """Rows by number, out of groups that follow each other.
+
+    Args:
+        ends: of each group, the number behind its last row.
+        group: returns one; they may be read when they are asked for.
+        kinds: of the columns; None where there are others than those.
+        used: is told how many rows were taken.
+    """
+
+    def __init__(
+        self,
+        ends: NDArray[np.int64],
+        group: Callable[[int], RowGroup],
+        kinds: Kinds | None,
+        used: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        self._ends = ends
+        self._group = group
+        self._kinds = kinds
+        self._used = used
+
+    @classmethod
+    def of(cls, tables: Iterable[Any], kinds: Kinds | None) -> GroupedRows:
+        """Return the rows of tables that are at hand."""
+        groups = [RowGroup(table) for table in tables if table.num_rows]
+        ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
+        return cls(ends, groups.__getitem__, kinds)
+
+    @property
+    def are_stacked(self) -> bool:
+        """Whether batches can be gathered of them."""
+        return self._kinds is not None
+
+    def examples(self, indices: Indices) -> list[dict[str, Any]]:
+        """Return rows as ``to_examples`` does."""
+        wanted = np.asarray(indices, np.int64)
+        if self._kinds is None:
+            return self._taken(wanted)
+        found, rows = self._found(wanted)
+        names = list(self._kinds)
+        columns = [
+            [columns[name][row] for columns, row in zip(found, rows, strict=True)] for name in names
+        ]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def allocate(self, rows: int, recycler: Recycler) -> dict[str, Any]:
+        assert self._kinds is not None
+        return {
+            name: [None] * rows if dtype is None else recycler.array((rows,), dtype)
+            for name, dtype in self._kinds.items()
+        }
+
+    def split(self, batch: dict[str, Any], rows: int) -> list[dict[str, Any]]:
+        count = len(next(iter(batch.values())))
+        if count <= rows:
+            return [batch]
+        spans = [slice(start, start + rows) for start in range(0, count, rows)]
+        return [{name: column[span] for name, column in batch.items()} for span in spans]
+
+    def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
+        found, rows = self._found(indices)
+        span = slice(start, start + len(rows))
+        for name, out in batch.items():
+            out[span] = [columns[name][row] for columns, row in zip(found, rows, strict=True)]
+
+    def _found(self, wanted: NDArray[np.int64]) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return, of each row, the columns of its group, and its number there."""
+        groups = np.searchsorted(self._ends, wanted, side="right").tolist()
+        columns: dict[int, dict[str, Any]] = {}
+        firsts: dict[int, int] = {}
+        for number in dict.fromkeys(groups):
+            group = self._group(number)
+            columns[number] = group.columns
+            firsts[number] = int(self._ends[number]) - group.num_rows
+        rows = [index - firsts[at] for index, at in zip(wanted.tolist(), groups, strict=True)]
+        self._used(len(rows))
+        return [columns[at] for at in groups], rows
+
+    def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Return rows of any columns."""
+        groups = np.searchsorted(self._ends, wanted, side="right")
+        examples: list[Any] = [None] * len(wanted)
+        places: list[int] = []
+        rows = []
+        for number in dict.fromkeys(groups.tolist()):
+            group = self._group(number)
+            there = np.flatnonzero(groups == number)
+            places += there.tolist()
+            first = int(self._ends[number]) - group.num_rows
+            rows.append(group.table.take(wanted[there] - first))
+        self._used(len(wanted))
+        # Made at once, for what that costs by group.
+        for place, example in zip(places, to_examples(concatenated(rows)), strict=True):
+            examples[place] = example
+        return examples
+
+
+def kinds_of(schema: Iterable[Any], with_nulls: Iterable[str]) -> Kinds | None:
+    """Return the kinds of columns; None where some are others.
+
+    Args:
+        schema: the columns' fields.
+        with_nulls: the names of those that may hold nulls: numbers with nulls are others.
+    """
+    import pyarrow as pa
+
+    types, nulls = pa.types, set(with_nulls)
+    found: Kinds = {}
+    for field in schema:
+        kind = field.type
+        if _is_text(kind):
+            found[field.name] = None
+        elif field.name not in nulls and (
+            types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+        ):
+            found[field.name] = np.dtype(kind.to_pandas_dtype())
+        else:
+            return None
+    return found or None
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    is_string = types.is_string(kind) or types.is_large_string(kind)
+    return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _values(array: Any) -> Any:
+    """Return what has the values of an array (or of the one chunk of a column) by row."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    if not _is_text(array.type):
+        return array.to_numpy(zero_copy_only=False)
+    if array.null_count or not len(array):
+        return array.to_pylist()
+    is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+    _, offsets, data = array.buffers()
+    ends = memoryview(offsets).cast("q" if is_large else "i")
+    first = array.offset
+    return (_Texts if is_text else _Bytes)(
+        ends[first : first + len(array) + 1], memoryview(data) if data else memoryview(b"")
+    )
+
+
+class _Bytes:
+    """Values of different lengths, one behind the other."""
+
+    def __init__(self, ends: memoryview, data: memoryview) -> None:
+        self._ends = ends
+        self._data = data
+
+    def __getitem__(self, row: int) -> Any:
+        ends = self._ends
+        return bytes(self._data[ends[row] : ends[row + 1]])
+
+
+class _Texts(_Bytes):
+    def __getitem__(self, row: int) -> Any:
+        ends = self._ends
+        return str(self._data[ends[row] : ends[row + 1]], "utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -14,6 +15,9 @@ _UNITS = {
     **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
     **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
 }
+
+_CORES = ("cpu.max", "cpu.cfs_quota_us")  # of v2, of v1
+_MEMORY = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 
 
 def parse_bytes(text: str) -> int:
@@ -112,23 +116,28 @@ def hosts_of_job() -> int:
     return -(-int(world) // int(local))
 
 
-def _control_groups() -> list[Path]:
-    """Return this process's control-group folders, v2 and v1, innermost first."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
+def _control_groups() -> tuple[Path, ...]:
+    """Return the folders of this process's control groups that limit cores or memory.
+
+    Those of v2 and of v1, innermost first.
+    """
+    return _folders_of(_read(Path("/proc/self/cgroup")))
+
+
+@functools.lru_cache(maxsize=1)  # an epoch begins with this, and looking takes a millisecond
+def _folders_of(groups: str) -> tuple[Path, ...]:
     folders: list[Path] = []
-    for line in lines:
+    for line in groups.splitlines():
         _, controllers, inside = line.split(":", 2)
         for mounted in (controllers, *controllers.split(",")):  # of v2 both are empty
             root = Path("/sys/fs/cgroup", mounted)
             own = root / inside.lstrip("/")
             # Inside a container the path may be the host's: the mounted root is ours then.
             for folder in (own, *own.parents):
-                if folder.is_relative_to(root) and folder.is_dir() and folder not in folders:
+                limits = any((folder / name).exists() for name in (*_CORES, *_MEMORY))
+                if limits and folder.is_relative_to(root) and folder not in folders:
                     folders.append(folder)
-    return folders
+    return tuple(folders)
 
 
 def _quota_cores(group: Path) -> float:
@@ -143,10 +152,7 @@ def _quota_cores(group: Path) -> float:
 
 
 def _memory_of(group: Path) -> tuple[int | None, int]:
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    for limit_name, used_name in _MEMORY.items():
         limit = _read(group / limit_name)
         if limit and limit != "max":
             used = int(_read(group / used_name) or 0)

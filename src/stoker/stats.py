@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import textwrap
-from dataclasses import astuple, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ class Clock:
 
     def __add__(self, other: Clock) -> Clock:
         """Return both together."""
-        return Clock(*map(operator.add, astuple(self), astuple(other)))
+        return Clock(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Totals:
 
     def __add__(self, other: Totals) -> Totals:
         """Return both together."""
-        return Totals(*map(operator.add, astuple(self), astuple(other)))
+        return Totals(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True, eq=False)

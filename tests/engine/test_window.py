@@ -8,9 +8,11 @@ import time
 import weakref
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import stoker
+from stoker.testing import check_resume, same
 from strategies import small_pools_allowed
 
 BATCH = 4
@@ -60,6 +62,85 @@ def test_without_workers_nothing_runs_ahead() -> None:
         for number in range(1, 6):
             next(iterator)
             assert data.fetched == number * BATCH
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_without_workers_nothing_fast_runs_ahead_either(batch: int) -> None:
+    asked: list[int] = []
+
+    def noted(x: int) -> int:
+        asked.append(x)
+        return x
+
+    pipeline = stoker.from_dataset(range(400)).map(noted).batch(batch).workers(0)
+    for number, _ in enumerate(pipeline, 1):
+        assert len(asked) == number * batch
+
+
+class Small:
+    """Costs next to nothing to read; fails on one."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 403
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad:
+            raise LookupError(index)
+        return np.full(2, index), index
+
+
+def drawn(example: Any, rng: np.random.Generator) -> Any:
+    return (*example, int(rng.integers(1 << 40)))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_small_batches_are_the_same_however_many_are_made_at_once(n: int, drop_last: bool) -> None:
+    def build(workers: int | None = None) -> stoker.Pipeline:
+        chain = stoker.from_dataset(Small(), seed=0).shuffle().random_map(drawn)
+        chain = chain.batch(n, drop_last=drop_last).random_map(lambda b, rng: (b, rng.random()))
+        return chain if workers is None else chain.workers(workers)
+
+    one_by_one, several = build(0), build()
+    for _ in range(2):  # the first epoch finds out what a batch costs
+        assert all(same(a, b) for a, b in zip(several, one_by_one, strict=True))
+    assert check_resume(build, every=41) == -(-len(several) // 41)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_statistics_count_small_batches_once(n: int) -> None:
+    pipeline = stoker.from_dataset(Small(), seed=0).map(lambda x: x).batch(n)
+    with iter(pipeline) as batches:
+        for number in range(1, 21):
+            next(batches)
+            assert pipeline.stats().fresh_examples == pipeline.stats().uses == number * n
+    found = stoker.from_dataset(Small(), seed=0).map(lambda x: x).batch(n)
+    list(found)
+    assert [stage.examples for stage in found.stats().stages] == [403, 403, 403]
+
+
+@pytest.mark.parametrize("what", ["read", "map", "collate", "batch map"])
+def test_what_fails_among_small_batches_fails_at_its_own(what: str) -> None:
+    def failing(name: str) -> Any:
+        def fails(value: Any) -> Any:
+            if what == name and np.max(value[1] if name == "map" else value) == 201:
+                raise LookupError(201)
+            return value
+
+        return fails
+
+    chain = stoker.from_dataset(Small(201 if what == "read" else None)).map(failing("map"))
+    chain = chain.batch(2, collate=lambda some: failing("collate")([y for _, y in some]))
+    iterator = iter(chain.map(failing("batch map")))
+    for number in range(100):
+        assert next(iterator) == [2 * number, 2 * number + 1]
+    with pytest.raises(stoker.StageError, match="LookupError: 201") as caught:
+        next(iterator)
+    of_example = what in ("read", "map")
+    assert (caught.value.index, caught.value.batch) == ((201, None) if of_example else (None, 100))
 
 
 class Token:

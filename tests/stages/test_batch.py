@@ -109,6 +109,48 @@ def test_examples_keep_their_form(form: str, workers: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_later_batches_have_the_form_of_the_first(form: str) -> None:
+    make, expected = FORMS[form]  # the first is made in pieces, until it is known what pieces cost
+    chain = stoker.from_dataset([make(i) for i in range(4)] * 12, seed=0).batch(4)
+    for pipeline in (chain, chain.workers(0)):
+        batches = list(pipeline)
+        assert len(batches) == 12
+        assert all(frozen(batch) == frozen(expected) for batch in batches)
+        assert all(stoker.testing.same(batch, batches[0]) for batch in batches)
+
+
+@pytest.mark.parametrize(
+    "misfit", [3, 1.5, True, "a", b"a", None, np.float32(1), np.zeros(2), (1,)]
+)
+@pytest.mark.parametrize("one", [2, 0.5, "s", np.float64(2), np.ones(3), (1, 2), [1], {"a": 1}])
+def test_a_misfit_in_a_later_batch_is_refused_there(one: Any, misfit: Any) -> None:
+    alike = type(one) is type(misfit) and not isinstance(one, (tuple, np.ndarray))
+    if alike or (isinstance(one, str) and misfit is None):
+        return
+    examples = [one] * 40 + [one, misfit] + [one] * 8
+    iterator = iter(stoker.from_dataset(examples).batch(2))
+    for _ in range(20):
+        next(iterator)
+    with pytest.raises(
+        stoker.StageError, match=r"batch\(2\) failed on batch 20: \w+Error: .*collate"
+    ):
+        next(iterator)
+
+
+def test_whole_numbers_have_the_dtype_that_they_need() -> None:
+    wide, huge = 1 << 63, 1 << 70
+    chain = stoker.from_dataset([1] * 40 + [wide] * 4 + [-wide] * 4).batch(2)
+    assert [batch.dtype for batch in chain] == [np.int64] * 20 + [np.uint64] * 2 + [np.int64] * 2
+    assert [batch.tolist() for batch in chain][20:] == [[wide, wide]] * 2 + [[-wide, -wide]] * 2
+    for misfit in ([1, wide], [wide, -1], [1, huge]):
+        iterator = iter(stoker.from_dataset([1] * 40 + misfit).batch(2))
+        for _ in range(20):
+            next(iterator)
+        with pytest.raises(stoker.StageError, match="on batch 20: OverflowError"):
+            next(iterator)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_forms_pass_pools_before_and_behind_the_batch(form: str, workers: int, kind: str) -> None:
     make, _ = FORMS[form]

@@ -68,10 +68,11 @@ class Run:
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
-        self._handed: deque[_Handed] = deque(maxlen=_REMEMBERED)
+        # Plain tuples, read as _Handed: one is made for each output.
+        self._handed: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
         self._remember()
         self._repeats = 0
-        self._last: tuple[list[int], list[int]] = [], []  # address words and ages
+        self._last: Item | None = None
         self._batch_bytes = 0
         self._ended_ns = 0
         self._began_ns = time.perf_counter_ns()
@@ -184,8 +185,9 @@ class Run:
         if not self.yielded:
             self._streams.last_pool.plan()
         self.yielded += 1
-        self.fresh = max(self.fresh, item.fresh)
-        self._last = item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
+        if item.fresh > self.fresh:
+            self.fresh = item.fresh
+        self._last = item
         self.uses += item.rows
         self._repeats += item.repeats
         if self._streams.head is not None:
@@ -232,22 +234,27 @@ class Run:
 
     def last_uses(self) -> Uses:
         """Return what the examples handed out last are uses of."""
-        words, ages = self._last
+        item = self._last
+        words, ages = (
+            ([], [])
+            if item is None
+            else item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
+        )
         return Uses(
             np.array([1 + rng.use_of(word) for word in words], np.int64), np.array(ages, np.int64)
         )
 
     def _remember(self) -> None:
-        self._handed.append(_Handed(self.yielded, self.uses, self.fresh, self.loaded))
+        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
 
     def _forget(self) -> None:
         if self._streams.head is not None:
-            oldest = self._handed[0]
+            oldest = _Handed(*self._handed[0])
             self._streams.head.forget_before(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._segments, self._handed[0].yielded, self._planning)
+            checkpoint.forget(self._segments, _Handed(*self._handed[0]).yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -278,7 +285,7 @@ class Run:
                 f"{self.yielded - self.began_at} were handed out"
             )
         self.finished = finished
-        while len(self._handed) > 1 and self._handed[0].yielded < finished:
+        while len(self._handed) > 1 and _Handed(*self._handed[0]).yielded < finished:
             self._handed.popleft()
 
     def unfinished(self) -> deque[Position | None]:
@@ -288,7 +295,8 @@ class Run:
         """
         if self.finished is None:
             return deque()
-        known = [at for at in self._handed if self.finished <= at.yielded < self.yielded]
+        handed = [_Handed(*at) for at in self._handed]
+        known = [at for at in handed if self.finished <= at.yielded < self.yielded]
         forgotten = self.yielded - self.finished - len(known)
         return deque([*[None] * forgotten, *map(self._position, known)])
 
@@ -300,13 +308,14 @@ class Run:
         """
         if self.finished is None:
             return self.last_position()
-        if self._handed[0].yielded != self.finished:
+        oldest = _Handed(*self._handed[0])
+        if oldest.yielded != self.finished:
             raise StateError(FORGOTTEN)
-        return self._position(self._handed[0])
+        return self._position(oldest)
 
     def last_position(self) -> Position:
         """Return where the last output stands that was handed out."""
-        return self._position(self._handed[-1])
+        return self._position(_Handed(*self._handed[-1]))
 
     def _position(self, at: _Handed) -> Position:
         head = self._streams.head

@@ -70,16 +70,55 @@ class SegmentRunner:
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
-    def gather(self, indices: Any) -> list[Any]:
-        """Return batches that are gathered from arrays here and now."""
-        began = time.perf_counter_ns()
+    def made(self, number: int, indices: Any, start: int) -> list[Any]:
+        """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``."""
+        began, ns = time.perf_counter_ns(), [0] * self._counters
+        if self.rows is not None:
+            values = self._gathered(indices, ns)
+        else:
+            values = self.work.fetch(indices, ns)
+            self.work.apply(values, range(start, start + len(indices)), None, ns)
+            if self.segment.batch is not None:
+                starts = range(0, len(values), self._group)
+                parts = [values[at : at + self._group] for at in starts]
+                values = [self._batch(part, number + i, ns) for i, part in enumerate(parts)]
+        self._finish(values, number, ns)
+        with self.worker_pool.lock:
+            self.cost.note(len(indices), time.perf_counter_ns() - began)
+            self.account(ns, len(indices))
+        return values
+
+    def _gathered(self, indices: Any, ns: list[int]) -> list[Any]:
+        """Return batches that are gathered from arrays."""
         assert self.rows is not None
-        batch = self.rows.allocate(len(indices), self._recycler)
-        self.rows.gather(indices, batch, 0)
-        spent = time.perf_counter_ns() - began
-        self.cost.note(len(indices), spent)
-        self._tally.add(self._names[:1], [spent], len(indices), pytree.data_bytes(batch))
+        began = time.perf_counter_ns()
+        batch = self.rows.gathered(indices, self._recycler)
+        ns[0] = time.perf_counter_ns() - began
+        ns[-1] = pytree.data_bytes(batch)
         return self.rows.split(batch, self._group)
+
+    def _batch(self, examples: list[Any], number: int, ns: list[int]) -> Any:
+        """Return a batch of all its examples; may return a ``Failure``."""
+        assert self.segment.batch is not None
+        if Failure in {*map(type, examples)}:
+            return next(each for each in examples if type(each) is Failure)
+        began = time.perf_counter_ns()
+        try:
+            builder = Builder(len(examples), self.segment.batch.collate, self._recycler)
+            builder.put(0, examples)
+            return builder.finish()
+        except Exception as error:
+            pass_on(error)
+            return self.work.batch_failure(error, number)
+        finally:
+            ns[self.work.batch_at] += time.perf_counter_ns() - began
+
+    def _finish(self, values: list[Any], number: int, ns: list[int]) -> None:
+        """Run the maps behind the batching stage over batches from ``number`` on, in place."""
+        if self.segment.batch_maps:
+            for i, value in enumerate(values):
+                if type(value) is not Failure:
+                    values[i] = self.work.finish(value, number + i, 0, ns)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters
@@ -124,9 +163,7 @@ class SegmentRunner:
                 values = [self.work.batch_failure(error, task.number)]
             if self.segment.batch_maps:
                 ns = [0] * self._counters
-                for i, value in enumerate(values):
-                    if type(value) is not Failure:
-                        values[i] = self.work.finish(value, task.number + i, 0, ns)
+                self._finish(values, task.number, ns)
                 with self.worker_pool.lock:
                     self.account(ns, 0)
             task.values = values

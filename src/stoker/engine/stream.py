@@ -11,8 +11,9 @@ The window holds the outputs that were submitted and not taken yet:
 - 8 batches where batches are gathered from arrays, so that their memory stays in the CPU's caches;
 - at least twice as many as a source that reads ahead has requests;
 - around an adaptive echo, see ``adaptive_feed``;
-- nothing inline, but for what is left of a few small batches that were gathered at once; and
-  nothing after a feed that blocks in the consumer's thread (a loader, a device).
+- nothing inline, but for what is left of a few small outputs that were made at once, for at most
+  0.2 ms, where there may be workers; and nothing after a feed that blocks in the consumer's thread
+  (a loader, a device).
 
 A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
 task would cost more.
@@ -52,6 +53,8 @@ FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall."""
 _GATHER_AHEAD = 8  # batches: few, so that their memory stays in the caches
 _GATHER_BATCHES = 4  # gathered in one task, to share what a task costs
+_HERE_OUTPUTS = 8  # made at once inline, to share what that costs
+_HERE_NS = 200_000  # so long they may take
 
 
 class SegmentStream(PulledStream):
@@ -105,6 +108,10 @@ class SegmentStream(PulledStream):
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
         if self._gathers:
             cost.chunk_rows = _GATHER_BATCHES * group
+        work = runner.work
+        is_read_here = feed is None and work.reader is None and work.gather is None
+        self._is_read = is_read_here and not segment.into_pool
+        self._last_ns = 0  # what an output took that was made here
         self._next = 0  # the output to be submitted next
         self._window: deque[Item] = deque()
         self._ended = False
@@ -118,13 +125,6 @@ class SegmentStream(PulledStream):
         if self.feed is not None:
             return self.feed.fresh
         return min(self._examples, self._next * self.inputs_each)
-
-    @property
-    def _gathers_here(self) -> bool:
-        """Whether the next batch is gathered in place, because a task would cost more."""
-        if not self._gathers_alone or not self._worker_pool.inline:
-            return False
-        return 0 < self._cost.batch_ns() < self._cost.inline_ns or not self._worker_pool.limit
 
     @property
     def _passes_here(self) -> bool:
@@ -332,12 +332,14 @@ class SegmentStream(PulledStream):
         number = self._next
         if self._ended or number == self.total:
             return False
-        if self._gathers_here:
-            self._gather(number)
-            return True
-        count = self._task_size(at_most)
+        here = self._count_here(at_most)
+        count = here or self._task_size(at_most)
         if self.total is not None:
             count = min(count, self.total - number)
+        if here:
+            self._make(number, count)
+            return True
+        self._last_ns = 0
         uses = None
         if self.feed is not None:
             uses = self.feed.take(count * self.inputs_each)
@@ -351,20 +353,30 @@ class SegmentStream(PulledStream):
         self._window.extend(self._submit(number, count, uses))
         return True
 
-    def _gather(self, number: int) -> None:
-        """Gather the next batch here and now; a few of them where they are known to cost little."""
+    def _count_here(self, at_most: int | None) -> int:
+        """Return how many outputs are made here and now, as a task would cost more; 0: none."""
+        pool, cost = self._worker_pool, self._cost
+        if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
+            return 0
+        each_ns = max(cost.batch_ns(), self._last_ns)
+        if not 0 < each_ns < cost.inline_ns:
+            return 1 if self._gathers_alone and not pool.limit else 0
+        if self._gathers_alone:
+            return _GATHER_BATCHES if self._gathers else 1
+        return min(_HERE_OUTPUTS, max(1, int(_HERE_NS / each_ns))) if pool.limit else 1
+
+    def _make(self, number: int, count: int) -> None:
+        """Make the next outputs here and now."""
         assert self._order is not None
-        assert self.total is not None
-        group, count = self._group, 1
-        if self._gathers and 0 < self._cost.batch_ns() < self._cost.inline_ns:
-            count = min(_GATHER_BATCHES, self.total - number)
-        start = number * group
-        stop = min(start + count * group, self._examples)
-        for batch in self._runner.gather(self._order.span(start, stop)):
-            end = min(start + group, stop)
-            self._window.append(done_item(batch, self._next, 0, end, end - start))
+        began, each = time.perf_counter_ns(), self.inputs_each
+        start = number * each
+        stop = min(start + count * each, self._examples)
+        for value in self._runner.made(number, self._order.span(start, stop), start):
+            end = min(start + each, stop)
+            self._window.append(done_item(value, self._next, 0, end, end - start))
             self._next += 1
             start = end
+        self._last_ns = (time.perf_counter_ns() - began) // count
 
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""

@@ -14,7 +14,7 @@ from stoker.sources.columns import column_of
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 
-class ArraySource(IndexedSource):
+class ArraySource(IndexedSource, Rows):
     """Arrays of one length; an example is a row of each.
 
     Rows are copied out of the arrays: what is done to an example does not reach them. What is in
@@ -73,8 +73,7 @@ class ArraySource(IndexedSource):
         return Fingerprint(int(index))
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
-        outs = [recycler.array((rows, *a.shape[1:]), a.dtype) for a in self._columns]
-        return outs[0] if len(outs) == 1 else tuple(outs)
+        return _batch([column.allocate(rows, recycler) for column in self._columns])
 
     def split(self, batch: Any, rows: int) -> list[Any]:
         first = batch[0] if isinstance(batch, tuple) else batch
@@ -90,3 +89,10 @@ class ArraySource(IndexedSource):
         stop = start + len(indices)
         for column, out in zip(self._columns, outs, strict=True):
             column.copy_to(out[start:stop], indices)
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> Any:
+        return _batch([column.gathered(indices, recycler) for column in self._columns])
+
+
+def _batch(outs: list[NDArray[Any]]) -> Any:
+    return outs[0] if len(outs) == 1 else tuple(outs)

@@ -10,8 +10,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from stoker.buffers import Recycler
 from stoker.sources.hdf5 import HdfArray
 
 
@@ -35,6 +37,16 @@ class Column(ABC):
     @abstractmethod
     def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
         """Copy rows into an array of their shape and dtype."""
+
+    def allocate(self, rows: int, recycler: Recycler) -> NDArray[Any]:
+        """Return an array for so many rows, to be filled by ``copy_to``."""
+        return recycler.array((rows, *self.shape[1:]), self.dtype)
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
+        """Return rows, in memory of their own."""
+        out = self.allocate(len(indices), recycler)
+        self.copy_to(out, indices)
+        return out
 
 
 def column_of(array: Any) -> Column:
@@ -71,12 +83,15 @@ class MemoryColumn(Column):
         self._flat = (
             self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
         )
+        self._whole = _whole_rows(self._array)
 
     def __reduce__(self) -> tuple[object, ...]:
         place = _place_of(self._given)
         return (MemoryColumn, (self._given,)) if place is None else (_mapped, place)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        if self._whole is not None:
+            return self._whole[indices].view(self.dtype).reshape(len(indices), *self.shape[1:])
         found: NDArray[Any] = self._array[indices]
         return found
 
@@ -88,7 +103,12 @@ class MemoryColumn(Column):
             # "clip" lets NumPy write straight into out; the indices are in range.
             flat.take(indices, axis=0, out=out, mode="clip")
         else:
-            out[...] = flat[indices]  # take() would make all of the array contiguous first
+            out[...] = self.rows(indices)  # take() would make all of the array contiguous first
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
+        if self._flat.flags.c_contiguous:
+            return super().gathered(indices, recycler)
+        return self.rows(indices)
 
 
 class SlicedColumn(Column):
@@ -139,6 +159,20 @@ class SlicedColumn(Column):
                 f"of shape {list(found.shape)} came"
             )
         return found, back
+
+
+def _whole_rows(array: NDArray[Any]) -> NDArray[np.void] | None:
+    """Return rows as one item each, where each lies in one piece, though all of them do not.
+
+    Such items are copied a third faster than rows.
+    """
+    if array.flags.c_contiguous or array.ndim < 2 or not array.size or array.dtype.hasobject:
+        return None
+    if not array[0].flags.c_contiguous:
+        return None
+    row, itemsize = math.prod(array.shape[1:]), array.itemsize
+    rows = as_strided(array, (len(array), row), (array.strides[0], itemsize), writeable=False)
+    return rows.view(f"V{row * itemsize}")[:, 0]
 
 
 def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:

@@ -274,7 +274,7 @@ class _MixedReader:
                     rest.callback(reader.close)
 
 
-class _MixedRows:
+class _MixedRows(Rows):
     """Gathers the rows of each part, and puts them where they belong in the batch."""
 
     def __init__(self, mixture: MixtureSource, rows: Sequence[Rows]) -> None:

@@ -122,20 +122,26 @@ class Source(ABC):
         raise AttributeError(f"only pipelines from {kind} {name}")
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """Examples that lie in arrays, so that batches are gathered without making single ones."""
 
+    @abstractmethod
     def allocate(self, rows: int, recycler: Recycler) -> Any:
         """Return the arrays of a batch, to be filled by ``gather``."""
-        ...
 
+    @abstractmethod
     def split(self, batch: Any, rows: int) -> list[Any]:
         """Return what was allocated as batches of ``rows``: views, the last one of the rest."""
-        ...
 
+    @abstractmethod
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         """Copy rows into ``batch``, from its row ``start`` on."""
-        ...
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> Any:
+        """Return the arrays of a batch, filled."""
+        batch = self.allocate(len(indices), recycler)
+        self.gather(indices, batch, 0)
+        return batch
 
 
 class Reader(Protocol):

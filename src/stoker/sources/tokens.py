@@ -50,7 +50,7 @@ class TokenFile(NamedTuple):
     tokens: int
 
 
-class TokenSource(IndexedSource):
+class TokenSource(IndexedSource, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; what is left at a file's end is no example. Where a

@@ -15,6 +15,7 @@ import numpy as np
 from stoker import pytree
 from stoker.buffers import Allocator, Recycler
 from stoker.checks import is_whole_number
+from stoker.stages.stacking import stacked, write_rows
 from stoker.stages.stage import Stage, Traits, first_with
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Builder:
         self._collate = collate
         self._recycler = recycler
         self._examples: list[Any] | None = [None] * rows if collate else None
+        self._stacked: Any = None  # a batch that came in one piece
         self._template: Any = None
         self._leaves: list[_Leaf] | None = None
         self._lock = threading.Lock()
@@ -107,7 +109,10 @@ class Builder:
         """
         if self._examples is not None:
             self._examples[start : start + len(examples)] = examples
-        elif examples:
+            return
+        if 0 < len(examples) == self._rows:
+            self._stacked = stacked(examples, self._recycler)
+        if examples and self._stacked is None:
             template = self._template if self._leaves else examples[0]
             self._put(start, template, _columns(template, examples))
 
@@ -136,6 +141,8 @@ class Builder:
             if batch is None:
                 raise TypeError("collate returned None: return the batch")
             return batch
+        if self._stacked is not None:
+            return self._stacked
         if self._leaves is None:
             raise AssertionError("a batch has at least one row")
         tensors = any(isinstance(leaf, _TensorLeaf) for leaf in self._leaves)
@@ -297,13 +304,7 @@ class _ArrayLeaf(_DenseLeaf):
         return isinstance(value, np.ndarray)
 
     def stack(self, column: Any, rows: Any) -> None:
-        shape = self._shape
-        if shape and shape[0] and rows.flags.c_contiguous:
-            # Joining along the first axis writes what stacking would, without n new views.
-            np.concatenate(column, out=rows.reshape(-1, *shape[1:]))
-        else:
-            for i, value in enumerate(column):
-                rows[i] = value
+        write_rows(column, rows)
 
 
 class _JaxLeaf(_ArrayLeaf):

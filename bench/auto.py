@@ -88,7 +88,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker import rng
 from stoker.schedule.adaptive import RAMP_STEPS
-from stoker.schedule.factor import exact_factor
+from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.fixed import Pool
 from stoker.schedule.record import read
 
@@ -160,7 +160,7 @@ def fresh_of_steps(pipeline: Any, factor: int | str, batches: int) -> NDArray[np
     if factor == 1:
         return np.full(batches, BATCH, np.int64)
     key = rng.key(SEED, 0, rng.ECHO)
-    pool = Pool(exact_factor(factor), POOL_BATCHES * BATCH, BATCH, key, batches * BATCH)
+    pool = Pool(EvenUses(exact_factor(factor)), POOL_BATCHES * BATCH, BATCH, key, batches * BATCH)
     fresh = []
     while not pool.exhausted:
         before = pool.admitted

@@ -83,6 +83,7 @@ from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
 from stoker import rng
+from stoker.schedule.factor import EvenUses
 from stoker.schedule.fixed import Pool
 
 BATCH = 32
@@ -171,7 +172,7 @@ def last_fresh_step(fresh: int, factor: int) -> int:
     if factor == 1:
         return fresh // BATCH
     key = rng.key(SEED, 0, rng.ECHO)
-    pool = Pool(Fraction(factor), POOL_BATCHES * BATCH, BATCH, key, fresh)
+    pool = Pool(EvenUses(Fraction(factor)), POOL_BATCHES * BATCH, BATCH, key, fresh)
     while not pool.ended:
         pool.advance()
     return pool.step

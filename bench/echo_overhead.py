@@ -58,6 +58,7 @@ from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
 from stoker import rng
+from stoker.schedule.factor import EvenUses
 from stoker.schedule.fixed import Pool
 
 Batches = Iterable[Any]
@@ -142,7 +143,7 @@ def choosing(size: int, steps: int) -> tuple[float, float]:
     """Return microseconds per example: while fresh items come, and draining."""
     factor, group = Fraction(2), 256
     items = size + steps * group // 2
-    pool = Pool(factor, size, group, rng.key(0, 0, rng.ECHO), items)
+    pool = Pool(EvenUses(factor), size, group, rng.key(0, 0, rng.ECHO), items)
     while pool.held < size - group:
         pool.advance()
     uniform_ns, uniform = _advance(pool, lambda: not pool.ended)

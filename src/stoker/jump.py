@@ -44,11 +44,11 @@ def behind_pool(
     if not chain.source.is_indexed or chain.may_leave_out or len(chain.echoes) != 1:
         return None
     (point,) = chain.plan.echoes
-    echo, counts = point.echo, point.echo.counts
+    echo = point.echo
     known = sizes.get(echo.position)
     if known is None and echo.pool is not None and not point.on_device:
         known = PoolSize(echo.pool)
-    if counts is None or known is None:
+    if echo.counts is None or known is None:
         return None
     items = chain.examples()
     for stage in chain.stages[: chain.stages.index(echo)]:
@@ -56,7 +56,7 @@ def behind_pool(
     each = chain.batch_size if point.holds_batches else 1
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
-    pool = Pool(counts, known.size, point.group, key, items)
+    pool = Pool(echo.counts, known.size, point.group, key, items)
     number, uses = min(number, chain.count_of_pass()), 0
     for _ in range(number):
         ordinals = pool.advance().ordinals

@@ -37,5 +37,5 @@ def test_keys_of_numbers_are_those_of_their_fingerprints(asked: list[list[int]])
         assert cache.keys_of(np.array(numbers, np.int64)) == expected
         cache = pickle.loads(pickle.dumps(cache))  # as it reaches worker processes
         assert cache.keys_of(np.array(numbers, np.int64)) == expected
-    numbers = np.arange(EXAMPLES)
-    assert not {*cache.keys_of(numbers)} & {*cache_of("two").keys_of(numbers)}
+    every = np.arange(EXAMPLES, dtype=np.int64)
+    assert not {*cache.keys_of(every)} & {*cache_of("two").keys_of(every)}

@@ -132,3 +132,19 @@ def test_resumes_in_the_middle(tmp_path: Path, workers: int) -> None:
     resumed.load_state_dict(state)
     rest = [batch["n"].tolist() for batch in resumed]
     assert seen + rest == [batch["n"].tolist() for batch in build()]
+
+
+def test_of_a_mixture() -> None:
+    numbers = pa.table({"n": np.arange(30)})
+    others = pa.table({"n": np.arange(100, 130)})
+    for with_text in (False, True):
+        parts = [
+            table.append_column("s", pa.array([f"{n}" for n in range(30)])) if with_text else table
+            for table in (numbers, others)
+        ]
+
+        def mixed(parts: list[pa.Table] = parts) -> stoker.Pipeline[Any]:
+            each = [stoker.from_table(part, seed=n).shuffle() for n, part in enumerate(parts)]
+            return stoker.mix({each[0]: 1, each[1]: 2}, seed=3)
+
+        assert of_rows(mixed().batch(7)) == of_rows(mixed().map(dict).batch(7))

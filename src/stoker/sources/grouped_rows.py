@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
 from stoker.sources.arrow_rows import concatenated, to_examples
-from stoker.sources.source import Indices
+from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
@@ -44,7 +44,7 @@ class RowGroup:
         }
 
 
-class GroupedRows:
+class GroupedRows(Rows):
     """Rows by number, out of groups that follow each other.
 
     Args:

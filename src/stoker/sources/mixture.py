@@ -185,7 +185,8 @@ class MixtureSource(IndexedSource):
         """What gathers batches of all parts, where their rows are alike."""
         each = [part.source.rows for part in self.parts]
         known = [rows for rows in each if rows is not None]
-        if len(known) < len(each) or len({_form(rows) for rows in known}) > 1:
+        forms = {_form(rows) for rows in known}
+        if len(known) < len(each) or len(forms) > 1 or None in forms:
             return None
         return _MixedRows(self, known)
 
@@ -319,8 +320,13 @@ def _fetched(
     return examples
 
 
-def _form(rows: Rows) -> Any:
-    """Return what tells batches of one form from others: structure, dtypes, shapes of rows."""
+def _form(rows: Rows) -> str | None:
+    """Return what tells batches of one form from others: structure, dtypes, shapes of rows.
+
+    None where not all of a batch is arrays.
+    """
     batch = rows.allocate(1, Recycler())
+    if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):
+        return None
     leaves = [(leaf.dtype.str, leaf.shape) for leaf in pytree.leaves(batch)]
     return repr((pytree.signature(batch), leaves))

@@ -52,6 +52,7 @@ class Disk:
 
     def __init__(self, folder: Path, loop: str) -> None:
         self.folder = folder
+        self._loop = loop
         number = os.stat(loop).st_rdev
         self.device = f"{os.major(number)}:{os.minor(number)}"
         self.stat = f"/sys/dev/block/{self.device}/stat"
@@ -59,11 +60,26 @@ class Disk:
     def forget(self) -> None:
         """Have the page cache forget its files."""
         subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file():
-                descriptor = os.open(path, os.O_RDONLY)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(descriptor)
+        forget(self.folder)
+
+    def remount(self) -> None:
+        """Have the kernel forget all of it, names included; it cannot be written to any more."""
+        _run("umount", self.folder)
+        _run("mount", "-o", "noatime,ro", self._loop, self.folder)
+
+
+def forget(folder: Path) -> None:
+    """Have the page cache forget the files of a folder."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def reads(stat: str) -> int:
+    """Return how many reads of a device there were so far."""
+    return int(Path(stat).read_text().split()[0])
 
 
 def read_bytes(stat: str) -> int:
@@ -97,9 +113,11 @@ def disk(size_bytes: int) -> Iterator[Disk]:
 
 
 @contextmanager
-def limited(memory_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Sequence[str]]:
+def limited(
+    memory_bytes: int, on: Disk, bytes_per_s: int, reads_per_s: int | None = None
+) -> Iterator[Sequence[str]]:
     """Limit memory and reading speed; what is yielded goes in front of a command line."""
-    with _group(memory_bytes, on.device, bytes_per_s) as folders:
+    with _group(memory_bytes, on.device, bytes_per_s, reads_per_s) as folders:
         yield _joining(folders)
 
 
@@ -160,12 +178,15 @@ def _joining(folders: Sequence[Path]) -> Sequence[str]:
 
 
 @contextmanager
-def _group(memory_bytes: int, device: str, bytes_per_s: int) -> Iterator[list[Path]]:
+def _group(
+    memory_bytes: int, device: str, bytes_per_s: int, reads_per_s: int | None = None
+) -> Iterator[list[Path]]:
     name = f"stoker-{secrets.token_hex(4)}"
     if _V2_MARK.exists():
         folders = {_V1 / name: {"memory.max": memory_bytes, "memory.swap.max": 0}}
         (_V1 / "cgroup.subtree_control").write_text("+memory +io")
-        folders[_V1 / name]["io.max"] = f"{device} rbps={bytes_per_s}"  # type: ignore[assignment]
+        reads = "" if reads_per_s is None else f" riops={reads_per_s}"
+        folders[_V1 / name]["io.max"] = f"{device} rbps={bytes_per_s}{reads}"  # type: ignore[assignment]
     else:
         folders = {
             _V1 / "memory" / name: {"memory.limit_in_bytes": memory_bytes},
@@ -173,6 +194,9 @@ def _group(memory_bytes: int, device: str, bytes_per_s: int) -> Iterator[list[Pa
                 "blkio.throttle.read_bps_device": f"{device} {bytes_per_s}"  # type: ignore[dict-item]
             },
         }
+        if reads_per_s is not None:
+            reads_at = "blkio.throttle.read_iops_device"
+            folders[_V1 / "blkio" / name][reads_at] = f"{device} {reads_per_s}"  # type: ignore[assignment]
     made: list[Path] = []
     try:
         for folder, settings in folders.items():

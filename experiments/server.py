@@ -13,6 +13,7 @@ import html
 import json
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -29,6 +30,8 @@ _CHUNK_BYTES = 1 << 18
 _LATE_S = 0.0005  # on average, timers are: they count in milliseconds, rounded up
 _HEADERS_BYTES = 1 << 16
 _BACKLOG = 1024
+_BYTES = "application/octet-stream"
+_RANGE = re.compile(rb"\nrange: bytes=(\d+)-(\d*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ def serving(
     The process ends with the block, and with this process, however that ends.
 
     Args:
-        folder: what is served: files, and index pages (``index.html``, where there is one).
+        folder: what is served: files, parts of them, and index pages (``index.html``, where there
+            is one).
         latency_s: how long each request waits before it is answered.
         bandwidth_bytes_per_s: of bodies, all connections together; None: no limit.
         faults: what goes wrong; the first that fits a request happens to it.
@@ -243,17 +247,20 @@ class _Site:
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
+        part = None
         if isinstance(fault, int):
             status, kind, body = fault, "text/plain", b""
         elif method not in (b"GET", b"HEAD"):
             status, kind, body = 501, "text/plain", b""
         else:
-            status, kind, body = self._found(path)
+            status, kind, body, part = self._found(path, _RANGE.search(head))
         lines = [
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
             f"Content-Type: {kind}",
             f"Content-Length: {len(body)}",
         ]
+        if part is not None:
+            lines += ["Accept-Ranges: bytes", f"Content-Range: {part}"]
         if status == HTTPStatus.MOVED_PERMANENTLY:
             lines.append(f"Location: {quote(path)}/")
         if method == b"HEAD":
@@ -291,24 +298,34 @@ class _Site:
             self._sent_bytes += len(chunk)
             await writer.drain()
 
-    def _found(self, path: bytes) -> tuple[int, str, bytes]:
-        """Return status, content type and body."""
+    def _found(
+        self, path: bytes, asked: re.Match[bytes] | None
+    ) -> tuple[int, str, bytes, str | None]:
+        """Return status, content type, body, and of a part of a file which it is."""
         place = os.path.join(self._folder, path.lstrip(b"/"))
         try:
             if b".." in path.split(b"/"):
                 raise FileNotFoundError
             if not os.path.isdir(place):
                 with open(place, "rb", buffering=0) as file:
-                    return 200, "application/octet-stream", file.read()
+                    if asked is None:
+                        return 200, _BYTES, file.read(), None
+                    size = os.fstat(file.fileno()).st_size
+                    start = int(asked[1])
+                    stop = min(int(asked[2]) + 1 if asked[2] else size, size)
+                    if start >= stop:
+                        return 416, _BYTES, b"", f"bytes */{size}"
+                    body = os.pread(file.fileno(), stop - start, start)
+                    return 206, _BYTES, body, f"bytes {start}-{stop - 1}/{size}"
             if not path.endswith(b"/"):
-                return HTTPStatus.MOVED_PERMANENTLY, "text/plain", b""
+                return HTTPStatus.MOVED_PERMANENTLY, "text/plain", b"", None
             with contextlib.suppress(FileNotFoundError), open(place + b"index.html", "rb") as file:
-                return 200, "text/html", file.read()
-            return 200, "text/html; charset=utf-8", _index(place)
+                return 200, "text/html", file.read(), None
+            return 200, "text/html; charset=utf-8", _index(place), None
         except PermissionError:
-            return HTTPStatus.FORBIDDEN, "text/plain", b""
+            return HTTPStatus.FORBIDDEN, "text/plain", b"", None
         except (OSError, ValueError):
-            return HTTPStatus.NOT_FOUND, "text/plain", b""
+            return HTTPStatus.NOT_FOUND, "text/plain", b"", None
 
 
 def _index(folder: bytes) -> bytes:

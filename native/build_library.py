@@ -1,7 +1,8 @@
 """Compiles the library and puts it into the wheel, which serves every Python: py3-none-PLATFORM.
 
-``CC`` and ``CFLAGS`` are those of make. ``STOKER_NATIVE_LIBJPEG`` names a folder with ``include``
-and ``lib/libjpeg.a``, which is then linked statically; otherwise it is the system's shared libjpeg.
+``CC`` and ``CFLAGS`` are those of make. ``STOKER_NATIVE_LIBJPEG`` names a folder with ``include``,
+``lib/libjpeg.a`` and ``licenses``, as ``build_libjpeg.sh`` makes it: that libjpeg is linked
+statically, and the wheel holds its licenses. Otherwise it is the system's shared libjpeg.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class CustomBuildHook(BuildHookInterface[Any]):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
         build_data["force_include"][str(made)] = f"stoker_native/{made.name}"
+        if libjpeg := os.environ.get("STOKER_NATIVE_LIBJPEG"):
+            build_data["force_include"][f"{libjpeg}/licenses"] = "stoker_native/licenses"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was compiled."""

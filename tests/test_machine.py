@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.machine import format_bytes, parse_bytes, usable_cores, usable_memory_bytes
+from stoker.machine import (
+    format_bytes,
+    parse_bytes,
+    thread_busy_ns,
+    usable_cores,
+    usable_memory_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +97,15 @@ def test_memory_is_some_and_no_more_than_there_is() -> None:
     import psutil
 
     assert 0 < usable_memory_bytes() <= psutil.virtual_memory().total
+
+
+def test_a_thread_is_busy_while_it_computes_and_not_while_it_sleeps() -> None:
+    before = thread_busy_ns()
+    until = time.thread_time_ns() + 20_000_000
+    while time.thread_time_ns() < until:
+        pass
+    computed = thread_busy_ns()
+    assert computed - before >= 20_000_000
+    began = time.perf_counter_ns()
+    threading.Event().wait(0.5)
+    assert thread_busy_ns() - computed < time.perf_counter_ns() - began

@@ -31,4 +31,6 @@ struct kernels {
 extern const struct kernels scalar_kernels;
 #if defined(__x86_64__)
 extern const struct kernels sse2_kernels, avx2_kernels;
+#elif defined(__aarch64__)
+extern const struct kernels neon_kernels;
 #endif

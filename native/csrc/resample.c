@@ -21,6 +21,8 @@ static _Thread_local const char *last = "";
 static const struct kernels *best(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx2") ? &avx2_kernels : &sse2_kernels;
+#elif defined(__aarch64__)
+    return &neon_kernels;
 #else
     return &scalar_kernels;
 #endif
@@ -30,6 +32,8 @@ static const struct kernels *best(void) {
 const char *stoker_paths(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx2") ? "avx2 sse2 scalar" : "sse2 scalar";
+#elif defined(__aarch64__)
+    return "neon scalar";
 #else
     return "scalar";
 #endif
@@ -43,6 +47,8 @@ int stoker_use_path(const char *name) {
 #if defined(__x86_64__)
     if (!strcmp(name, "sse2")) found = &sse2_kernels;
     if (!strcmp(name, "avx2") && __builtin_cpu_supports("avx2")) found = &avx2_kernels;
+#elif defined(__aarch64__)
+    if (!strcmp(name, "neon")) found = &neon_kernels;
 #endif
     if (found) chosen = found;
     return found != NULL;

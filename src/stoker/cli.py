@@ -173,6 +173,10 @@ def what_if(
     network_mbps: Annotated[
         float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
     ] = 1250.0,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="records", help="The files packed into shards."),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
     ] = None,
@@ -186,13 +190,15 @@ def what_if(
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
     from stoker.analysis import terminal
-    from stoker.analysis.model import Change
+    from stoker.analysis.model import RECORDS, Change
     from stoker.analysis.report import read_report, to_measured
     from stoker.analysis.what_if import answer, write_answer
     from stoker.machine import parse_bytes
 
     with _failing("what-if", ValueError):
         found = read_report(report)
+        if form not in (None, "records"):
+            raise ValueError(f"format={form}: records, which are files packed into shards")
         change = Change(
             cores=cores,
             cache_bytes=None if cache is None else parse_bytes(cache),
@@ -203,6 +209,7 @@ def what_if(
             echo_at=echo_at,
             hosts=hosts,
             network_mbps=network_mbps,
+            records=RECORDS[-1] if form else "",
         )
         answered = answer(to_measured(found), change)
         if json is not None:

@@ -183,8 +183,8 @@ def from_tar(
         fields: the fields that are read, and that every example must have; else all it has.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
             and examples that are not all there may be skipped.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each example
-            one range is requested.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
+            requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
     archive, is truncated, or lacks the fields, and for compressed ones at a URL; RemoteError when a

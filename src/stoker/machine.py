@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ def usable_memory_bytes() -> int:
         if limit is not None:
             usable = min(usable, max(0, limit - used))
     return usable
+
+
+def thread_busy_ns() -> int:
+    """Return how long this thread has had a processor so far, or, on Linux, waited for one.
+
+    What it waited for locks or reads does not count.
+    """
+    try:
+        descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return time.thread_time_ns()
+    try:
+        _, waited_ns, _ = os.read(descriptor, 128).split()
+    finally:
+        os.close(descriptor)
+    return time.thread_time_ns() + int(waited_ns)
 
 
 def process_group() -> tuple[int, int] | None:

@@ -206,6 +206,16 @@ class Selection:
         """Whether ranks' parts are dealt by who keeps what."""
         return self.share is not None and self.share.is_dealt
 
+    def goes_through(self, ends: NDArray[np.int64]) -> bool:
+        """Whether examples come block by block, or few blocks at a time, of blocks with these ends.
+
+        Otherwise those of any block come at any time.
+        """
+        if self.is_shuffled:
+            by_these = self.blocks is not None and np.array_equal(self.blocks, ends)
+            return by_these and not self.is_dealt
+        return self.share is None
+
     def shared(self, rank: int, world: int, *, uneven: bool, dealt: bool = False) -> Selection:
         """Return a rank's part of this."""
         return replace(self, share=Share(rank, world, uneven, self.is_shuffled, dealt))

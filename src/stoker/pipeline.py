@@ -61,7 +61,7 @@ class Pipeline(LoaderFace, Generic[T]):
         Args:
             buffer: for streams, its examples, which stay in memory; by default 1,000.
             block: shuffle by blocks of so many neighbours, or (True) the source's own, 16 at a
-                time; False: as a whole. By default Parquet by row groups, all else as a whole.
+                time; False: as a whole. By default Parquet and remote shards by their own.
 
         Raises ValueError where there is no order: after ``echo`` or ``batch``, twice, on a loader.
         """

@@ -9,6 +9,7 @@ from stoker.analysis.report import (
     Action,
     AsItIs,
     Loader,
+    Packing,
     PrepPoint,
     Rank,
     Rate,
@@ -150,6 +151,34 @@ PREP = job(
     cached_fraction=0.3,
     after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
 )
+PACKED = msgspec.structs.replace(
+    FETCH,
+    packing=Packing(
+        400,
+        400 * int(IMAGE_BYTES),
+        one_by_one=about(900),
+        by_offset=about(1_350),
+        in_runs=about(4_500),
+        epoch_files=IMAGES,
+        epoch_shards=545,
+        epoch_runs=139_283,
+    ),
+)
+REMOTE = msgspec.structs.replace(
+    job(G=3_000, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=None, C=None),
+    packing=Packing(
+        64,
+        64 * int(IMAGE_BYTES),
+        one_by_one=about(1_200),
+        by_offset=None,
+        in_runs=about(4_800),
+        requests=about(1_500),
+        prep_share=0.8,
+        epoch_files=IMAGES,
+        epoch_shards=545,
+        epoch_runs=139_283,
+    ),
+)
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, miss_s=1 / 700)
 UNKNOWN = job(G=3_000, P={1: 180, 2: 355, 4: 690}, workers=4, S=None, C=None)
@@ -166,4 +195,6 @@ REPORTS = {
     "archive": ARCHIVE,
     "ranks": RANKS,
     "processors": PROCESSORS,
+    "packed": PACKED,
+    "remote": REMOTE,
 }

@@ -30,6 +30,7 @@ CODES = {
     "hosts": "cluster=",
     "cache": "cache",
     "storage": "--storage-mbps",
+    "records": "stoker pack",
     "accelerator": "--accelerator",
     "sharing": "stoker feed",
     "echo": "echo(",

@@ -376,6 +376,8 @@ def test_reports_are_limited_by_what_they_say() -> None:
         "archive": "fetch",
         "ranks": "fetch",
         "processors": "processors",
+        "packed": "fetch",
+        "remote": "prep",
     }
 
 

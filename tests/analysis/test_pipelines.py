@@ -62,6 +62,7 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
     assert report.rates.P.value < 1000 / 3
     assert 2 * report.rates.P.value < report.rates.G.value < 4000
     assert report.rates.S is not None, report.reasons
+    assert (report.packing is None) == ("packing" in report.reasons)
     assert report.example_bytes == 3000
     assert report.examples == 120
     # What is paid for every use is what stands behind the place.

@@ -99,16 +99,16 @@ class Work:
         assert self.tuning.active == threads
 
     def _do(self, rows: int, row_ns: float, slowed: float) -> None:
-        cpu = int(rows * row_ns)
-        trial, wall = self.tuning.trial, int(cpu * slowed)
+        busy = int(rows * row_ns)
+        trial, wall = self.tuning.trial, int(busy * slowed)
         self.cost.note(rows, wall)
-        self.tuning.note(self.cost, rows, wall, cpu, trial)
+        self.tuning.note(self.cost, rows, wall, busy, trial)
 
     def until_judged(self, row_ns: dict[int, float], slowed: dict[int, float]) -> int:
         """Do rows until the next trial is over; return how many.
 
         Args:
-            row_ns: what a row takes of the processor, by how many threads take part.
+            row_ns: for how long a row keeps a thread busy, by how many threads take part.
             slowed: how many times longer it takes.
         """
         rows = 0
@@ -123,7 +123,7 @@ class Work:
 COSTLY_ROW_NS = 2 * INLINE_BATCH_NS
 ALIKE = {4: 5e6, 1: 5e6}
 FREE = {4: 1.1, 1: 1.0}
-BUSY = {4: 8.0, 1: 3.0}  # other programs want the processor, too
+BUSY = {4: 8.0, 1: 3.0}  # they wait for something else, too
 HINDERED = {4: 4.0, 1: 1.0}
 
 

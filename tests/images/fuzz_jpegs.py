@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import stoker_native as native
@@ -27,6 +28,25 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     return bytes(changed)
 
 
+def calls(data: bytes, rng: np.random.Generator) -> Iterator[Callable[[], object]]:
+    """What is tried with a file: a crop of it, a part of it, and a crop of other pixels."""
+    height, width = native.jpeg_size(data)
+    top, left = int(rng.integers(height)), int(rng.integers(width))
+    tall = int(rng.integers(1, min(height - top, 500) + 1))
+    wide = int(rng.integers(1, min(width - left, 500) + 1))
+    out = (int(rng.integers(1, 60)), int(rng.integers(1, 60)))
+    flags = (rng.integers(2, size=4) > 0).tolist()
+    crop = native.Crop(left, top, wide, tall, *out, *flags)
+    yield lambda: native.jpeg_crop(data, crop, **LIMITS)
+    yield lambda: native.jpeg_decode(data, (left, top, wide, tall), **LIMITS)
+    channels = int(rng.integers(1, 5))
+    pixels = rng.integers(0, 256, (min(height, 300), min(width, 300), channels), np.uint8)
+    tall, wide = pixels.shape[0] - top, pixels.shape[1] - left
+    if tall > 0 < wide:
+        crop = native.Crop(left, top, wide, tall, *out, *flags)
+        yield lambda: native.pixels_crop(pixels, crop)
+
+
 def main(count: int) -> None:
     rng = np.random.default_rng(count)
     sources = [*FILES.values(), *(encoded(photograph(40, 56), **how) for how in KINDS.values())]
@@ -35,21 +55,20 @@ def main(count: int) -> None:
     for number in range(count):
         data = mutated(sources[int(rng.integers(len(sources)))], rng)
         native.use_path(native.paths()[number % len(native.paths())])
+        raised = False
         try:
-            height, width = native.jpeg_size(data)
-            top, left = int(rng.integers(height)), int(rng.integers(width))
-            tall = int(rng.integers(1, min(height - top, 500) + 1))
-            wide = int(rng.integers(1, min(width - left, 500) + 1))
-            out = (int(rng.integers(1, 60)), int(rng.integers(1, 60)))
-            flags = (rng.integers(2, size=4) > 0).tolist()
-            native.jpeg_crop(data, native.Crop(left, top, wide, tall, *out, *flags), **LIMITS)
-            ran.add(native.last_path())
-            native.jpeg_decode(data, (left, top, wide, tall), **LIMITS)
-        except (OSError, ValueError, MemoryError):
-            failed += 1
+            for call in calls(data, rng):
+                try:
+                    call()
+                    ran.add(native.last_path())
+                except (OSError, ValueError, MemoryError):
+                    raised = True
+        except OSError:  # no size
+            raised = True
+        failed += raised
     assert ran == set(native.paths()), ran
     assert 0 < failed < count
-    print(f"{failed} of {count} files raised")
+    print(f"{failed} of {count} files raised; paths {', '.join(sorted(ran))}")
 
 
 if __name__ == "__main__":

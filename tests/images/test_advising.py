@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker import images
-from stoker.images import CropAdvice
+from stoker.images import CropAdvice, advising
 
 FILES = [encoded(photograph(90 + i, 120), "JPEG", quality=90) for i in range(3)]
 CROP = images.random_resized_crop(32)
@@ -80,3 +80,32 @@ def test_a_pipeline_that_decodes_in_full_says_so() -> None:
     assert "advise" not in str(whole)
     assert "advise" not in str(files().random_map(CROP, on="image"))
     assert "advise" not in str(whole.map(images.flip, on="image").random_map(CROP, on="image"))
+
+
+@pytest.mark.parametrize(
+    ("costs", "whole", "crop"),
+    [
+        (
+            (1.5, 0.5, 1.25),
+            "measured: cropping files is cheaper up to a factor of 2.0",
+            "from a factor of 2.0 on",
+        ),
+        ((1.5, 0.5, 0.5), "measured: cropping files is cheaper at any factor", ""),
+        ((1.0, 0.5, 2.0), "measured: cheaper than cropping files", "from a factor of 1.0 on"),
+    ],
+)
+def test_what_was_measured_is_said_by_both_orders(
+    costs: tuple[float, float, float], whole: str, crop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advising, "_costs_s", lambda files, *fns: [tuple(c / 1000 for c in costs)])
+    source, view = files(), images.random_resized_crop(32)
+    decoded = source.map(images.decode, on="image").echo(2).random_map(view, on="image")
+    cropped = source.echo(2).random_map(view, on="image")
+    images.advise(decoded)
+    assert whole in str(decoded.batch(2).workers(3))
+    assert whole in str(source.map(images.decode, on="image").random_map(view, on="image"))
+    assert (crop in str(cropped)) if crop else ("measured" not in str(cropped))
+    assert "measured" not in str(source.random_map(view, on="image"))  # there is no echo
+    other = files().map(images.decode, on="image").echo(2).random_map(view, on="image")
+    assert "measured" not in str(other)  # images of another source
+    assert "advise(pipeline)" in str(other)

@@ -206,7 +206,7 @@ def fuzz(count: int, **environment: str) -> None:
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert f"of {count} files" in done.stdout
+    assert f"of {count} files raised; paths {', '.join(sorted(native.paths()))}" in done.stdout
 
 
 def test_mutated_files_raise_exceptions_only() -> None:

@@ -106,13 +106,21 @@ def test_of_parquet(tmp_path: Path, with_null: bool) -> None:
     assert sorted(rows, key=lambda row: row["n"]) == table.to_pylist()
 
 
-def test_of_a_changed_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"n": np.arange(50)}), path, row_group_size=10)
-    train = stoker.from_parquet(path, seed=0).batch(8)
-    pq.write_table(pa.table({"n": np.arange(60)}), path, row_group_size=10)
-    with pytest.raises(stoker.StageError, match=r"a\.parquet has changed"):
-        list(train)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_of_a_changed_file(tmp_path: Path, workers: int) -> None:
+    """The batches before it come out, and the error names the row."""
+    tables = [pa.table({"n": np.arange(100 * n, 100 * n + 50)}) for n in range(2)]
+    for n, table in enumerate(tables):
+        pq.write_table(table, tmp_path / f"{n}.parquet", row_group_size=10)
+    train = stoker.from_parquet(tmp_path, seed=0).batch(20).workers(workers)
+    pq.write_table(tables[0], tmp_path / "1.parquet", row_group_size=5)
+    batches = iter(train)
+    seen = [next(batches)["n"].tolist() for _ in range(2)]
+    with pytest.raises(stoker.StageError, match=r"1\.parquet, row 0.* has changed") as raised:
+        next(batches)
+    batches.close()
+    assert raised.value.index == 50
+    assert seen == [list(range(20)), list(range(20, 40))]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -47,7 +47,7 @@ def test_zip_archives_are_the_same_as_local_ones(site: str, tmp_path: Path, hand
     check_resume(build, every=4)
     before = handler.counted
     assert len(list(build())) == 5
-    assert handler.counted - before == 2 * COUNT + 2  # from the index that was kept
+    assert handler.counted - before == 2 + 2  # of few MiB; the index was kept
 
 
 def test_a_zip_archive_that_changed_is_named(site: str, tmp_path: Path) -> None:

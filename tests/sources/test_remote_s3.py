@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_patterns_and_lists(bucket: Bucket) -> None:
 def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
     source = RemoteFolderSource("s3://data/train", storage_options=bucket.options)
     bucket.wrong["train/dog/deep/er.png"] = [(503, "SlowDown"), (500, "InternalError")]
-    reader = source.reader()
+    reader: Any = source.reader()
     assert reader.fetch([12])[0].image == b"train/dog/deep/er.png"
     assert (reader.retries, bucket.gets) == (2, 3)
     reader.close()

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from shards import pack, pairs
 
 import stoker
+from stoker.block_order import WINDOW
 from stoker.testing import check_resume
 from strategies import stream
 
@@ -21,6 +23,7 @@ pytest.importorskip("aiohttp")
 fsspec = pytest.importorskip("fsspec")
 
 COUNT = 12
+MANY = 240
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
@@ -55,6 +58,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
     def handle_error(self, *_: Any) -> None:
         """Say nothing of clients that have gone."""
@@ -94,8 +98,94 @@ def test_it_is_the_same_as_local_shards(url: str, tmp_path: Path, handler: type[
     check_resume(build, every=4)
     before = handler.counted
     assert len(list(build())) == 5
-    # A range for each example; of each shard, whose index was kept, its size and version.
-    assert handler.counted - before == 2 * COUNT + 2
+    # Few MiB are read as they are; of each shard, whose index was kept, its size and version.
+    assert handler.counted - before == 2 + 2
+
+
+@pytest.fixture
+def many(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Shards of some 20 runs each, of some five examples."""
+    monkeypatch.setattr("stoker.sources.remote.shard_runs.RUN_BYTES", 1 << 13)
+    for n in range(2):
+        files = {f"{n}{i:04}.bin": bytes([i % 256]) * 700 for i in range(MANY // 2)}
+        pack(tmp_path / "site" / f"s-{n}.tar", files)
+    return url
+
+
+def mixed_by_runs(url: str, workers: int = 2) -> Any:
+    return stoker.from_tar(url, seed=3).shuffle().batch(16).workers(workers)
+
+
+def blocks_of(train: Any) -> int:
+    found = re.search(r"shuffle\((\d+) blocks\)", str(train))
+    assert found is not None
+    return int(found[1])
+
+
+def test_neighbours_are_read_together(many: str, tmp_path: Path, handler: type[Ranges]) -> None:
+    train = mixed_by_runs(many)
+    blocks = blocks_of(train)
+    assert 2 * WINDOW < blocks < MANY / 4
+    assert "of runs up to 64.0 MiB are kept in memory" in str(train)
+    local = stoker.from_tar(tmp_path / "site" / "s-{0..1}.tar")
+    data = {each["__key__"]: each["bin"] for each in local}
+
+    def requests(pipeline: Any) -> int:
+        before = handler.counted
+        found = {
+            key: file
+            for batch in pipeline
+            for key, file in zip(batch["__key__"], batch["bin"], strict=True)
+        }
+        assert found == data
+        return handler.counted - before
+
+    assert requests(train) == requests(train) == blocks  # each once an epoch
+    assert requests(stoker.from_tar(many).batch(16)) == blocks
+    whole = stoker.from_tar(many, seed=3).shuffle(block=False).batch(16)
+    assert "blocks" not in str(whole)
+    assert requests(whole) == MANY
+
+
+@pytest.mark.full
+def test_a_shuffle_by_runs_resumes_anywhere(many: str) -> None:
+    assert stream(mixed_by_runs(many, 0)) == stream(mixed_by_runs(many))
+    check_resume(lambda: mixed_by_runs(many), every=5)
+
+
+def test_ranks_and_mixtures_read_together_too(many: str, handler: type[Ranges]) -> None:
+    found: list[str] = []
+    before = handler.counted
+    for rank in range(2):
+        train = stoker.from_tar(many, seed=3).shuffle().shard(rank=rank, world=2)
+        found += [example["__key__"] for example in train]
+    assert len(set(found)) == len(found) == MANY
+    assert handler.counted - before < MANY / 2  # each reads runs of its own, but for some
+    tar: Any = stoker.from_tar(many).shuffle()
+    numbers: Any = stoker.from_arrays(np.arange(MANY)).shuffle()
+    before = handler.counted
+    mixture: Any = stoker.mix({tar: 1, numbers: 1}, seed=0)
+    assert len(list(mixture)) == 2 * MANY
+    assert handler.counted - before < MANY / 4
+
+
+def test_runs_that_are_no_longer_wanted_are_dropped(
+    many: str, handler: type[Ranges], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = mixed_by_runs(many, 1)
+    blocks = blocks_of(train)
+    for kept_runs in (2 * WINDOW, 0):
+        monkeypatch.setattr("stoker.sources.remote.shard_runs.KEPT_BYTES", kept_runs << 13)
+        before = handler.counted
+        assert sum(len(batch["bin"]) for batch in train) == MANY
+        # Those that begin an epoch and end it are read twice; without room all are, and more.
+        assert (handler.counted - before <= blocks + WINDOW) == (kept_runs > 0)
+
+
+def test_large_examples_are_read_one_by_one(many: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.sources.remote.shard_runs.RUN_BYTES", 1 << 10)
+    assert "blocks" not in str(stoker.from_tar(many).shuffle())
+    assert blocks_of(stoker.from_tar(many).shuffle(block=True)) == MANY
 
 
 def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,3 +329,45 @@ def test_truncated_and_changed_compressed_shards(tmp_path: Path) -> None:
         train = stoker.from_tar(shard, ["cls"])
     with pytest.raises(stoker.StageError, match=r"example '1' has no 'cls', only 'jpg'"):
         list(train)
+
+
+@pytest.fixture
+def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that were asked for of local files by offset, each time."""
+    asked: list[int] = []
+    pread = os.pread
+
+    def counted(descriptor: int, nbytes: int, start: int) -> bytes:
+        asked.append(nbytes)
+        return pread(descriptor, nbytes, start)
+
+    monkeypatch.setattr(os, "pread", counted)
+    return asked
+
+
+def test_the_small_files_of_an_example_are_read_at_once(tmp_path: Path, preads: list[int]) -> None:
+    together = pairs(0, 6)
+    apart = {f"{n}.{field}": bytes([n]) * 9_000 for field in ("jpg", "cls") for n in range(3)}
+    large = {"a.jpg": bytes(300_000), "a.cls": b"1"}
+    for files, reads in ((together, 6), (apart, 6), (large, 2)):
+        shard = pack(tmp_path / f"{len(files)}-{reads}.tar", files)
+        train = stoker.from_tar(shard).workers(0)
+        preads.clear()
+        found = list(train)
+        assert len(preads) == reads
+        assert found == list(grouped(files))
+        classes = stoker.from_tar(shard, ["cls"]).workers(0)
+        preads.clear()
+        assert [each["cls"] for each in classes] == [each["cls"] for each in found]
+        assert len(preads) == len(found)
+
+
+def test_headers_of_small_files_are_read_many_at_a_time(tmp_path: Path, preads: list[int]) -> None:
+    small = pack(tmp_path / "small.tar", {f"{n}.bin": bytes(2_000) for n in range(300)})
+    large = pack(tmp_path / "large.tar", {f"{n}.bin": bytes(200_000) for n in range(30)})
+    assert len(stoker.from_tar(small)) == 300
+    assert len(preads) < 30
+    preads.clear()
+    assert len(stoker.from_tar(large)) == 30
+    assert len(preads) >= 30
+    assert sum(preads) < 500_000  # nothing of the files themselves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import types
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,19 @@ def test_what_is_refused(tmp_path: Path) -> None:
             stoker.from_arrays(*([Slices(X), Y[1:]] if array is None else [array]))
     memory.close()
     writing.close()
+
+
+class Chunked:
+    """Arrays as TensorStore has them: it tells its chunks by a layout."""
+
+    shape, dtype = X.shape, X.dtype
+    chunk_layout = types.SimpleNamespace(read_chunk=types.SimpleNamespace(shape=(5, 2, 3)))
+
+    def __getitem__(self, rows: Any) -> Any:
+        return X[rows]
+
+
+def test_chunks_are_blocks_by_whatever_they_are_told() -> None:
+    blocks = stoker.from_arrays(Chunked()).chain.source.blocks  # type: ignore[attr-defined]
+    assert blocks is not None
+    assert (np.diff(blocks, prepend=0)[:-1] == 5).all()

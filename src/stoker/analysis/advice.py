@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from stoker.analysis.echo_prices import Kind, find_price
 from stoker.analysis.formulas import most_workers, smallest_cache
+from stoker.analysis.gains import WORTH, predict_gain
 from stoker.analysis.model import (
     NETWORK_MBPS,
     NOTHING,
@@ -18,11 +18,11 @@ from stoker.analysis.model import (
     predict,
     storage_rate,
 )
+from stoker.analysis.packing_advice import advise_records
 from stoker.analysis.porting import Port, write_port
-from stoker.analysis.report import Action, Rate, Report, to_measured, to_measured_apart
+from stoker.analysis.report import Action, Report, to_measured, to_measured_apart
 from stoker.machine import format_bytes
 
-_WORTH = 1.02  # an action that brings less is not named
 _MOST_ECHO = 4
 _JOBS = 4  # that sharing is predicted for
 _MOST_HOSTS = 16  # that one cache is advised for
@@ -43,13 +43,14 @@ def advise(report: Report) -> list[Action]:
         *_advise_workers(report),
         *_advise_cache(report),
         *_advise_storage(report),
+        *advise_records(report),
         *_advise_stages(report),
         *_advise_porting(report),
         *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
-    return [action for action in found if action.gain.value >= _WORTH]
+    return [action for action in found if action.gain.value >= WORTH]
 
 
 def _advise_workers(report: Report) -> Iterator[Action]:
@@ -58,7 +59,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     best, rate = job.workers, predict(job).rate
     for count in _list_worker_counts(to_measured_apart(report)):
         found = predict(_with_workers(job, count)).rate
-        if found > rate * _WORTH:
+        if found > rate * WORTH:
             best, rate = count, found
     if best == job.workers:
         return
@@ -75,7 +76,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
-        _predict_gain(report, job=lambda case: _with_workers(case, best)),
+        predict_gain(report, job=lambda case: _with_workers(case, best)),
         why,
     )
 
@@ -125,7 +126,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     yield Action(
         f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
         code,
-        _predict_gain(report, Change(cache_bytes=size)),
+        predict_gain(report, Change(cache_bytes=size)),
         f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
         f"were in the page cache{fits}",
     )
@@ -148,7 +149,7 @@ def _advise_storage(report: Report) -> Iterator[Action]:
     yield Action(
         "move the data to storage twice as fast",
         f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
-        _predict_gain(report, Change(storage_mbps=2 * now)),
+        predict_gain(report, Change(storage_mbps=2 * now)),
         f"storage gives the job {_round_to_3_digits(now):,g} MB/s",
     )
 
@@ -169,7 +170,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
         yield Action(
             "cache what is the same in every epoch, decoded",
             ".cache(...) behind the last .map in front of the first .random_map",
-            _predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
+            predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
             "from the second epoch on, if all of it fits; decoded examples are larger than files",
         )
     slowest = max(behind_source, key=lambda name: costs[name])
@@ -177,7 +178,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
     yield Action(
         f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
         slowest,
-        _predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
+        predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
         f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
         f"{1 / costs[slowest]:,.0f} examples/s",
     )
@@ -197,7 +198,7 @@ def _advise_porting(report: Report) -> Iterator[Action]:
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
         write_port(port, report.loader.workers, _round_up_to_mib(size)),
-        _predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
+        predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
         f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
         "so much. An example was the same each time that it was read: none of it is drawn at "
         "random",
@@ -211,7 +212,7 @@ def _advise_accelerator(report: Report) -> Iterator[Action]:
     yield Action(
         "the data path keeps up: an accelerator twice as fast",
         "stoker what-if REPORT.json --accelerator 2x",
-        _predict_gain(report, Change(accelerator=2.0)),
+        predict_gain(report, Change(accelerator=2.0)),
         "the step's time is taken to halve, which must be measured for a new accelerator",
     )
 
@@ -224,7 +225,7 @@ def _advise_sharing(report: Report) -> Iterator[Action]:
     yield Action(
         "prepare it once for all of them",
         "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
-        _predict_gain(report, shared, apart),
+        predict_gain(report, shared, apart),
         f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
         "if you run several jobs on this data",
     )
@@ -244,7 +245,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
     yield Action(
         f"with {hosts} hosts, a partitioned cache holds all of it",
         f'.shard().cache("{_round_up_to_mib(room)}", cluster="torchrun")',
-        _predict_gain(report, replace(kept, hosts=hosts), before=alone),
+        predict_gain(report, replace(kept, hosts=hosts), before=alone),
         "from the second epoch on; one of these hosts, over one that caches for itself what fits. "
         f"What others hold is taken to come at {NETWORK_MBPS:,g} MB/s (what-if --network-mbps)",
         "if you train on several hosts like this one",
@@ -259,7 +260,7 @@ def _advise_echo(report: Report) -> Iterator[Action]:
     factor, best = 1, before.rate
     for echo in range(2, _MOST_ECHO + 1):
         rate = predict(job, Change(echo=echo, echo_at=place)).rate
-        if rate < best * _WORTH:
+        if rate < best * WORTH:
             break
         factor, best = echo, rate
     if factor == 1:
@@ -270,7 +271,7 @@ def _advise_echo(report: Report) -> Iterator[Action]:
     yield Action(
         f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
         code,
-        _predict_gain(report, Change(echo=factor, echo_at=place)),
+        predict_gain(report, Change(echo=factor, echo_at=place)),
         "in steps, of which a repeat is worth less than a fresh one"
         + _tell_prices(place, job.ingestion / before.rate),
     )
@@ -294,45 +295,6 @@ def _tell_prices(place: str, ratio: float) -> str:
         f"; where R was {known:g}, targets came {', '.join(told)}: docs/evidence.md. "
         f"R is {ratio:.1f} here"
     )
-
-
-def _predict_gain(
-    report: Report,
-    after: Change = NOTHING,
-    before: Change = NOTHING,
-    job: Callable[[Measured], Measured] = lambda case: case,
-) -> Rate:
-    """Return the predicted speed after a change, or as another job, over the speed before it.
-
-    Its interval spans the corners of the intervals of G, P, S and C.
-    """
-    cases = [to_measured(report), *_list_corners(report)]
-    value, *others = (predict(job(case), after).rate / predict(case, before).rate for case in cases)
-    return Rate(value, min(value, *others), max(value, *others))
-
-
-def _list_corners(report: Report) -> list[Measured]:
-    """Return the job with each of its rates at either end of its interval."""
-    rates, middle = report.rates, to_measured(report)
-    own = next((p.rate for p in report.prep if p.workers == middle.workers), None)
-    ends = [_find_ends(rate) for rate in (rates.G, rates.P or own, rates.S, rates.C)]
-    return [
-        replace(
-            middle,
-            ingestion=middle.ingestion * g,
-            prep=tuple((count, rate * p) for count, rate in middle.prep),
-            storage=middle.storage * s if middle.storage else None,
-            cache=middle.cache * c if middle.cache else None,
-        )
-        for g, p, s, c in itertools.product(*ends)
-    ]
-
-
-def _find_ends(rate: Rate | None) -> tuple[float, float]:
-    """Return the ends of an interval over its middle."""
-    if rate is None:
-        return 1.0, 1.0
-    return max(rate.low / rate.value, 0.01), rate.high / rate.value
 
 
 def _with_workers(case: Measured, count: int) -> Measured:

@@ -6,15 +6,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from stoker.analysis.probe import residency
 
 _CHUNK = 1 << 20
 _PARTS = 8
 
-Reads: TypeAlias = list[tuple[int, float]]
+Part = TypeVar("Part")
+Reads: TypeAlias = list[tuple[float, float]]
 """Blocks of files that were read: how many, in how many wall seconds."""
 
 
@@ -49,37 +50,44 @@ def find_files(
 
 
 def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:
-    """Read whole files with ``readers`` threads, in blocks, for at most ``longest_s`` seconds.
+    """Read whole files, as ``read_all`` does. Raises OSError for one that cannot be read."""
+    return read_all(paths, _read, readers, longest_s)
 
-    Raises OSError for a file that cannot be read.
+
+def read_all(
+    parts: Sequence[Part], read: Callable[[Part], None], readers: int, longest_s: float
+) -> Reads:
+    """Read parts with ``readers`` threads, in blocks, for at most ``longest_s`` seconds.
+
+    Raises the OSError of ``read``.
     """
-    size = max(1, -(-len(paths) // _PARTS))
+    size = max(1, -(-len(parts) // _PARTS))
     reads: Reads = []
     began = time.perf_counter()
-    for start in range(0, len(paths), size):
-        block = paths[start : start + size]
+    for start in range(0, len(parts), size):
+        block = parts[start : start + size]
         at = time.perf_counter()
-        _read_block(block, readers)
+        _read_block(block, read, readers)
         reads.append((len(block), time.perf_counter() - at))
         if time.perf_counter() - began > longest_s:
             break
     return reads
 
 
-def _read_block(paths: Sequence[str], readers: int) -> None:
-    """Read all of these. Raises OSError; whatever is raised, no further file is begun then."""
-    left, errors = deque(paths), list[OSError]()
+def _read_block(parts: Sequence[Part], read: Callable[[Part], None], readers: int) -> None:
+    """Read all of these. Raises OSError; whatever is raised, no further part is begun then."""
+    left, errors = deque(parts), list[OSError]()
 
-    def read() -> None:
+    def run() -> None:
         try:
             while not errors:
-                _read(left.popleft())
+                read(left.popleft())
         except IndexError:  # all are read
             pass
         except OSError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(max(1, readers))]
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(max(1, readers))]
     try:
         for thread in threads:
             thread.start()

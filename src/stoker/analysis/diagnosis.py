@@ -19,11 +19,13 @@ from stoker.analysis.advice import advise
 from stoker.analysis.calibration import calibrate
 from stoker.analysis.formulas import fetch_rate
 from stoker.analysis.model import FED, Measured, predict
+from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.porting import find_port
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.report import (
     Action,
     Loader,
+    Packing,
     PrepPoint,
     Rank,
     Rate,
@@ -77,6 +79,8 @@ class _RankFindings:
         self.g, self.step_cpu_s = rates.estimate_ingestion(rank, self.batch)
         if self.g is None:
             self.reasons["G"] = self._explain("G")
+        blocks = ((name, rates.estimate_rate(found)) for name, found in trace.stages.items())
+        self.stages = {name: rate for name, rate in blocks if rate is not None}
         self._estimate_prep()
         self._estimate_fetch()
         self.has_model = self.g is not None and self.p is not None
@@ -290,7 +294,6 @@ class _RankFindings:
             bytes_each = read / count if count and read else None
         after_s = trace.after_s or {"batch": 0.0, "after-augmentation": self.collate_s}
         examples = rank.described.get("examples")
-        blocks = ((name, rates.estimate_rate(found)) for name, found in trace.stages.items())
         return Report(
             stoker=__version__,
             made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -320,9 +323,22 @@ class _RankFindings:
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s={} if self.p_known is None else after_s,
+            packing=self._estimate_packing(examples),
             port=find_port(self.about, rank.described),
-            stages={name: rate for name, rate in blocks if rate is not None},
+            stages=self.stages,
         )
+
+    def _estimate_packing(self, examples: int | None) -> Packing | None:
+        trace = self.trace
+        if trace.request_trial is not None:
+            costs = [1.0 / rate.value for rate in self.stages.values()]
+            share = costs[0] / sum(costs) if costs else 0.0
+            return estimate_requests(trace.request_trial, share, examples)
+        each = trace.files_examples / max(1, len(trace.files))
+        found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
+        if found is None and "packing" in trace.reasons:
+            self.reasons["packing"] = trace.reasons["packing"]
+        return found
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:
         rank, is_own = self.rank, about is self.about

@@ -31,6 +31,8 @@ from stoker.analysis.formulas import (
 )
 
 PLACES = ("batch", "after-augmentation", "before-augmentation")
+RECORDS = ("by offset", "in runs")
+"""How examples are read from shards: any of them, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
 """Stalls below this share of the time are not worth acting on."""
 NETWORK_MBPS = 1250.0
@@ -81,6 +83,11 @@ class Measured:
     """Whether the accelerator is the host's own processor."""
     prep_fetches: bool = False
     """Whether P holds fetching too, over a network: what it lacks then is counted as fetching."""
+    packed: tuple[tuple[str, float], ...] = ()
+    """How many times as fast storage gives examples from shards, for each order of ``RECORDS`` that
+    was tried on a sample of the files."""
+    prep_share: float = 0.0
+    """Where P holds fetching: what waiting for it is of the time that preparing takes."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
     """For each place of an echo whose split was measured: worker seconds an example that are
     paid behind it, for every use."""
@@ -110,6 +117,9 @@ class Change:
     """Hosts like this one that train together, and whose caches hold a part of the data each."""
     network_mbps: float = NETWORK_MBPS
     """What each of these takes from the others' memories, in MB/s."""
+    records: str = ""
+    """How examples are read from shards that the files were packed into: one of RECORDS; empty:
+    the files are as they are."""
 
 
 NOTHING = Change()
@@ -180,12 +190,36 @@ def check_change(measured: Measured, change: Change) -> None:
             "cache, storage-mbps, hosts: the analysis could not tell fetching apart from "
             "preparation, so that nothing can be said about storage; the report's notes say why"
         )
+    if change.records:
+        _check_records(measured, change)
     if change.storage_mbps is not None and not measured.example_bytes:
         raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
     if change.hosts > 1 and not measured.example_bytes:
         raise ValueError("hosts: the report does not know how many bytes an example takes")
     if change.cache_bytes is not None and dataset_bytes(measured) is None:
         raise ValueError("cache: the report does not know how many bytes the dataset takes")
+
+
+def _check_records(measured: Measured, change: Change) -> None:
+    if change.records not in dict(measured.packed):
+        raise ValueError(
+            "format: packing was not tried by this analysis, or could not be; the report says why"
+        )
+    if change.storage_mbps is not None:
+        raise ValueError("format: it was tried on the storage that there is: no storage-mbps")
+    if measured.prep_share == 0.0 and (measured.storage is None or measured.cache is None):
+        raise ValueError(
+            "format: the analysis could not tell fetching apart from preparation, so that nothing "
+            "can be said about storage; the report's notes say why"
+        )
+
+
+def packing_gain(measured: Measured, change: Change) -> float:
+    """Return how many times as fast examples come from storage, packed as the change says."""
+    for name, faster in measured.packed:
+        if name == change.records:
+            return faster
+    return 1.0
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
@@ -203,9 +237,10 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
     """
     if change.storage_mbps is not None and measured.example_bytes:
         return change.storage_mbps * 1e6 / measured.example_bytes
+    storage = measured.storage
     if (change.cores or 0) > max(1, measured.workers):
-        return measured.storage_most or measured.storage
-    return measured.storage
+        storage = measured.storage_most or measured.storage
+    return None if storage is None else storage * packing_gain(measured, change)
 
 
 def cache_rate(measured: Measured, change: Change) -> float | None:
@@ -228,10 +263,11 @@ def miss_seconds(measured: Measured, change: Change) -> float:
 
     Where the job's workers, waiting, take all that storage gives (S = W / miss_s), the wait
     shrinks as storage gets faster; where they leave most of it, the wait is latency, and stays.
-    In between: in proportion, an assumption.
+    In between: in proportion, an assumption. From shards a miss is taken to be as much shorter as
+    reading an example is.
     """
     if change.storage_mbps is None or not measured.example_bytes or not measured.storage:
-        return measured.miss_s
+        return measured.miss_s / packing_gain(measured, change)
     share = min(1.0, measured.miss_s * measured.storage / max(1, measured.workers))
     faster = change.storage_mbps * 1e6 / measured.example_bytes / measured.storage
     return measured.miss_s * (1.0 - share + share / faster)
@@ -266,6 +302,8 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
     ``t_before`` are the worker seconds an example in front of the echo.
 
+    From shards, what storage gives, and what P holds of fetching, is faster by what was tried.
+
     With several hosts this is the speed of one of them. Each is taken to be like the one that was
     measured, its storage too; serving the others is taken to cost nothing but the network.
 
@@ -278,7 +316,10 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
 
     workers = change.cores if change.cores is not None else measured.workers
     alone = workers == 0
-    fresh_prep_s = inverse(prep_rate(measured.prep, workers))
+    unpacked = 1.0 - 1.0 / packing_gain(measured, change)
+    fresh_prep_s = inverse(prep_rate(measured.prep, workers)) * (
+        1.0 - measured.prep_share * unpacked
+    )
     behind_s = worker_seconds_behind(measured, change.echo_at) / max(1, workers)
     behind_s = min(behind_s, fresh_prep_s)
     use_prep_s = (fresh_prep_s - behind_s) / echo + behind_s

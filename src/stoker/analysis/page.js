@@ -194,6 +194,25 @@ function showWaits() {
   );
 }
 
+// The trial of packing: reading the files, and reading them from shards.
+function packingFacts() {
+  const found = report.packing;
+  if (!found) return [];
+  const sample = `${found.sample_files} files, ${bytes(found.sample_bytes)}, nothing in memory`;
+  const ways = [
+    ["Files read one by one", found.one_by_one, found.epoch_files],
+    ["The same from a shard, by offset", found.by_offset, found.epoch_files],
+    ["The same from a shard, in runs of a MiB", found.in_runs, found.epoch_runs],
+  ];
+  return ways
+    .filter(([, gives]) => gives)
+    .map(([name, gives, reads]) => [
+      `${name} (${sample})`,
+      `${rate(gives.value)}/s` +
+        (reads === null ? "" : `; ${reads.toLocaleString("en-US")} reads an epoch`),
+    ]);
+}
+
 function showNotes() {
   const missing = Object.entries(report.reasons).map(
     ([letter, why]) => `${letter} is not known: ${why}`,
@@ -213,6 +232,7 @@ function showNotes() {
       ["Examples an epoch", known(report.examples, (n) => n.toLocaleString("en-US"))],
       ["Bytes an example", known(report.example_bytes, bytes)],
       ["Found in the page cache", known(report.cached_fraction, percent)],
+      ...packingFacts(),
       ["Cold drain", known(report.cold, (found) => `${rate(found.value)}/s`)],
       ["A worker's wait for an example that is not in memory", seconds(report.miss_s)],
       ["Copy of a batch to the device, a part of G", known(report.copy_s, seconds)],

@@ -90,6 +90,25 @@ const whatIf = {
         el("label", { className: "also", htmlFor: "sharing" }, box, "they share one preparation"),
       );
     }
+    if (name === "storage" && measured.packed.length > 0) {
+      const orders = measured.packed.map(([order]) =>
+        el("option", { value: order }, `packed into shards, read ${order}`),
+      );
+      const select = el(
+        "select",
+        {
+          id: "records",
+          "aria-label": "How the files lie",
+          onchange: () => {
+            this.change.records = select.value;
+            this.update();
+          },
+        },
+        el("option", { value: "" }, "single files, as they are"),
+        ...orders,
+      );
+      also.push(el("div", { className: "also" }, select));
+    }
     if (name === "echo") {
       const places = measured.after_s.map(([place]) =>
         el("option", { value: place }, PLACE_NAMES[place] || place),
@@ -125,6 +144,8 @@ const whatIf = {
       byId(`slider-${name}`).value = asked.position;
     }
     this.change.sharing = byId("sharing").checked = false;
+    this.change.records = "";
+    if (byId("records")) byId("records").value = "";
     this.update();
   },
 

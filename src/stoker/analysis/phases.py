@@ -18,6 +18,7 @@ from stoker import machine
 from stoker.analysis import cold_reads, rates
 from stoker.analysis.formulas import most_workers
 from stoker.analysis.trace import RankTrace, Trace
+from stoker.analysis.trial_shard import TrialShard, choose_sample, try_packing
 
 _ROUNDS = 2
 _MOST_COLD = 0.05  # of the data may stay in the page cache
@@ -91,7 +92,10 @@ class DrivenJob(Protocol):
         (``RankTrace.trained[workers]``)."""
 
     def look_at_example(self) -> None:
-        """Look at one of the examples, last of all."""
+        """Look at one of the examples, after all drains."""
+
+    def try_requests(self) -> None:
+        """Try what a request takes, where examples are files behind URLs."""
 
 
 def run_phases(job: DrivenJob) -> None:
@@ -105,6 +109,8 @@ def run_phases(job: DrivenJob) -> None:
     job.done.add("drains")
     _drain_cold(job)
     job.look_at_example()
+    _try_packing(job)
+    job.try_requests()
 
 
 def _drain_warm(job: DrivenJob) -> None:
@@ -223,11 +229,28 @@ def _read_files(trace: Trace, seconds: float) -> None:
     cold_reads.drop_files(files)
     reads = cold_reads.read_files(files, trace.readers, 2 * seconds)
     trace.cold_reads.append(reads)
-    read = files[: sum(count for count, _ in reads)]
+    read = files[: round(sum(count for count, _ in reads))]
     trace.warm_reads.append(cold_reads.read_files(read, trace.readers, seconds))
     if machine.usable_cores() > trace.readers:
         cold_reads.drop_files(files)
         trace.most_reads.append(cold_reads.read_files(files, machine.usable_cores(), seconds))
+
+
+def _try_packing(job: DrivenJob) -> None:
+    """Read a sample of the job's files as they are, and from a trial shard."""
+    trace = job.trace
+    if not trace.cold_reads or "S" in trace.reasons:
+        return
+    try:
+        # As many as storage gave in the time that reading has: writing them takes as long again.
+        sample = choose_sample(trace.files, round(sum(count for count, _ in trace.cold_reads[-1])))
+        job.say(f"packing: reading {len(sample):,} files as they are, and from a trial shard")
+        with TrialShard(sample) as shard:
+            for _ in range(_ROUNDS):
+                trial = try_packing(sample, shard, trace.readers, job.limits.reading_s)
+                trace.packing_trials.append(trial)
+    except OSError as error:
+        trace.reasons["packing"] = f"no trial shard can be written beside the files: {error}"
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:

@@ -17,8 +17,11 @@ from stoker.analysis.phases import PhaseLimits, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
+from stoker.analysis.request_trial import try_requests
 from stoker.analysis.trace import Drain, RankTrace, Trace
+from stoker.errors import RemoteError
 from stoker.pipeline import Pipeline
+from stoker.sources.remote.files import FilesSource, RemoteFolderSource
 from stoker.stats import Stats
 
 _FEWEST = 8  # batches of a phase
@@ -200,6 +203,19 @@ class PipelineJob:
                     break
                 entered = asked
         self._rank.trained.setdefault(workers, []).append(steps_s)
+
+    def try_requests(self) -> None:
+        """Ask for some of the files behind URLs, wholly and for a byte of each."""
+        source = self._pipeline.chain.plan.indexed
+        if not isinstance(source, (RemoteFolderSource, FilesSource)) or source.access is None:
+            return
+        self.say("packing: asking for files, and for a byte of each")
+        try:
+            trial = try_requests(source, source.access, len(source), self._unit_s)
+        except (RemoteError, OSError) as error:
+            self.trace.reasons["packing"] = f"what a request takes could not be tried: {error}"
+        else:
+            self.trace.request_trial = trial
 
     def look_at_example(self) -> None:
         """Do nothing: a pipeline needs no port."""

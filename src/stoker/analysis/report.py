@@ -141,6 +141,34 @@ class Crash(msgspec.Struct, frozen=True):
     """The last lines of what it printed."""
 
 
+class Packing(msgspec.Struct, frozen=True):
+    """What packing the files into shards would bring, by a trial on a sample of them.
+
+    Rates in examples/s: of reading alone, with nothing in the page cache, and by as many readers as
+    the job has. Behind URLs, by as many requests.
+    """
+
+    sample_files: int
+    sample_bytes: int
+    one_by_one: Rate
+    """The files as they are, each opened, or asked for."""
+    by_offset: Rate | None
+    """From a shard, in any order. None behind URLs: each example is a request then, too."""
+    in_runs: Rate
+    """From a shard, a MiB of neighbours at a time. Behind URLs not tried: it follows from what a
+    request takes."""
+    requests: Rate | None = None
+    """Behind URLs: requests/s for a single byte."""
+    prep_share: float = 0.0
+    """Where P holds reading, too: what waiting for it is of the time that preparing takes."""
+    epoch_files: int | None = None
+    """Files that are opened, or asked for, in an epoch as it is; None: not known."""
+    epoch_shards: int | None = None
+    """Shards that are opened instead."""
+    epoch_runs: int | None = None
+    """Reads, or requests, of an epoch in runs."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """An analysis. Rates are of one rank: the one that paces the job."""
 
@@ -169,7 +197,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the bytes that lay in the page cache as the analysis met them."""
     rates: Rates
     reasons: dict[str, str] = {}
-    """For each of G, P, S, C, F that is None: why."""
+    """For each of G, P, S, C, F that is None: why; and why packing was not tried."""
     predicted: float | None = None
     """Examples/s that the rates, measured apart, predict for the job as it is; None: no model."""
     split: Split
@@ -198,6 +226,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """For each place of an echo whose split is known: worker seconds an example paid behind it."""
+    packing: Packing | None = None
+    """None where it was not tried; ``reasons`` says why, as "packing"."""
     port: Port | None = None
     """What a pipeline in place of the loader needs; None where none would do what it does."""
     stages: dict[str, Rate] = {}
@@ -261,6 +291,7 @@ def to_measured_apart(report: Report) -> Measured:
     known += [point.rate for point in report.prep]
     if not all(0.0 < rate.value < math.inf for rate in known):
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
+    packing = report.packing
     found = Measured(
         ingestion=rates.G.value,
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
@@ -280,8 +311,17 @@ def to_measured_apart(report: Report) -> Measured:
         prep_fetches=rates.P is None,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
+        packed=() if packing is None else list_gains(packing),
+        prep_share=0.0 if packing is None else packing.prep_share,
     )
     return replace(found, efficiency=find_efficiency(found, report.prep))
+
+
+def list_gains(packing: Packing) -> tuple[tuple[str, float], ...]:
+    """Return how many times as fast reading is from shards, by ``Change.records``."""
+    orders = {"by offset": packing.by_offset, "in runs": packing.in_runs}
+    found = [(name, rate.value / packing.one_by_one.value) for name, rate in orders.items() if rate]
+    return tuple(found)
 
 
 def find_efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:

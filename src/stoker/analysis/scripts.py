@@ -266,6 +266,9 @@ class ScriptJob:
         for rank, answer in zip(self._recorded, self._session.send({"do": "look"}), strict=True):
             rank.described |= answer
 
+    def try_requests(self) -> None:
+        """Do nothing: what a script asks a network for is not known."""
+
     def drain(
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:

@@ -21,7 +21,14 @@ from stoker.analysis.model import (
     dataset_bytes,
     predict,
 )
-from stoker.analysis.report import Rate, Report, to_measured, to_measured_apart
+from stoker.analysis.report import (
+    Packing,
+    Rate,
+    Report,
+    list_gains,
+    to_measured,
+    to_measured_apart,
+)
 from stoker.analysis.what_if import Answer, Curve, Outcome, is_asked
 from stoker.machine import format_bytes
 
@@ -61,6 +68,8 @@ def show_report(report: Report, console: Console) -> None:
         console.print(_make_scaling_table(report))
     if len(report.ranks) > 1:
         console.print(_make_ranks_table(report))
+    if report.packing is not None:
+        console.print(_make_packing_table(report.packing))
     if report.actions:
         console.print(_make_actions_table(report))
     for note in report.notes:
@@ -131,6 +140,26 @@ def _make_ranks_table(report: Report) -> Table:
     return table
 
 
+def _make_packing_table(found: Packing) -> Table:
+    """Lay out the trial: reading the files, and reading them from shards."""
+    sample = f"{found.sample_files:,} files, {format_bytes(found.sample_bytes)}"
+    columns = map(_NUMBER, ("examples/s", "files opened an epoch", "reads an epoch"))
+    table = _TITLED("", *columns, title=f"Reading alone, nothing in the page cache ({sample})")
+    counts = {
+        "one by one": (found.one_by_one, found.epoch_files, found.epoch_files),
+        "from shards, by offset": (found.by_offset, found.epoch_shards, found.epoch_files),
+        "from shards, in runs of a MiB": (found.in_runs, found.epoch_shards, found.epoch_runs),
+    }
+    for name, (rate, *each) in counts.items():
+        if rate is not None:
+            told = ("not known" if count is None else f"{count:,}" for count in each)
+            table.add_row(name, _format_interval(rate), *told)
+    if found.requests is not None:
+        asked = f"{found.requests.value:,.0f} requests/s for a byte each"
+        table.caption = f"in runs: what follows from {asked}"
+    return table
+
+
 def _make_actions_table(report: Report) -> Table:
     table = _TITLED("", _NUMBER("speed"), "what, and how", title="What would help")
     for number, action in enumerate(report.actions, 1):
@@ -179,7 +208,8 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
 def _describe_change(change: Change) -> str:
     if change == NOTHING:
         return "nothing changed: the job as it was measured"
-    asked = (said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name))
+    asked = [said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name)]
+    asked += ["files packed into shards"] * bool(change.records)
     values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
     return "then: " + ", ".join(said.format(**values) for said in asked)
 
@@ -232,6 +262,8 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
             f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
             f"{_format_rate(caches.page_cache_rate)} {unit}/s",
         ]
+    if change.records and report.packing is not None:
+        lines += _write_packing(report.packing, change)
     if change.jobs > 1:
         lines.append(
             "Each job has an accelerator of its own; workers, storage and processors are divided "
@@ -252,6 +284,20 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
+
+
+def _write_packing(found: Packing, change: Change) -> list[str]:
+    """Say what the prediction for shards comes from."""
+    times = dict(list_gains(found))
+    told = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
+    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {told}."]
+    if found.by_offset is None:
+        lines = [
+            f"By what a request took, runs of a MiB give examples {told} as fast as single files."
+        ]
+    elif change.jobs > 1 or change.hosts > 1:
+        lines.append(f"Shards are taken to be read {change.records}.")
+    return [*lines, "  What is in the page cache, or in a cache, is as fast as before."]
 
 
 def _write_hosts(report: Report, change: Change) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 from stoker.analysis.cold_reads import Reads
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.report import Crash
+from stoker.analysis.request_trial import RequestTrial
+from stoker.analysis.trial_shard import PackingTrial
 
 
 @dataclass
@@ -82,6 +84,9 @@ class Trace:
     warm_reads: list[Reads] = field(default_factory=list)
     most_reads: list[Reads] = field(default_factory=list)
     """Cold, with a reader a core, where the job has fewer workers."""
+    packing_trials: list[PackingTrial] = field(default_factory=list)
+    request_trial: RequestTrial | None = None
+    """Of a pipeline over files behind URLs."""
     partly_fraction: float | None = None
     """Share of the drained data that was in memory before the last "partly" drain."""
     readers: int = 1
@@ -98,7 +103,7 @@ class Trace:
     """Training jobs that the script runs, each on its own; one of them was analyzed."""
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why a phase did not happen: "as-it-is", "G", "P", "S"."""
+    """Why a phase did not happen: "as-it-is", "G", "P", "S", "packing"."""
 
     def note(self, text: str) -> None:
         """Add a note, once."""

@@ -74,7 +74,7 @@ class SegmentRunner:
         """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``."""
         began, ns = time.perf_counter_ns(), [0] * self._counters
         if self.rows is not None:
-            values = self._gathered(indices, ns)
+            values = self._gathered(number, indices, ns)
         else:
             values = self.work.fetch(indices, ns)
             self.work.apply(values, range(start, start + len(indices)), None, ns)
@@ -88,13 +88,22 @@ class SegmentRunner:
             self.account(ns, len(indices))
         return values
 
-    def _gathered(self, indices: Any, ns: list[int]) -> list[Any]:
-        """Return batches that are gathered from arrays."""
+    def _gathered(self, number: int, indices: Any, ns: list[int]) -> list[Any]:
+        """Return batches that are gathered from arrays; those that fail as ``Failure``."""
         assert self.rows is not None
         began = time.perf_counter_ns()
-        batch = self.rows.gathered(indices, self._recycler)
-        ns[0] = time.perf_counter_ns() - began
-        ns[-1] = pytree.data_bytes(batch)
+        try:
+            batch = self.rows.gathered(indices, self._recycler)
+        except Exception as error:
+            pass_on(error)
+            if len(indices) <= self._group:
+                failed = filter(Failure.is_one, self.work.fetch(indices, ns))  # which example
+                return [next(failed, None) or self.work.batch_failure(error, number)]
+            parts = [indices[at : at + self._group] for at in range(0, len(indices), self._group)]
+            each = [self._gathered(number + i, part, ns) for i, part in enumerate(parts)]
+            return [value for values in each for value in values]
+        ns[0] += time.perf_counter_ns() - began
+        ns[-1] += pytree.data_bytes(batch)
         return self.rows.split(batch, self._group)
 
     def _batch(self, examples: list[Any], number: int, ns: list[int]) -> Any:
@@ -125,7 +134,11 @@ class SegmentRunner:
         if task.batch is not None:
             assert self.rows is not None
             began = time.perf_counter_ns()
-            self.rows.gather(task.indices[start:stop], task.batch, start)
+            try:
+                self.rows.gather(task.indices[start:stop], task.batch, start)
+            except Exception as error:
+                pass_on(error)
+                self._fail(task, start, self.work.batch_failure(error, task.number))
             ns[0] = time.perf_counter_ns() - began
             ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
         elif remote is not None and self.work.worth_sending:
@@ -149,7 +162,10 @@ class SegmentRunner:
         """Finish a batch whose rows are all there."""
         if self.segment.batch is None or task.values:
             return
-        if task.failed is not None:
+        if task.failed is not None and task.batch is not None:  # of several: which one?
+            task.values = self._gathered(task.number, task.indices, [0] * self._counters)
+            self._finish(task.values, task.number, [0] * self._counters)
+        elif task.failed is not None:
             task.values = [task.failed[1]]
         else:
             try:

@@ -96,12 +96,13 @@ class SegmentStream(PulledStream):
         self._batches = batch is not None or segment.batches_in
         self.inputs = inputs = examples if feed is None else feed.total
         self.total = inputs if batch is None or inputs is None else batch.count(inputs)
-        self._gathers_alone = runner.rows is not None and not segment.batch_maps
+        rows = runner.rows
+        self._gathers_alone = rows is not None and not segment.batch_maps
         self._gathers = self._gathers_alone and not segment.into_pool
         self._passes = feed is not None and segment.batches_in and segment.is_plain
         if feed is not None and segment.is_plain and not segment.batch_maps:
             cost.light = True
-        if self._passes or self._gathers_alone:
+        if self._passes or (rows is not None and self._gathers_alone and rows.releases_gil):
             cost.releases_gil = True
             cost.inline_ns = GATHER_INLINE_BATCH_NS
         elif segment.releases_gil:
@@ -361,9 +362,10 @@ class SegmentStream(PulledStream):
         each_ns = max(cost.batch_ns(), self._last_ns)
         if not 0 < each_ns < cost.inline_ns:
             return 1 if self._gathers_alone and not pool.limit else 0
-        if self._gathers_alone:
-            return _GATHER_BATCHES if self._gathers else 1
-        return min(_HERE_OUTPUTS, max(1, int(_HERE_NS / each_ns))) if pool.limit else 1
+        if self._gathers_alone and not self._gathers:
+            return 1
+        most = _GATHER_BATCHES if self._gathers else _HERE_OUTPUTS if pool.limit else 1
+        return max(1, min(most, int(_HERE_NS / each_ns)))
 
     def _make(self, number: int, count: int) -> None:
         """Make the next outputs here and now."""

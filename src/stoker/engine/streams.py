@@ -148,7 +148,7 @@ class EpochStreams:
                 plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
             )
             self._examples = self.skip_log.examples = len(self._order)
-            self._reader = plan.indexed.reader()
+            self._reader = plan.indexed.reader(plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
                 self._gather = plan.cache.cache.gather()
         self._works = {

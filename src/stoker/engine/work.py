@@ -58,6 +58,11 @@ class Failure:
         self.part = part
         self.account = account
 
+    @classmethod
+    def is_one(cls, value: Any) -> bool:
+        """Tell a failure from a value."""
+        return type(value) is cls
+
 
 class Rejected(Exception):
     """Stands in place of an error: a filter left the example out."""

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,10 +25,15 @@ from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.pytree import Field
 
 if TYPE_CHECKING:
+    from stoker.chain import Chain
     from stoker.pipeline import Pipeline
 
 _IMAGES = 48
 _ROUNDS = 3
+
+_measured: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], CropAdvice]]
+_measured = weakref.WeakKeyDictionary()
+"""What was last found for a crop, and of which source's images."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def advise(pipeline: Pipeline[Any]) -> CropAdvice:
             for example: of files, or behind a ``.map(stoker.images.decode)``.
 
     Returns:
-        What was found, after printing it.
+        What was found, after printing it. ``print(pipeline)`` repeats it from then on.
 
     Raises:
         ValueError: there is no such crop, or other functions stand between it and the decoding, or
@@ -110,21 +116,41 @@ def advise(pipeline: Pipeline[Any]) -> CropAdvice:
     whole = stages[first].fn if first < crop_at else decode  # type: ignore[attr-defined]
     costs_s = np.min([_costs_s(files, whole, crop) for _ in range(_ROUNDS)], axis=0).mean(axis=0)
     advice = CropAdvice(len(files), *(1000 * costs_s).tolist())
+    _measured[crop] = weakref.ref(pipeline.chain.source), advice
     print(advice)
     return advice
 
 
-def hint(stages: Sequence[Any], at: int) -> str:
-    """Return what ``print(pipeline)`` says behind a stage, if it decodes what is cropped later."""
-    if not _decodes(stages[at].fn):
+def hint(chain: Chain, at: int) -> str:
+    """Return what ``print(pipeline)`` says behind a stage that is the first to be given files.
+
+    That is which order is cheaper, once ``advise`` has measured it; and before, that it can, where
+    files are decoded in full and cropped later.
+    """
+    stages: Sequence[Any] = chain.stages
+    if not (_decodes(stages[at].fn) or _crops(stages[at].fn)):
         return ""
     try:
         first, crop_at = _places(stages)
     except ValueError:
         return ""
-    if first != at or first == crop_at:
+    if first != at:
         return ""
-    return "  in full; stoker.images.advise(pipeline) tells whether cropping files is cheaper"
+    source, advice = _measured.get(stages[crop_at].fn, (None, None))
+    if advice is None or source is None or source() is not chain.source:
+        unknown = (
+            "  in full; stoker.images.advise(pipeline) tells whether cropping files is cheaper"
+        )
+        return unknown if first < crop_at else ""
+    factor = advice.least_factor
+    if first < crop_at:
+        if factor <= 1:
+            return "  in full; measured: cheaper than cropping files"
+        how = "at any factor" if factor == math.inf else f"up to a factor of {factor:.1f}"
+        return f"  in full; measured: cropping files is cheaper {how}"
+    if factor == math.inf or not any(stage.traits.repeats for stage in stages[:at]):
+        return ""
+    return f"  measured: decoding before the echo is cheaper from a factor of {factor:.1f} on"
 
 
 def _places(stages: Sequence[Any]) -> tuple[int, int]:

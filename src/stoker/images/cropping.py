@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.checks import is_whole_number
-from stoker.images.decoding import MAX_PIXELS
+from stoker.checks import is_number, is_whole_number
+from stoker.images.decoding import MAX_PIXELS, is_file
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Box, Pixels, Reading, size_of
 
@@ -110,7 +110,8 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
 
     Args:
         size: of the shorter side, the other in proportion; or height and width.
-        antialias, max_pixels: as in ``random_resized_crop``.
+        antialias, max_pixels: as in ``random_resized_crop``. An image so long that it would become
+            larger than that is refused, too.
 
     Returns:
         A function for ``.map(fn, on="image")``.
@@ -216,7 +217,15 @@ def _resize(
 ) -> Pixels:
     opened = reading.opened(image)
     height, width = size_of(opened)
-    sides = _shorter_side(height, width, size) if isinstance(size, int) else size
+    if isinstance(size, tuple):
+        sides = size
+    else:
+        sides = _shorter_side(height, width, size)
+        if sides[0] * sides[1] > max(reading.max_pixels, height * width):
+            raise ValueError(
+                f"an image of {height} x {width} would become {sides[0]} x {sides[1]}: more pixels "
+                f"than {reading.max_pixels}"
+            )
     return reading.resized(opened, Box(0, 0, height, width), sides, antialias=antialias)
 
 
@@ -290,6 +299,11 @@ def _shorter_side(height: int, width: int, to: int) -> tuple[int, int]:
 
 
 def _size(size: Any) -> tuple[int, int]:
+    if is_file(size) or (isinstance(size, np.ndarray) and size.ndim > 1):
+        raise TypeError(
+            "this is given an image instead of a size: a map takes what is made with a size, as "
+            ".map(stoker.images.resize(224), on='image')"
+        )
     sides = [size, size] if is_whole_number(size) else size
     if (
         not isinstance(sides, Sequence)
@@ -305,7 +319,8 @@ def _words(size: Size) -> str:
 
 
 def _check_range(name: str, given: Any) -> None:
-    if len(given) != 2 or not 0 < given[0] <= given[1]:
+    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
+    if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1]:
         raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
 
     Args:
         data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), or whatever Pillow reads.
-        orient: whether to turn the image as its EXIF data says.
+        orient: whether to turn the image as its EXIF data says. Damaged ones turn nothing.
         max_pixels: what is larger is refused before it is decoded. A progressive JPEG is refused
             as soon as its scans go over ten times as many pixels.
 
@@ -39,15 +40,16 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
 
     Raises:
         ImportError: Pillow is missing.
-        PIL.UnidentifiedImageError, OSError: the data is no image or is cut short.
+        TypeError: the data is no bytes.
+        PIL.UnidentifiedImageError, OSError: the data is no image, or is damaged or cut short.
         ValueError: the image is too large.
     """
+    data = file_bytes(data)
     library = native.library()
     if library is None or not is_jpeg(data):
         image = by_pillow(data, max_pixels)
         return _turned(np.array(image), _orientation(data) if orient else 1)
     turn = _orientation(data) if orient else 1
-    data = bytes(data)
     height, width = library.jpeg_size(data)
     pixels = library.jpeg_decode(
         data,
@@ -67,11 +69,12 @@ def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
         orient: whether as they are once the image is turned as its EXIF data says.
 
     Raises:
-        ImportError, PIL.UnidentifiedImageError, OSError: as ``decode``.
+        ImportError, TypeError, PIL.UnidentifiedImageError, OSError: as ``decode``.
     """
+    data = file_bytes(data)
     library = native.library()
     if library is not None and is_jpeg(data):
-        height, width = library.jpeg_size(bytes(data))
+        height, width = library.jpeg_size(data)
     else:
         with _opened(data) as image:
             width, height = image.size
@@ -80,9 +83,32 @@ def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
     return height, width
 
 
+def is_file(image: Any) -> bool:
+    """Return whether an image is a file's bytes, and not pixels."""
+    if isinstance(image, np.ndarray):
+        return image.ndim == 1 and image.dtype == np.uint8
+    return isinstance(image, (bytes, bytearray, memoryview))
+
+
+def file_bytes(data: Any) -> bytes:
+    """Return a file's bytes as ``bytes``. Raises TypeError where that is not what is given."""
+    if is_file(data):
+        return bytes(data)
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(
+            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() "
+            "reads it, and stoker.from_folder() reads all of a folder"
+        )
+    what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
+    instead = "on= says which field of an example it is"
+    if type(data) is list:
+        instead = "files are decoded one by one, before .batch()"
+    raise TypeError(f"an image file is bytes, not {what}: {instead}")
+
+
 def is_jpeg(data: bytes) -> bool:
     """Return whether this is how a JPEG begins."""
-    return bytes(data[:3]) == b"\xff\xd8\xff"
+    return data.startswith(b"\xff\xd8\xff")
 
 
 def scan_limit(max_pixels: int) -> int:
@@ -94,14 +120,21 @@ def by_pillow(data: bytes, max_pixels: int) -> Any:
     """Decode an image to Pillow's own, of mode RGB. Raises as ``decode``."""
     with _opened(data) as image:
         _check_size(data, image, max_pixels)
-        if image.mode.startswith("I"):
-            return pillow().fromarray(_from_deep(np.asarray(image)))
-        if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-            image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
-        if image.mode != "RGB":
-            return image.convert("RGB")
-        image.load()  # pixels outlive the file
-        return image
+        try:
+            return _as_rgb(image)
+        except (SyntaxError, ValueError) as error:  # so Pillow calls some damage
+            raise OSError(f"the {image.format} is damaged: {error}") from error
+
+
+def _as_rgb(image: Any) -> Any:
+    if image.mode.startswith("I"):
+        return pillow().fromarray(_from_deep(np.asarray(image)))
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
+    if image.mode != "RGB":
+        return image.convert("RGB")
+    image.load()  # pixels outlive the file
+    return image
 
 
 def _opened(data: bytes) -> Any:
@@ -109,7 +142,12 @@ def _opened(data: bytes) -> Any:
     try:
         return Image.open(io.BytesIO(data))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"the image is too large for Pillow: {error}") from error
+        raise ValueError(
+            f"the image is too large for Pillow, whose limit is PIL.Image.MAX_IMAGE_PIXELS: {error}"
+        ) from error
+    except Image.UnidentifiedImageError as error:
+        what = f"{len(data)} bytes that begin with {data[:12]!r}" if data else "an empty file"
+        raise Image.UnidentifiedImageError(f"cannot identify an image in {what}") from error
 
 
 def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
@@ -117,7 +155,7 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
     # A scan begins with this marker, which occurs nowhere else but in previews.
-    scans = bytes(data).count(b"\xff\xda") if image.format == "JPEG" else 1
+    scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
     if scans > 1 and width * height * scans > scan_limit(max_pixels):
         raise ValueError(
             f"{width} x {height} pixels in {scans} scans: more than {scan_limit(max_pixels)} "
@@ -133,7 +171,10 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _orientation(data: bytes) -> int:
     with _opened(data) as image:
-        turn = image.getexif().get(_ORIENTATION, 1)
+        try:
+            turn = image.getexif().get(_ORIENTATION, 1)
+        except SyntaxError:  # so Pillow says that it cannot read the EXIF data
+            return 1
     return turn if isinstance(turn, int) else 1
 
 

@@ -66,6 +66,28 @@ class RandomImageMap:
 
 
 def _each(images: Any, fn: Callable[[Any], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    if isinstance(images, (list, tuple)) or (isinstance(images, np.ndarray) and images.ndim == 4):
-        return np.stack([fn(image) for image in images])
-    return fn(images)
+    """Apply a function to an image, or to each of a batch: a list, four axes, or an object array.
+
+    An exception gets a note of which image of a batch it is about.
+    """
+    is_array = isinstance(images, np.ndarray)
+    if not isinstance(images, (list, tuple)) and not (
+        is_array and (images.ndim == 4 or images.dtype == object)
+    ):
+        return fn(images)
+    made: list[NDArray[np.uint8]] = []
+    for at, image in enumerate(images):
+        try:
+            made.append(fn(image))
+        except Exception as error:
+            error.add_note(f"in image {at} of a batch of {len(images)}")
+            raise
+        if made[at].shape != made[0].shape:
+            raise ValueError(
+                f"image {at} of the batch has become {list(made[at].shape)}, and the first "
+                f"{list(made[0].shape)}: one array holds images of one size, as resize((height, "
+                "width)) and crops make them; or put this before .batch()"
+            )
+    if not made:
+        raise ValueError("a batch of no images")
+    return np.stack(made)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.checks import is_number
 from stoker.images.image_map import RandomImageMap
 from stoker.images.resampling import Pixels, Reading
 
-Strength = float | tuple[float, float]
+Strength = float | tuple[float, float] | list[float]
 Range = tuple[float, float] | None
 Colours = NDArray[np.float32]  # from 0 to 255
 
@@ -110,14 +111,23 @@ _CHANGES: dict[str, Callable[[Colours, np.float32], Colours]] = {
 
 
 def _factors(name: str, given: Strength) -> Range:
-    low, high = given if isinstance(given, tuple) else (max(0.0, 1 - given), 1 + given)
+    if is_number(given):
+        low, high = max(0.0, 1 - given), 1 + given
+    else:
+        low, high = _ends(given)
     if not 0 <= low <= high:
         raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
     return None if low == high == 1 else (low, high)
 
 
 def _turns(given: Strength) -> Range:
-    low, high = given if isinstance(given, tuple) else (-given, given)
+    low, high = (-given, given) if is_number(given) else _ends(given)
     if not -0.5 <= low <= high <= 0.5:
         raise ValueError(f"hue= takes up to 0.5, or two numbers from -0.5 to 0.5, not {given!r}")
     return None if low == high == 0 else (low, high)
+
+
+def _ends(given: Any) -> tuple[float, float]:
+    """Return two numbers as they are, and for anything else two that are refused."""
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+    return (given[0], given[1]) if is_pair and all(map(is_number, given)) else (1, -1)

@@ -28,7 +28,8 @@ def normalize(
         A function for ``.map(fn, on="image")``. It takes one image or a batch, arrays or torch
         tensors, whose channels come last or before height and width, and returns a new one of the
         same layout, ``float32``. ``uint8`` is divided by 255 first; floating point is taken as it
-        is. It raises ValueError where no axis of an image is as long as ``mean``.
+        is. It raises TypeError where it is given neither, and ValueError where no axis of an image
+        is as long as ``mean``.
 
     Raises:
         ValueError: ``mean`` and ``std`` are of different lengths, or a deviation is not above 0.
@@ -50,8 +51,10 @@ def to_chw(images: Any) -> Any:
         A new array or tensor of the same dtype, contiguous.
 
     Raises:
+        TypeError: it is neither.
         ValueError: it has neither three nor four axes.
     """
+    _check_pixels(images)
     if images.ndim not in (3, 4):
         raise ValueError(f"images have three axes, a batch of them four, not {list(images.shape)}")
     if pytree.is_tensor(images):
@@ -67,6 +70,7 @@ class _Normalized:
     __name__ = "normalize"
 
     def __call__(self, images: Any) -> Any:
+        _check_pixels(images)
         shape = [1] * images.ndim
         shape[self._axis(images)] = len(self.mean)
         mean, std = (np.array(x, np.float32).reshape(shape) for x in (self.mean, self.std))
@@ -91,4 +95,12 @@ class _Normalized:
         raise ValueError(
             f"normalize has {channels} means, and images of {list(images.shape)} have no axis of "
             "that length for their channels"
+        )
+
+
+def _check_pixels(images: Any) -> None:
+    if not hasattr(images, "ndim"):
+        raise TypeError(
+            f"pixels are an array or a tensor, not {type(images).__name__}: a crop, or decode, "
+            "makes them of files, and on= says which field of an example they are"
         )

@@ -18,6 +18,7 @@ from stoker.images.decoding import (
     MAX_PIXELS,
     by_pillow,
     decode,
+    is_file,
     is_jpeg,
     pillow,
     scan_limit,
@@ -62,7 +63,7 @@ class Reading:
 
         Raises TypeError, ValueError: it is no image; and what ``decode`` raises.
         """
-        if not isinstance(image, (bytes, bytearray, memoryview)):
+        if not is_file(image):
             return _checked(image)
         data = bytes(image)
         if native.library() is None:
@@ -77,9 +78,7 @@ class Reading:
 
     def pixels(self, image: Any) -> Pixels:
         """Return all pixels of what holds an image; raises as ``opened``."""
-        if isinstance(image, (bytes, bytearray, memoryview)):
-            return decode(bytes(image), max_pixels=self.max_pixels)
-        return _checked(image)
+        return decode(image, max_pixels=self.max_pixels) if is_file(image) else _checked(image)
 
     @property
     def _limits(self) -> dict[str, int]:
@@ -151,13 +150,14 @@ def size_of(image: Opened) -> tuple[int, int]:
 def _checked(image: Any) -> Pixels:
     """Return pixels that can be cropped and resized. Raises TypeError, ValueError."""
     if not isinstance(image, np.ndarray):
-        raise TypeError(
-            f"an image is bytes or an array, not {type(image).__name__}: on= says which field "
-            "of an example it is"
-        )
+        what = type(image)
+        instead = "on= says which field of an example it is"
+        if what.__module__.startswith("PIL."):
+            instead = "a .map(numpy.array, on=...) before this makes an array of it"
+        raise TypeError(f"an image is bytes or an array, not {what.__name__}: {instead}")
     if image.dtype != np.uint8:
         raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
-    if image.ndim != 3 or image.shape[2] not in _MODES:
+    if image.ndim != 3 or image.shape[2] not in _MODES or not image.size:
         raise ValueError(
             f"an image is [height, width, channels] of 1, 3 or 4 channels, not {list(image.shape)}"
         )

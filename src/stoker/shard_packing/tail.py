@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.cache.fingerprint import Fingerprint
+from stoker.orders import Selection
 from stoker.sources.source import IndexedSource, Indices, Reader
 
 
@@ -30,8 +31,8 @@ class Tail(IndexedSource):
     def fingerprint(self, index: int) -> Fingerprint:
         return self._source.fingerprint(int(index) + self._first)
 
-    def reader(self) -> Reader | None:
-        reader = self._source.reader()
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        reader = self._source.reader(selection)
         return None if reader is None else _TailReader(reader, self._first)
 
 

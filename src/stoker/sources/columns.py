@@ -132,6 +132,9 @@ class SlicedColumn(Column):
         self.dtype = first.dtype
         self._takes_lists = _takes_lists(array, first.shape)
         chunks = getattr(array, "chunks", None)  # h5py and Zarr tell it so
+        if chunks is None:  # TensorStore so
+            layout = getattr(array, "chunk_layout", None)
+            chunks = getattr(getattr(layout, "read_chunk", None), "shape", None)
         self.chunk_rows = int(chunks[0]) if chunks else 1
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:

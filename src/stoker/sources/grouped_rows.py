@@ -54,6 +54,8 @@ class GroupedRows(Rows):
         used: is told how many rows were taken.
     """
 
+    releases_gil = False
+
     def __init__(
         self,
         ends: NDArray[np.int64],
@@ -189,12 +191,12 @@ def _values(array: Any) -> Any:
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("q" if is_large else "i")
     first = array.offset
-    return (_Texts if is_text else _Bytes)(
+    return (_Texts if is_text else _RaggedBytes)(
         ends[first : first + len(array) + 1], memoryview(data) if data else memoryview(b"")
     )
 
 
-class _Bytes:
+class _RaggedBytes:
     """Values of different lengths, one behind the other."""
 
     def __init__(self, ends: memoryview, data: memoryview) -> None:
@@ -206,7 +208,7 @@ class _Bytes:
         return bytes(self._data[ends[row] : ends[row + 1]])
 
 
-class _Texts(_Bytes):
+class _Texts(_RaggedBytes):
     def __getitem__(self, row: int) -> Any:
         ends = self._ends
         return str(self._data[ends[row] : ends[row + 1]], "utf-8")

@@ -67,8 +67,9 @@ class MixtureSource(IndexedSource):
         self.proportions = Proportions(weights)
         self._until_all = until_all
         self._lengths = [len(part.source) for part in parts]
-        self._ends = np.cumsum(self._lengths)
-        self._firsts = self._ends - self._lengths
+        lengths = np.array(self._lengths, np.int64)
+        self._ends: NDArray[np.int64] = np.cumsum(lengths)
+        self._firsts: NDArray[np.int64] = self._ends - lengths
         self.runs_user_code = any(part.source.runs_user_code for part in parts)
         self.fits_page_cache = all(part.source.fits_page_cache for part in parts)
         for number, part in enumerate(parts, 1):
@@ -161,23 +162,34 @@ class MixtureSource(IndexedSource):
     def fetch(self, indices: Indices) -> list[Any]:
         return _fetched(self, indices, [part.source for part in self.parts])
 
+    def by_part(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """Sort indices by their parts, each part's as they were.
+
+        Returns where each stood, what it is in its part, and where each part ends among them.
+        """
+        numbers = self._ends.searchsorted(indices, "right").astype(np.uint16)
+        places = numbers.argsort(kind="stable")  # of numbers so small, in linear time
+        numbers = numbers[places]
+        own = indices[places] - self._firsts[numbers]
+        ends: list[int] = numbers.searchsorted(range(len(self.parts)), "right").tolist()
+        return places, own, ends
+
     def divided(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Return of each part where its examples stand among ``indices``, and their own indices."""
-        wanted = np.asarray(indices, np.int64)
-        numbers = np.searchsorted(self._ends, wanted, side="right").astype(np.uint16)
-        by_part = np.argsort(numbers, kind="stable")  # of small numbers, in time that is linear
-        ends = np.cumsum(np.bincount(numbers, minlength=len(self.parts))).tolist()
-        starts = [0, *ends[:-1]]
-        where = [by_part[start:end] for start, end in zip(starts, ends, strict=True)]
-        return [(at, wanted[at] - first) for at, first in zip(where, self._firsts, strict=True)]
+        places, own, ends = self.by_part(np.asarray(indices, np.int64))
+        spans = list(map(slice, [0, *ends], ends))
+        return [(places[span], own[span]) for span in spans]
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the part that an example is of, and its index there."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         return number, int(index - self._firsts[number])
 
-    def reader(self) -> Reader | None:
-        readers = [part.source.reader() for part in self.parts]
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        parts = zip(self.parts, self._shared(selection or Selection()), strict=True)
+        readers = [part.source.reader(selection and own) for part, own in parts]
         return _MixedReader(self, readers) if any(readers) else None
 
     @property
@@ -282,6 +294,7 @@ class _MixedRows(Rows):
         self._mixture = mixture
         self._rows = rows
         self._recycler = Recycler()
+        self.releases_gil = all(each.releases_gil for each in rows)
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
         return self._rows[0].allocate(rows, recycler)
@@ -290,16 +303,16 @@ class _MixedRows(Rows):
         return self._rows[0].split(batch, rows)
 
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
-        divided = self._mixture.divided(indices)
-        gathered, done = self._rows[0].allocate(len(indices), self._recycler), 0
-        back = np.empty(len(indices), np.int64)
-        for rows, (at, own) in zip(self._rows, divided, strict=True):
-            if len(own) == len(indices):
+        places, own, ends = self._mixture.by_part(indices)
+        gathered, begin = self._rows[0].allocate(len(own), self._recycler), 0
+        for rows, end in zip(self._rows, ends, strict=True):
+            if end - begin == len(own):
                 return rows.gather(own, batch, start)
-            if len(own):
-                rows.gather(own, gathered, done)
-                back[at] = np.arange(done, done + len(own))
-                done += len(own)
+            if end > begin:
+                rows.gather(own[begin:end], gathered, begin)
+            begin = end
+        back = np.empty_like(places)
+        back[places] = np.arange(len(places))
         stop = start + len(indices)
         for out, found in zip(pytree.leaves(batch), pytree.leaves(gathered), strict=True):
             found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn

@@ -15,9 +15,9 @@ from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
 from stoker.sources.arrow_rows import import_pyarrow
 from stoker.sources.grouped_rows import GroupedRows, RowGroup, kinds_of
+from stoker.sources.held_blocks import HeldBlocks
 from stoker.sources.open_files import FileVersion
 from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.row_groups import RowGroups
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 _KEPT_SHARE = 0.25
@@ -85,7 +85,7 @@ class ParquetSource(IndexedSource):
         self._columns: list[str] = list(schema.names)
         self._kinds = kinds_of(schema, nulls)
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self.held = RowGroups(int(usable_memory_bytes() * _KEPT_SHARE))
+        self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._told = False
 
@@ -110,13 +110,13 @@ class ParquetSource(IndexedSource):
         return None if self._kinds is None else self._grouped(self._read)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self.rows_of(indices, self._read)
+        return self.examples_of(indices, self._read)
 
-    def groups_of(self, indices: Indices) -> NDArray[np.int64]:
+    def blocks_of(self, indices: Indices) -> NDArray[np.int64]:
         """Return the numbers of the row groups that these rows lie in."""
         return np.searchsorted(self._ends, np.asarray(indices, np.int64), side="right")
 
-    def rows_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
+    def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
         """Return rows; ``read`` returns the table of a row group that is not held."""
         return self._grouped(read).examples(indices)
 

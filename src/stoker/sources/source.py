@@ -123,7 +123,13 @@ class Source(ABC):
 
 
 class Rows(ABC):
-    """Examples that lie in arrays, so that batches are gathered without making single ones."""
+    """Examples that lie in arrays, so that batches are gathered without making single ones.
+
+    Attributes:
+        releases_gil: whether gathering does, so that threads gather side by side.
+    """
+
+    releases_gil: bool = True
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Recycler) -> Any:
@@ -213,8 +219,11 @@ class IndexedSource(Source):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return what tells an example's present content from others, looked up anew."""
 
-    def reader(self) -> Reader | None:
-        """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast."""
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast.
+
+        ``selection``: which examples will be asked for, about in their order; None: any, in any.
+        """
         return None
 
     def order(

@@ -70,6 +70,8 @@ class TokenSource(IndexedSource, Rows):
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
 
+    releases_gil = False  # in many short reads, for whose end another thread makes it wait
+
     def __init__(
         self,
         files: Paths,

@@ -96,7 +96,7 @@ class Map(Operation):
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say what its budget lets it skip, and where it may decode too much."""
-        return super().note(chain, sizes) + hint(chain.stages, chain.stages.index(self))
+        return super().note(chain, sizes) + hint(chain, chain.stages.index(self))
 
     def outline(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""

@@ -7,17 +7,17 @@ Never a number between. The stream does not depend on it. The decision:
    and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
    take part, without a trial. So do image functions, where an image takes 0.2 ms or more.
 2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
-   half a core busy, they were sleeping (reads, latency), and all stay. So they do if one that had
-   the processor whenever it wanted could not come within a tenth of what they did.
+   half a core busy, they were sleeping (reads, latency), and all stay. So they do if they waited so
+   little for each other that one could never do nearly as much.
 3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
    one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
    than that, the work goes back to the consumer.
 4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
    it is repeated, longer and ever more rarely, and what most of the last three say counts.
 
-Examples differ, and so two trials are not compared by how long their rows took. They are by how
-long each row took for what it needed of the processor: threads that wait for each other take
-longer for the same.
+Examples differ, and other programs run. So two trials are not compared by how long their rows took,
+but by how much longer than their threads had, or wanted, a processor: that is how long they waited
+for each other.
 
 ``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
 one in which examples were missing from a cache: what is found there costs less.
@@ -40,6 +40,7 @@ _REST_NS = 500_000_000  # of work of each thread, from the first trial to the ne
 _LONGEST_REST_NS = 64 * _REST_NS
 _VOTES = 3
 _CLEARLY = 0.9  # of the time: what counts as faster
+_CERTAINLY = 0.75  # of the time that one thread would take at best: then it is not tried
 
 
 class CostEstimate:
@@ -146,7 +147,7 @@ class Tuning:
 
     Attributes:
         active: how many take part now.
-        trial: what is tried out now; measurements then need the processor's time, too.
+        trial: what is tried out now; measurements then need the threads' busy time, too.
         is_over: whether ``active`` stays.
     """
 
@@ -162,7 +163,7 @@ class Tuning:
         return self._autotuner.is_settled
 
     def note(
-        self, cost: CostEstimate, rows: int, wall: int, cpu: int = 0, trial: Trial | None = None
+        self, cost: CostEstimate, rows: int, wall: int, busy: int = 0, trial: Trial | None = None
     ) -> bool:
         """Take a measurement in; return whether ``active`` may be another now.
 
@@ -170,7 +171,7 @@ class Tuning:
             cost: of the segment whose rows were done.
             rows: how many.
             wall: the time that took.
-            cpu: the processor's time that took, in a trial.
+            busy: how long the thread had a processor for it, or waited for one, in a trial.
             trial: the one under way when they were begun.
         """
         if self.active == 0:
@@ -181,7 +182,7 @@ class Tuning:
             return self._autotuner.rest_ns <= 0 and self._try(self._limit)
         if trial is not now:
             return False
-        now.note(cost, rows, wall, cpu)
+        now.note(cost, rows, wall, busy)
         if not now.over:
             return False
         if not now.is_clear:
@@ -237,15 +238,15 @@ def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -
 
 
 class _Spent:
-    """What rows of one segment took, of time and of the processor's."""
+    """What rows of one segment took of time, and for how long threads had or wanted a processor."""
 
     def __init__(self) -> None:
-        self.rows = self.wall = self.cpu = 0
+        self.rows = self.wall = self.busy = 0
 
-    def add(self, rows: int, wall: int, cpu: int) -> None:
+    def add(self, rows: int, wall: int, busy: int) -> None:
         self.rows += rows
         self.wall += wall
-        self.cpu += cpu
+        self.busy += busy
 
 
 class Trial:
@@ -265,11 +266,11 @@ class Trial:
         self._all = _Spent()
         self._each: dict[CostEstimate, _Spent] = {}
 
-    def note(self, cost: CostEstimate, rows: int, wall: int, cpu: int) -> None:
+    def note(self, cost: CostEstimate, rows: int, wall: int, busy: int) -> None:
         """Take a measurement in."""
         self._pieces += 1
-        self._all.add(rows, wall, cpu)
-        self._each.setdefault(cost, _Spent()).add(rows, wall, cpu)
+        self._all.add(rows, wall, busy)
+        self._each.setdefault(cost, _Spent()).add(rows, wall, busy)
 
     @property
     def over(self) -> bool:
@@ -279,12 +280,12 @@ class Trial:
     @property
     def is_clear(self) -> bool:
         """Whether one thread need not be tried, too."""
-        if self.threads == 1 or self._all.cpu < 0.5 / self.threads * self._all.wall:
+        if self.threads == 1 or self._all.busy < 0.5 / self.threads * self._all.wall:
             return True  # more of those that mostly sleep always help
         each = self._each.items()
         work_ns = sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
-        least_ns = sum(spent.cpu / spent.rows * cost.rows_per_batch for cost, spent in each)
-        return work_ns / self.threads <= _CLEARLY * least_ns
+        least_ns = sum(spent.busy / spent.rows * cost.rows_per_batch for cost, spent in each)
+        return work_ns / self.threads <= _CERTAINLY * least_ns
 
     def verdict(self, limit: int) -> int:
         """Return how many threads are to take part."""
@@ -294,9 +295,9 @@ class Trial:
             work_ns = {before.threads: 0.0, self.threads: 0.0}
             for cost in shared:
                 both = before._each[cost], self._each[cost]
-                row_ns = sum(spent.cpu for spent in both) / sum(spent.rows for spent in both)
+                row_ns = sum(spent.busy for spent in both) / sum(spent.rows for spent in both)
                 for trial, spent in zip((before, self), both, strict=True):
-                    slowed = spent.wall / max(1, spent.cpu)
+                    slowed = spent.wall / max(1, spent.busy)
                     work_ns[trial.threads] += row_ns * slowed * cost.rows_per_batch
         else:
             each = self._each.items()

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.engine.pool.autotune import Autotuner, CostEstimate, Tuning
+from stoker.machine import thread_busy_ns
 
 CHUNK_NS = 1_000_000
 PROCESS_CHUNK_NS = 20_000_000  # larger: each chunk costs two wake-ups
@@ -364,7 +365,7 @@ class WorkerPool:
         """Do rows of a task; return whether it is done."""
         trial = self._tuning.trial if self._tuning is not None else None
         began = time.perf_counter_ns()
-        cpu = time.thread_time_ns() if trial is not None else 0
+        busy = thread_busy_ns() if trial is not None else 0
         runner = task.runner
         spent = runner.run(task, start, stop, remote)
         rows = stop - start
@@ -375,8 +376,8 @@ class WorkerPool:
                 last = task.finished == task.rows
         if last:
             runner.complete(task)
-        wall = time.perf_counter_ns() - began
-        cpu = time.thread_time_ns() - cpu if trial is not None else 0
+        busy = thread_busy_ns() - busy if trial is not None else 0
+        wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         with self.lock:
             runner.cost.note(rows, wall)
             runner.account(spent, rows)
@@ -384,7 +385,7 @@ class WorkerPool:
                 task.done_ns = began + wall
                 self._settle(task)
             tuning = self._tuning
-            if tuning is not None and tuning.note(runner.cost, rows, wall, cpu, trial):
+            if tuning is not None and tuning.note(runner.cost, rows, wall, busy, trial):
                 self.active = tuning.active
                 if tuning.is_over:
                     self._tuning = None

@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.orders import Selection
 from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.local_files import is_special, read_file, warn_left_out
 from stoker.sources.names import Names
 from stoker.sources.remote.access import Access, Root
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.remote_source import RemoteSource
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import IndexedSource, Indices
 
@@ -36,7 +38,7 @@ class File(NamedTuple):
     """All of it."""
 
 
-class RemoteFolderSource(IndexedSource):
+class RemoteFolderSource(RemoteSource):
     """Files in one sub-folder a class, at a URL; in the order that a local folder has.
 
     Args:
@@ -62,10 +64,10 @@ class RemoteFolderSource(IndexedSource):
         retry_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._access = Access(url, requests, retry_s, dict(storage_options or {}))
+        self.access = Access(url, requests, retry_s, dict(storage_options or {}))
         self._asked = asked = asked or ClassFolders.of()
         suffixes = asked.suffixes
-        listed = self._access.list(lambda lister: lister.list_classes(suffixes))
+        listed = self.access.list(lambda lister: lister.list_classes(suffixes))
         self._root, (folders, self._found) = listed
         self.classes, self._labels = asked.number(folders, url)
         # Files are numbered through all folders: here the next one begins.
@@ -74,7 +76,7 @@ class RemoteFolderSource(IndexedSource):
 
     @property
     def name(self) -> str:
-        return f"from_folder({self._access.url!r})"
+        return f"from_folder({self.access.url!r})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -82,15 +84,6 @@ class RemoteFolderSource(IndexedSource):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    def reader(self) -> RemoteReader:
-        """Open the file system for reading ahead."""
-        return self._access.reader(self)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        """Read the files, through a reader of its own."""
-        with contextlib.closing(self.reader()) as reader:
-            return reader.fetch(indices)
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
@@ -129,6 +122,9 @@ class RemoteFolderSource(IndexedSource):
 class FilesSource(IndexedSource):
     """Whole files by path or URL.
 
+    Attributes:
+        access: how their file system is reached; None for local files.
+
     Args:
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
             (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
@@ -161,9 +157,9 @@ class FilesSource(IndexedSource):
         if not given:
             raise ValueError("from_files needs at least one file")
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
-        self._access: Access | None = None
+        self.access: Access | None = None
         if _find_protocol(given):
-            self._access = Access(given[0], requests, retry_s, dict(storage_options or {}))
+            self.access = Access(given[0], requests, retry_s, dict(storage_options or {}))
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
@@ -173,9 +169,9 @@ class FilesSource(IndexedSource):
     def __len__(self) -> int:
         return len(self._files)
 
-    def reader(self) -> RemoteReader | None:
+    def reader(self, selection: Selection | None = None) -> RemoteReader | None:
         """Open the file system for reading ahead; None for local files, which the kernel does."""
-        return None if self._access is None else self._access.reader(self)
+        return None if self.access is None else self.access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Read the files; at URLs, through a reader of its own."""
@@ -186,7 +182,7 @@ class FilesSource(IndexedSource):
         return [File(self._files[i], read_file(self._files[i])) for i in indices]
 
     def local_path(self, index: int) -> str | None:
-        return self.path(index) if self._access is None else None
+        return self.path(index) if self.access is None else None
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
@@ -194,17 +190,17 @@ class FilesSource(IndexedSource):
     def name_of(self, index: int) -> str:
         """Return its URL, or the last part of its path."""
         file: str = self._files[index]
-        return os.path.basename(file) if self._access is None else file
+        return os.path.basename(file) if self.access is None else file
 
     def identity(self) -> str | None:
         """Return "files", where fingerprints tell them apart: a version of each is known."""
-        if self._access is None:
+        if self.access is None:
             return "files"
         return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return that of a local file as it is now; of others URL, size, version as listed."""
-        if self._access is None:
+        if self.access is None:
             path = os.path.abspath(self._files[index])
             return of_file(path, os.stat(path))
         file = self.locate(index)
@@ -222,7 +218,7 @@ class FilesSource(IndexedSource):
 
     def _list_matching(self, pattern: str) -> Names:
         """List the files that fit, from the last folder on that the pattern spells out."""
-        if self._access is None:
+        if self.access is None:
             literal = not glob.has_magic(pattern)
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
@@ -236,8 +232,8 @@ class FilesSource(IndexedSource):
             protocol, _, rest = pattern.partition("://")
             folder, slash, _ = rest[:start].rpartition("/")
             tail = rest[len(folder) + len(slash) :]
-            self._access = replace(self._access, url=f"{protocol}://{folder}")
-            root, listing = self._access.list(lambda lister: lister.list_matching(tail))
+            self.access = replace(self.access, url=f"{protocol}://{folder}")
+            root, listing = self.access.list(lambda lister: lister.list_matching(tail))
             self._listing, self._versions = (root, listing.sizes), listing.versions
             files = listing.names
         if not len(files):

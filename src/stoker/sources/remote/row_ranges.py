@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.cache.fingerprint import Fingerprint
+from stoker.orders import Selection
 from stoker.sources.arrow_rows import import_pyarrow
 from stoker.sources.open_files import FileVersion
 from stoker.sources.parquet import ParquetSource
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.block_reader import BlockReader
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.remote_source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.seekable_file import SeekableFile
-from stoker.sources.source import Indices, Rows
+from stoker.sources.source import Rows
 
 _FOOTER_BYTES = 1 << 16  # nearly all are shorter
 _TRAILER_BYTES = 8  # the length of the footer, and the magic number
 _AHEAD_SHARE = 0.25  # of what may be kept
 
 
-class RemoteParquetSource(ParquetSource):
+class RemoteParquetSource(RemoteSource, ParquetSource):
     """The rows of Parquet files at URLs, all of one file system; else as ``ParquetSource``.
 
     Of a row group one range is read: from the first of the columns that are read to the last one.
@@ -44,7 +45,7 @@ class RemoteParquetSource(ParquetSource):
         retry_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._access = access_to(paths, requests, retry_s, storage_options)
+        self.access = access_to(paths, requests, retry_s, storage_options)
         self._metadata: dict[str, Any] = {}
         super().__init__(paths, columns)
         self._spans = [self._span(group) for group in range(len(self._groups))]
@@ -54,14 +55,10 @@ class RemoteParquetSource(ParquetSource):
         """Return None: row groups are read ahead, by a reader."""
         return None
 
-    def reader(self) -> GroupReader:
+    def reader(self, selection: Selection | None = None) -> BlockReader:
         """Open the file system for reading ahead."""
-        return GroupReader(self, self._access.reader(self))
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        """Read the rows, through a reader of its own."""
-        with contextlib.closing(self.reader()) as reader:
-            return reader.fetch(indices)
+        ahead_bytes = int(self.held.limit_bytes * _AHEAD_SHARE)
+        return BlockReader(self, self.access.reader(self), ahead_bytes)
 
     def identity(self) -> str | None:
         """Return the columns, if the server told a version of every file."""
@@ -95,7 +92,7 @@ class RemoteParquetSource(ParquetSource):
         return table.select(self._columns)
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
-        access = self._access
+        access = self.access
 
         def footer(url: str, size: int) -> tuple[int, int]:
             nbytes = min(size, self._footer_bytes.get(url, _FOOTER_BYTES))
@@ -123,51 +120,6 @@ class RemoteParquetSource(ParquetSource):
         starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
         ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
         return min(starts), max(ends)
-
-
-class GroupReader:
-    """Reads the row groups that rows of one epoch lie in; any thread may call it.
-
-    Groups are expected as long as a quarter of what may be kept has room for them. Each that was
-    expected is read once, since nobody expects one that is held.
-
-    Attributes:
-        requests: how many rows the engine should tell of before they are fetched.
-    """
-
-    def __init__(self, source: RemoteParquetSource, inner: RemoteReader) -> None:
-        self.requests = inner.requests
-        self._source = source
-        self._inner = inner
-        self._lock = threading.Lock()
-        self._expected: dict[int, int] = {}  # the bytes of each
-
-    def expect(self, indices: Indices) -> None:
-        """Begin to read the groups of these rows; returns at once."""
-        held = self._source.held
-        for group in dict.fromkeys(self._source.groups_of(indices).tolist()):
-            nbytes = self._source.locate(group).size
-            with self._lock:
-                room = held.limit_bytes * _AHEAD_SHARE - sum(self._expected.values())
-                if group in self._expected or group in held or nbytes > room:
-                    continue
-                self._expected[group] = nbytes
-            self._inner.expect([group])
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        """Return the rows at these indices. An error concerns the first of them alone."""
-        return self._source.rows_of(indices, self._read)
-
-    def close(self) -> None:
-        """Give up what is under way."""
-        self._inner.close()
-
-    def _read(self, group: int) -> Any:
-        try:
-            return self._inner.fetch([group])[0]
-        finally:
-            with self._lock:
-                self._expected.pop(group, None)
 
 
 class _Part(SeekableFile):

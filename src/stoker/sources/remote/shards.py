@@ -1,20 +1,32 @@
-"""Shards behind a URL: an example is a range of its shard, read by one request."""
+"""Shards behind a URL: an example, or a run of neighbours, is a range, read by one request."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stoker.block_order import WINDOW
 from stoker.cache.fingerprint import Fingerprint
+from stoker.machine import format_bytes
 from stoker.one_shot import run_on
+from stoker.orders import Selection
 from stoker.sources.open_files import FileVersion
 from stoker.sources.patterns import Paths
+from stoker.sources.remote.block_reader import BlockReader
 from stoker.sources.remote.failures import UnusableError, retry
-from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.shard_runs import (
+    AHEAD_BYTES,
+    KEPT_BYTES,
+    ShardRuns,
+    find_runs,
+    spans_of,
+)
 from stoker.sources.remote.storage import UNKNOWN, Storage
 from stoker.sources.remote.urls import access_to, find_urls
 from stoker.sources.shards.index import ShardIndex
@@ -22,14 +34,17 @@ from stoker.sources.shards.indexing import index_shards
 from stoker.sources.shards.members import UnusableShardError
 from stoker.sources.shards.shard_source import ShardSource
 from stoker.sources.shards.tar_members import HEADER_BYTES, is_header
-from stoker.sources.source import Indices
+from stoker.sources.source import Reader
 
 _AHEAD_BYTES = 1 << 16  # of small files one request finds many headers
 _SCATTERED = 4  # times as many bytes as the files of an example have
+_FEWEST = 2  # examples in a run, on average, for which blocks are worth their randomness
 
 
-class RemoteShardSource(ShardSource):
+class RemoteShardSource(RemoteSource, ShardSource):
     """Shards by URL, all of one file system; else as ``ShardSource``.
+
+    Where an epoch's order keeps neighbours together, runs of them are read, else single examples.
 
     Args:
         shards: URLs or patterns.
@@ -49,19 +64,30 @@ class RemoteShardSource(ShardSource):
         retry_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._access = access_to(shards, requests, retry_s, storage_options)
+        self.access = access_to(shards, requests, retry_s, storage_options)
         super().__init__(shards, fields, is_strict=is_strict)
         for shard in self._shards:
             _refuse_scattered(shard)
+        self._runs = find_runs(self._shards)
+        self.prefers_blocks = _FEWEST * len(self._runs.ends) <= len(self)
 
-    def reader(self) -> RemoteReader:
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """Runs of neighbours of about a MiB."""
+        return self._runs.ends
+
+    def extent(self, *, is_followed: bool) -> str:
+        kept = format_bytes(KEPT_BYTES)
+        return f"{super().extent(is_followed=is_followed)}; of runs up to {kept} are kept in memory"
+
+    def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""
-        return self._access.reader(self)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        """Read the examples, through a reader of its own."""
-        with contextlib.closing(self.reader()) as reader:
-            return reader.fetch(indices)
+        ends = self._runs.ends
+        together = selection is not None and selection.goes_through(ends)
+        if not together and (selection is None or len(ends) > WINDOW):
+            return self.access.reader(self)
+        runs = ShardRuns(self._runs, [shard.path for shard in self._shards], self)
+        return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
 
     def locate(self, index: int) -> RemoteFile:
         """Tell the range from the header of the example's first file to the end of its last."""
@@ -76,7 +102,8 @@ class RemoteShardSource(ShardSource):
 
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
-        first, size, inflated_bytes = min(shard.files_of(number).values())
+        files = shard.files_of(number)
+        first, size, inflated_bytes = min(files.values())
         first -= HEADER_BYTES if inflated_bytes < 0 else 0
         if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
@@ -87,7 +114,7 @@ class RemoteShardSource(ShardSource):
         def read(start: int, nbytes: int) -> bytes:
             return data[start - first : start - first + nbytes]
 
-        return self._make(shard, number, read)
+        return self._make(shard, number, files, read)
 
     def name_of(self, index: int) -> str:
         shard, number = self._locate(index)
@@ -104,7 +131,7 @@ class RemoteShardSource(ShardSource):
         return Fingerprint(f"{shard.path}/{shard.keys[number]}", *shard.version, number)
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
-        access = self._access
+        access = self.access
         urls = find_urls(shards, access)
         storage = access.open()
         ended: list[bool] = []
@@ -119,12 +146,12 @@ class RemoteShardSource(ShardSource):
 
 def _refuse_scattered(shard: ShardIndex) -> None:
     """Refuse a shard whose examples would be read with much that lies between their files."""
-    ends, _, starts, nbytes, _ = shard.places
-    if not len(ends):
+    starts, stops = spans_of(shard)
+    if not len(starts):
         return
-    first = np.concatenate([[0], ends[:-1]])
-    spans = np.maximum.reduceat(starts + nbytes, first) - np.minimum.reduceat(starts, first)
-    wanted = np.add.reduceat(nbytes, first)
+    spans = stops - starts
+    first = np.concatenate([[0], shard.places.ends[:-1]])
+    wanted = np.add.reduceat(shard.places.nbytes, first)
     worst = int(np.argmax(spans - wanted))
     if spans[worst] > _SCATTERED * wanted[worst] + _AHEAD_BYTES:
         raise UnusableShardError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +12,16 @@ from numpy.typing import DTypeLike
 from stoker.cache.fingerprint import Fingerprint
 from stoker.sources.open_files import FileVersion
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.remote_source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
-from stoker.sources.source import Indices, Rows
+from stoker.sources.source import Rows
 from stoker.sources.tokens import TokenFile, TokenSource, token_file
 
 _HEADER_BYTES = 4096  # of a .npy file: more than one of a single axis has
 
 
-class RemoteTokenSource(TokenSource):
+class RemoteTokenSource(RemoteSource, TokenSource):
     """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
 
     Args:
@@ -43,22 +43,13 @@ class RemoteTokenSource(TokenSource):
         retry_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._access = access_to(files, requests, retry_s, storage_options)
+        self.access = access_to(files, requests, retry_s, storage_options)
         super().__init__(files, length, stride, dtype, separator)
 
     @property
     def rows(self) -> Rows | None:
         """None: single windows are read ahead."""
         return None
-
-    def reader(self) -> RemoteReader:
-        """Open the file system for reading ahead."""
-        return self._access.reader(self)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        """Read the windows, through a reader of its own."""
-        with contextlib.closing(self.reader()) as reader:
-            return reader.fetch(indices)
 
     def locate(self, index: int) -> RemoteFile:
         file, token = self._locate(index)
@@ -82,7 +73,7 @@ class RemoteTokenSource(TokenSource):
         def head(url: str, size: int) -> tuple[int, int]:
             return 0, min(size, _HEADER_BYTES) if url.endswith(".npy") else min(size, 1)
 
-        parts = read_parts(find_urls(files, self._access), self._access, head)
+        parts = read_parts(find_urls(files, self.access), self.access, head)
         return [
             token_file(url, FileVersion(size, version), dtype, io.BytesIO(data))
             for url, size, version, data in parts

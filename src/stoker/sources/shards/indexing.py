@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from stoker.one_shot import OneShot
-from stoker.sources.open_files import OpenFile
+from stoker.sources.shards.header_reads import HeaderReads
 from stoker.sources.shards.index import ShardIndex, build_index
 from stoker.sources.shards.index_files import load_index, save_index
 from stoker.sources.shards.members import ShardFile
@@ -21,7 +21,7 @@ _SHOW_EVERY_S = 2.0
 
 def index_shards(
     paths: Sequence[str],
-    open_shard: Callable[[str], ShardFile] = OpenFile,
+    open_shard: Callable[[str], ShardFile] = HeaderReads,
     at_once: int = _THREADS,
 ) -> list[ShardIndex]:
     """Return the indexes of shards: those that were kept, and those that are built now.

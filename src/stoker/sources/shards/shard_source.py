@@ -22,6 +22,11 @@ from stoker.sources.shards.zip_members import unzip
 from stoker.sources.source import IndexedSource, Indices
 
 KEY = "__key__"
+_SMALL = 1 << 18
+_BETWEEN = 2048  # headers and padding, in front of each file
+
+Read = Callable[[int, int], bytes]
+"""Reads so many bytes of a shard, from the first number on."""
 
 
 class ShardSource(IndexedSource):
@@ -76,8 +81,10 @@ class ShardSource(IndexedSource):
         examples = []
         for index in indices:
             shard, number = self._locate(int(index))
+            files = shard.files_of(number)
+            wanted = [files[field] for field in self._fields or files if field in files]
             read = functools.partial(self._opened.read, shard.path, shard.version)
-            examples.append(self._make(shard, number, read))
+            examples.append(self._make(shard, number, files, _at_once(wanted, read)))
         return examples
 
     def extent(self, *, is_followed: bool) -> str:
@@ -110,10 +117,9 @@ class ShardSource(IndexedSource):
         return index_shards(find_files(shards, "from_tar"))
 
     def _make(
-        self, shard: ShardIndex, number: int, read: Callable[[int, int], bytes]
+        self, shard: ShardIndex, number: int, files: dict[str, list[int]], read: Read
     ) -> dict[str, Any]:
-        """Make an example, whose files ``read(start, nbytes)`` returns."""
-        files = shard.files_of(number)
+        """Make an example of its files, which ``read(start, nbytes)`` returns."""
         example: dict[str, Any] = {KEY: shard.keys[number]}
         for field in self._fields or files:
             found = files.get(field)
@@ -129,6 +135,31 @@ class ShardSource(IndexedSource):
             except ValueError as error:
                 raise ValueError(f"{field!r} of example {example[KEY]!r}: {error}") from error
         return example
+
+
+def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
+    """Return what reads the small files of an example in one go, if they lie together.
+
+    Where storage seeks, it does so once then.
+    """
+    if len(places) < 2:
+        return read
+    first = min(start for start, *_ in places)
+    span = max(start + nbytes for start, nbytes, _ in places) - first
+    if span > min(_SMALL, sum(nbytes for _, nbytes, _ in places) + _BETWEEN * len(places)):
+        return read
+    held = b""
+
+    def read_part(start: int, nbytes: int) -> bytes:
+        nonlocal held
+        if not held:
+            try:
+                held = read(first, span)
+            except ValueError:  # perhaps not all of them are damaged
+                return read(start, nbytes)
+        return held[start - first : start - first + nbytes]
+
+    return read_part
 
 
 def missing_field(path: str, key: str, field: str, there: Iterable[str]) -> ValueError:

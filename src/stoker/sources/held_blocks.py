@@ -1,22 +1,36 @@
-"""Row groups that are kept decoded while there is memory for them."""
+"""Blocks that are kept in memory while there is room for them: row groups, runs of a shard."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 from stoker.fork_safety import OwningProcess
 from stoker.one_shot import OneShot
 
 
-class RowGroups:
-    """Tables by key, those used last; each is read by one thread, and others wait for it.
+class Block(Protocol):
+    """What is kept: an Arrow table, for one."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many examples it has."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        ...
+
+
+class HeldBlocks:
+    """Blocks by key, those used last; each is read by one thread, and others wait for it.
 
     Those that are being read come on top of ``limit_bytes``. Pickles as an empty one.
 
     Attributes:
-        rows_read: how many rows were read in this process.
+        rows_read: how many examples were read in this process.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -24,17 +38,18 @@ class RowGroups:
         self._begin()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RowGroups, (self.limit_bytes,)
+        return HeldBlocks, (self.limit_bytes,)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a table is held, or is being read."""
+        """Whether a block is held, or is being read."""
         return key in self._held
 
     def get(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Return a table that is held, or that ``read`` returns; raises what that raises."""
+        """Return a block that is held, or the ``Block`` that ``read`` returns; raises what that
+        raises."""
         if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
             self._begin()
-        mine: OneShot[Any] | None = None
+        mine: OneShot[Block] | None = None
         try:
             with self._lock:
                 found = self._held.pop(key, None)
@@ -43,7 +58,7 @@ class RowGroups:
                 self._held[key] = found  # the last one is what was used last
             if mine is None:
                 return found.wait()
-            table = read()
+            block = read()
         except BaseException as error:
             if mine is None:
                 raise
@@ -53,23 +68,23 @@ class RowGroups:
             passed = error if isinstance(error, Exception) else OSError("reading was interrupted")
             mine.give(error=passed)
             raise
-        mine.give(table)
+        mine.give(block)
         with self._lock:
-            self.rows_read += table.num_rows
-            self._sizes[mine] = table.nbytes
-            self._nbytes += table.nbytes
+            self.rows_read += block.num_rows
+            self._sizes[mine] = block.nbytes
+            self._nbytes += block.nbytes
             self._evict(mine)
-        return table
+        return block
 
     def _begin(self) -> None:
         self._owner = OwningProcess()
         self._lock = threading.Lock()
-        self._held: dict[Hashable, OneShot[Any]] = {}
-        self._sizes: dict[OneShot[Any], int] = {}  # of those that have been read
+        self._held: dict[Hashable, OneShot[Block]] = {}
+        self._sizes: dict[OneShot[Block], int] = {}  # of those that have been read
         self._nbytes = 0
         self.rows_read = 0
 
-    def _evict(self, newest: OneShot[Any]) -> None:
+    def _evict(self, newest: OneShot[Block]) -> None:
         for key, held in list(self._held.items()):
             if self._nbytes <= self.limit_bytes:
                 return

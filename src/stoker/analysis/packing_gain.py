@@ -1,0 +1,81 @@
+"""What packing would bring: from trials on a sample of the job's files to rates of reading them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from stoker.analysis.rates import estimate_reads
+from stoker.analysis.report import Packing, Rate
+from stoker.analysis.request_trial import RequestTrial
+from stoker.analysis.trial_shard import RUN_BYTES, PackingTrial
+
+SHARD_BYTES = 256 << 20
+"""What ``stoker pack`` makes, unless it is told otherwise."""
+
+
+def estimate_packing(
+    trials: Sequence[PackingTrial], examples_a_file: float, examples: int | None
+) -> Packing | None:
+    """Return what local files would gain; None where there was no trial, or too short a one."""
+    if not trials:
+        return None
+    one_by_one, by_offset, in_runs = (
+        estimate_reads(reads, examples_a_file)
+        for reads in (
+            [trial.one_by_one for trial in trials],
+            [trial.by_offset for trial in trials],
+            [trial.in_runs for trial in trials],
+        )
+    )
+    if one_by_one is None or by_offset is None or in_runs is None:
+        return None
+    files, nbytes = trials[0].files, trials[0].nbytes
+    return _with_counts(
+        Packing(files, nbytes, one_by_one, by_offset, in_runs), examples_a_file, examples
+    )
+
+
+def estimate_requests(
+    trial: RequestTrial, prep_share: float, examples: int | None
+) -> Packing | None:
+    """Return what files behind URLs would gain, by what a request takes and what the bytes take.
+
+    ``prep_share``: what waiting for them is of preparing.
+    """
+    whole = estimate_reads([trial.whole], 1.0)
+    bare = estimate_reads([trial.first_bytes], 1.0)
+    if whole is None or bare is None:
+        return None
+    a_run = max(1.0, RUN_BYTES * trial.files / max(1, trial.nbytes))
+
+    def packed(takes_in: float, requests: float) -> float:
+        """Return examples/s of runs, of what whole files and first bytes gave."""
+        if takes_in <= 0.0 or requests <= 0.0:
+            return takes_in
+        request_s = min(1.0 / requests, 1.0 / takes_in)
+        return 1.0 / (1.0 / takes_in - request_s * (1.0 - 1.0 / a_run))
+
+    ends = packed(whole.low, bare.high), packed(whole.high, bare.low)
+    value = packed(whole.value, bare.value)
+    in_runs = Rate(value, min(value, *ends), max(value, *ends))
+    found = Packing(
+        trial.files, trial.nbytes, whole, None, in_runs, requests=bare, prep_share=prep_share
+    )
+    return _with_counts(found, 1.0, examples)
+
+
+def _with_counts(found: Packing, examples_a_file: float, examples: int | None) -> Packing:
+    """Say how much is opened and asked for in an epoch."""
+    if examples is None:
+        return found
+    files = math.ceil(examples / examples_a_file)
+    nbytes = files * found.sample_bytes / found.sample_files
+    return replace(
+        found,
+        epoch_files=files,
+        epoch_shards=math.ceil(nbytes / SHARD_BYTES),
+        epoch_runs=math.ceil(nbytes / RUN_BYTES),
+    )

@@ -1,0 +1,238 @@
+"""Files and values as users have them: empty, of phones, damaged, or no image at all."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import backend  # noqa: F401 - for every test here
+from encoded_images import FILES, by_pillow, encoded, levels_apart, photograph
+from PIL import Image, UnidentifiedImageError
+
+from stoker.images import (
+    center_crop,
+    color_jitter,
+    decode,
+    normalize,
+    random_crop,
+    random_resized_crop,
+    resize,
+    size,
+    to_chw,
+)
+
+ROWS = photograph(60, 80)
+JPEG = encoded(ROWS)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def with_exif(exif: bytes) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(ROWS).save(stream, "JPEG", exif=exif)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("read", [decode, size, resize(8), center_crop(8)])
+def test_an_empty_file_is_called_so(read: Any) -> None:
+    with pytest.raises(UnidentifiedImageError, match="in an empty file"):
+        read(b"")
+
+
+@pytest.mark.parametrize("read", [decode, size, resize(8), center_crop(8)])
+def test_what_no_image_begins_with_is_shown(read: Any) -> None:
+    with pytest.raises(UnidentifiedImageError, match=r"in 19 bytes that begin with b'<!DOCTYPE ht"):
+        read(b"<!DOCTYPE html><htm")
+
+
+@pytest.mark.parametrize("read", [decode, size])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("cats/1.jpg", r"not its name, 'cats/1.jpg': Path\(name\)\.read_bytes"),
+        (Path("cats/1.jpg"), "not its name"),
+        (ROWS, r"bytes, not array of \[60, 80, 3\]: on="),
+        (None, "bytes, not NoneType: on="),
+        ({"bytes": JPEG}, "bytes, not dict: on="),
+        ([JPEG, JPEG], r"bytes, not list: files are decoded one by one, before \.batch"),
+    ],
+)
+def test_what_is_no_file_is_refused(read: Any, given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        read(given)
+
+
+def test_images_of_pillow_are_to_be_arrays() -> None:
+    with pytest.raises(TypeError, match=r"not Image: a \.map\(numpy\.array, on=\.\.\.\) before"):
+        resize(8)(Image.fromarray(ROWS))
+    assert resize(8)(np.array(Image.fromarray(ROWS))).shape == (8, 10, 3)
+
+
+def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
+    data: Any = np.frombuffer(JPEG, np.uint8)
+    assert np.array_equal(decode(data), decode(JPEG))
+    assert np.array_equal(center_crop(30)(data), center_crop(30)(JPEG))
+    assert np.array_equal(color_jitter(0.5)(data, rng()), color_jitter(0.5)(JPEG, rng()))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 5, 2), (3, 60, 80), (60, 80)])
+def test_arrays_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="of 1, 3 or 4 channels, not "):
+        resize(8)(np.zeros(shape, np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, bool])
+def test_arrays_of_other_dtypes_are_refused(dtype: Any) -> None:
+    with pytest.raises(TypeError, match=f"before they are {np.dtype(dtype)}"):
+        center_crop(8)(ROWS.astype(dtype))
+
+
+def test_two_pictures_in_one_file_give_the_first() -> None:
+    stream = io.BytesIO()
+    first, second = Image.fromarray(ROWS), Image.fromarray(ROWS[::-1])
+    first.save(stream, "MPO", save_all=True, append_images=[second])
+    data = stream.getvalue()
+    with Image.open(io.BytesIO(data)) as read:
+        assert read.format == "MPO"
+    assert size(data) == (60, 80)
+    assert np.array_equal(decode(data), by_pillow(data))
+    assert np.array_equal(random_crop(40)(data, rng()), random_crop(40)(decode(data), rng()))
+
+
+def test_scans_are_counted_in_files_of_several_pictures_too() -> None:
+    stream = io.BytesIO()
+    first, second = Image.fromarray(ROWS), Image.fromarray(ROWS[::-1])
+    first.save(stream, "MPO", save_all=True, append_images=[second], progressive=True)
+    data = stream.getvalue()
+    last = data.rindex(b"\xff\xda", 0, data.index(b"\xff\xd9"))
+    end = data.index(b"\xff\xd9")
+    many = data[:end] + data[last:end] * 300 + data[end:]
+    with pytest.raises(ValueError, match="scans: more than"):
+        decode(many, max_pixels=60 * 80)
+
+
+def test_much_beside_the_pixels_is_passed_over() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "x" * 60_000
+    stream = io.BytesIO()
+    Image.fromarray(ROWS).save(stream, "JPEG", exif=exif, icc_profile=bytes(300_000))
+    data = stream.getvalue()
+    assert len(data) > 360_000
+    assert np.array_equal(decode(data), decode(JPEG))
+    assert decode(data, orient=True).shape == (80, 60, 3)
+    assert size(data, orient=True) == (80, 60)
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"Exif\0\0",
+        b"Exif\0\0II*\0",
+        b"Exif\0\0no tags at all",
+        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x04\0\0\0up!\0\0\0\0\0",  # a text
+    ],
+    ids=["nothing", "short", "other", "text"],
+)
+def test_damaged_exif_turns_nothing(exif: bytes) -> None:
+    data = with_exif(exif)
+    assert np.array_equal(decode(data, orient=True), decode(JPEG))
+    assert size(data, orient=True) == (60, 80)
+
+
+def test_exif_that_pillow_cannot_read_turns_nothing() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(ROWS, "WEBP", lossless=True, exif=exif)
+    broken = data.replace(b"MM\0*", b"MM\xaa*")
+    assert broken != data
+    assert decode(data, orient=True).shape == (80, 60, 3)
+    assert np.array_equal(decode(broken, orient=True), ROWS)
+    assert size(broken, orient=True) == (60, 80)
+
+
+def test_damage_is_an_error_of_the_system_whatever_pillow_calls_it() -> None:
+    data = encoded(np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8), "PNG")
+    second = data.index(b"IDAT", data.index(b"IDAT") + 4)
+    with pytest.raises(OSError, match="the PNG is damaged: broken PNG file"):
+        decode(data[:second] + b"$7\xdd\xed" + data[second + 4 :])
+
+
+@pytest.mark.parametrize("name", ["ycck", "cmyk-plain"])
+def test_inks_are_taken_as_pillow_takes_them(name: str) -> None:
+    data = FILES[name]
+    assert np.array_equal(decode(data), by_pillow(data))
+    assert levels_apart(center_crop(40)(data), center_crop(40)(by_pillow(data))) == 0
+
+
+# -- batches
+
+
+def test_the_image_of_a_batch_that_fails_is_named() -> None:
+    with pytest.raises(OSError, match=r"ends early|truncated") as caught:
+        random_resized_crop(8)([JPEG, JPEG[:-200], JPEG], rng())
+    assert caught.value.__notes__ == ["in image 1 of a batch of 3"]
+
+
+def test_batches_of_other_sizes_are_refused() -> None:
+    other = encoded(photograph(60, 70))
+    with pytest.raises(
+        ValueError, match=r"image 1 of the batch has become \[30, 35, 3\], and the first \[30, 40"
+    ):
+        resize(30)([JPEG, other])
+    assert resize((30, 40))([JPEG, other]).shape == (2, 30, 40, 3)
+
+
+def test_batches_may_be_arrays_of_files() -> None:
+    files = np.array([JPEG, encoded(photograph(90, 50))], object)
+    assert center_crop(20)(files).shape == (2, 20, 20, 3)
+
+
+def test_batches_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="no images"):
+        resize(8)([])
+
+
+def test_results_of_more_pixels_than_allowed_are_refused() -> None:
+    line = encoded(photograph(1, 4000), "PNG")
+    with pytest.raises(ValueError, match=r"1 x 4000 would become 2000 x 8000000: more pixels than"):
+        resize(2000)(line)
+    assert resize((8, 9))(line).shape == (8, 9, 3)
+
+
+# -- functions that are called otherwise than meant
+
+
+@pytest.mark.parametrize("make", [resize, center_crop, random_crop, random_resized_crop])
+@pytest.mark.parametrize("image", [JPEG, ROWS])
+def test_a_map_of_what_makes_a_map_says_so(make: Any, image: Any) -> None:
+    with pytest.raises(TypeError, match=r"an image instead of a size: .* \.map\(stoker"):
+        make(image)
+
+
+@pytest.mark.parametrize("fn", [normalize(), to_chw])
+@pytest.mark.parametrize("given", [JPEG, [ROWS], {"image": ROWS}])
+def test_pixels_are_not_files(fn: Any, given: Any) -> None:
+    with pytest.raises(TypeError, match=r"an array or a tensor, not \w+: a crop, or decode"):
+        fn(given)
+
+
+@pytest.mark.parametrize("wrong", [0.5, ("a", "b"), (0.1, 0.2, 0.3), None, "ab"])
+def test_ranges_are_two_numbers(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="scale= takes the least and the most"):
+        random_resized_crop(8, scale=wrong)
+    if wrong != 0.5:
+        with pytest.raises(ValueError, match="brightness= takes"):
+            color_jitter(brightness=wrong)
+        with pytest.raises(ValueError, match="hue= takes"):
+            color_jitter(hue=wrong)
+
+
+def test_ranges_may_be_lists() -> None:
+    one = color_jitter(brightness=[0.5, 1.5])(ROWS, rng())
+    assert np.array_equal(one, color_jitter(brightness=(0.5, 1.5))(ROWS, rng()))

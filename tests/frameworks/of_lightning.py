@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from cells import EPOCHS, EXAMPLES, Model, Numbered, check_epochs, check_ranks, check_schedule, make
+from cells import (
+    EPOCHS,
+    EXAMPLES,
+    WORLD,
+    Model,
+    Numbered,
+    check_epochs,
+    check_ranks,
+    check_schedule,
+    make,
+)
 from pytorch_lightning.loggers import CSVLogger
 
 import stoker
@@ -53,7 +63,8 @@ class Stop(pl.Callback):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == self.step:
-            trainer.save_checkpoint(os.path.join(os.environ.get("CELLS_SHARED", ""), "checkpoint"))
+            folder = os.environ["CELLS_SHARED"] if WORLD > 1 else ""
+            trainer.save_checkpoint(os.path.join(folder, "checkpoint"))
             trainer.should_stop = True
 
 

@@ -24,27 +24,27 @@ Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, NumPy 2.
 Results::
 
     [results/paths.json]
-    a second                          limit           peers     stoker                   ratio  goal
-    ------------------------------------------------------------------------------------------------
-    warm cache, 110 KB, inline      165,036                     89,968  0.559 (0.509 .. 0.563)  0.90
-    warm cache, 110 KB, 2 thr.      182,897  inline 101,964     97,656     0.96 (0.91 .. 1.08)  1.00
-    warm cache, 110 KB, 4 thr.      187,612   inline 99,927     92,725   0.935 (0.846 .. 1.03)  1.00
-    warm cache, 110 KB, 8 thr.      180,159  inline 102,032     97,663      0.957 (0.935 .. 1)  1.00
-    warm cache, arrays of 3 KB      369,510    files 71,236    133,046     1.87 (1.84 .. 2.04)  2.00
-    photographs, echo 2, crop         2,607                      1,431    0.525 (0.49 .. 0.62)  0.90
-    photographs, echo 4, crop         5,582                      4,997  0.901 (0.871 .. 0.948)  0.90
-    dicts of 12 fields              772,950    torch 74,214    139,272     1.84 (1.74 .. 2.02)  1.50
-    nested examples                           torch 120,287    187,149     1.48 (1.45 .. 1.84)  1.50
-    ragged, padded                            torch 850,195    673,236  0.796 (0.697 .. 0.862)  1.00
-    batches of 1                               torch 56,312     23,465  0.476 (0.359 .. 0.491)  1.00
-    batches of 8                              torch 239,983    182,421   0.76 (0.722 .. 0.859)  1.00
-    2 processes, 1 KB rows                     torch 22,477     54,063     2.41 (2.23 .. 2.75)  1.00
-    2 processes, 150 KB rows                    torch 6,719      6,581   0.984 (0.914 .. 1.25)  1.00
-    random flip                               torch 123,838    140,191    1.09 (0.991 .. 1.22)  1.00
-    windows of an array           8,652,166   torch 399,410  3,773,635  0.429 (0.342 .. 0.697)  0.90
-    every other column            1,218,961   torch 327,542  1,103,498   0.929 (0.71 .. 0.964)  0.90
-    echo around a fast loader        24,835                     26,532     1.07 (1.04 .. 1.16)  0.98
-    first batch of 100,000 files          9                         12     1.34 (1.25 .. 1.48)  0.67
+    a second                           limit            peers     stoker                   ratio  goal
+    --------------------------------------------------------------------------------------------------
+    warm cache, 110 KB, inline       184,089                     116,618   0.629 (0.59 .. 0.638)  0.90
+    warm cache, 110 KB, 2 thr.       187,670   inline 118,311    120,991   0.992 (0.932 .. 1.04)  1.00
+    warm cache, 110 KB, 4 thr.       186,613   inline 118,733    118,140   0.995 (0.927 .. 1.06)  1.00
+    warm cache, 110 KB, 8 thr.       190,058   inline 117,867    117,386   0.986 (0.934 .. 1.01)  1.00
+    warm cache, arrays of 3 KB       439,578     files 79,410    215,120     2.76 (2.53 .. 2.79)  2.00
+    photographs, echo 2, crop          4,541                       4,403   0.976 (0.932 .. 1.01)  0.90
+    photographs, echo 4, crop          9,041                       8,121   0.872 (0.84 .. 0.943)  0.90
+    dicts of 12 fields               807,821     torch 80,699    195,076     2.43 (2.37 .. 2.48)  1.50
+    nested examples                             torch 153,478    349,559     2.28 (2.24 .. 2.35)  1.50
+    ragged, padded                            torch 1,022,015  1,084,643    1.06 (0.995 .. 1.12)  1.00
+    batches of 1                                 torch 62,543    123,373     1.97 (1.93 .. 1.98)  1.00
+    batches of 8                                torch 256,166    459,807      1.82 (1.77 .. 1.9)  1.00
+    2 processes, 1 KB rows                       torch 23,350     64,560     2.86 (2.29 .. 3.08)  1.00
+    2 processes, 150 KB rows                      torch 7,357      9,457     1.26 (1.16 .. 1.42)  1.00
+    random flip                                 torch 165,216    176,431     1.04 (1.01 .. 1.08)  1.00
+    windows of an array           15,594,164    torch 480,529  6,434,634  0.405 (0.368 .. 0.472)  0.90
+    every other column             1,327,138    torch 361,598  1,130,614  0.858 (0.746 .. 0.987)  0.90
+    echo around a fast loader         27,448                      28,513        1.04 (1 .. 1.07)  0.98
+    first batch of 100,000 files          10                          13     1.28 (1.25 .. 1.42)  0.67
     [end]
 
 Where it is behind, and why:

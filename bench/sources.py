@@ -30,23 +30,31 @@ the index in under 20 s; resumed in under 100 ms.
 Results::
 
     [results/sources.json]
-    task                         case  examples/s                stoker / it  classes a batch
-    -----------------------------------------------------------------------------------------
-    tar                        stoker      10,069                 1 (1 .. 1)             47.5
-    tar                    webdataset       8,690        1.14 (1.04 .. 1.23)             14.4
-    parquet                    stoker     129,111                 1 (1 .. 1)             17.2
-    parquet       pyarrow, row groups   1,936,809  0.0697 (0.0593 .. 0.0783)              1.0
-    hugging face               stoker       9,986                 1 (1 .. 1)             47.5
-    hugging face     torch, 0 workers      11,929     0.853 (0.792 .. 0.994)             47.5
-    hugging face     torch, 2 workers      11,515     0.862 (0.804 .. 0.927)             47.3
-    tokens                     stoker     106,148                 1 (1 .. 1)             47.4
-    tokens           torch, 0 workers     123,908     0.857 (0.691 .. 0.942)             47.6
-    tokens           torch, 2 workers      30,775        3.45 (2.73 .. 3.71)             47.6
+    task                                 case  examples/s             stoker / it  classes a batch
+    ----------------------------------------------------------------------------------------------
+    tar                                stoker       7,406              1 (1 .. 1)             47.5
+    tar                            webdataset       9,819   0.79 (0.638 .. 0.848)             14.5
+    parquet                            stoker     703,440              1 (1 .. 1)             17.2
+    parquet               pyarrow, row groups   2,383,052   0.302 (0.287 .. 0.35)              1.0
+    hugging face                       stoker       9,926              1 (1 .. 1)             47.5
+    hugging face         stoker.images.decode      35,113  0.283 (0.265 .. 0.433)             47.5
+    hugging face             torch, 0 workers      11,319  0.837 (0.751 .. 0.911)             47.2
+    hugging face             torch, 2 workers      13,143  0.737 (0.621 .. 0.799)             47.4
+    hugging face, bytes                stoker     491,035              1 (1 .. 1)             47.5
+    hugging face, bytes      torch, 0 workers     191,599      2.47 (1.7 .. 2.68)             47.3
+    hugging face, bytes      torch, 2 workers      57,055     7.54 (6.94 .. 9.01)             47.5
+    tokens                             stoker     370,499              1 (1 .. 1)             47.4
+    tokens                   torch, 0 workers     128,855     2.88 (1.71 .. 3.67)             47.4
+    tokens                   torch, 2 workers      28,498     12.6 (8.75 .. 15.9)             47.4
+    mix                                stoker       5,748              1 (1 .. 1)             48.0
+    mix                            one source       5,909   0.981 (0.793 .. 1.04)             47.5
+    mix of rows                        stoker   1,694,916              1 (1 .. 1)             48.0
+    mix of rows                    one source   7,152,216  0.225 (0.192 .. 0.284)             47.4
 
                                                 seconds  at most
     ------------------------------------------------------------
-    index of 1,000,000 members                     15.2     20.0
-    resume in the middle of 100,000,000 tokens  0.00223      0.1
+    index of 1,000,000 members                     8.84     20.0
+    resume in the middle of 100,000,000 tokens  0.00261      0.1
     [end]
 
 Caveats: all files are in the page cache. WebDataset and pyarrow's row groups give an order that is

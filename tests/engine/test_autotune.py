@@ -102,7 +102,7 @@ class Work:
         busy = int(rows * row_ns)
         trial, wall = self.tuning.trial, int(busy * slowed)
         self.cost.note(rows, wall)
-        self.tuning.note(self.cost, rows, wall, busy, trial)
+        self.tuning.note(self.cost, rows, wall, busy, trial, busy)
 
     def until_judged(self, row_ns: dict[int, float], slowed: dict[int, float]) -> int:
         """Do rows until the next trial is over; return how many.
@@ -128,7 +128,7 @@ HINDERED = {4: 4.0, 1: 1.0}
 
 
 @pytest.mark.parametrize(
-    "row_ns", [ALIKE, {4: 30e6, 1: 3e6}, {4: 3e6, 1: 30e6}], ids=["alike", "larger", "smaller"]
+    "row_ns", [ALIKE, {4: 6.5e6, 1: 5e6}, {4: 5e6, 1: 6.5e6}], ids=["alike", "larger", "smaller"]
 )
 @pytest.mark.parametrize(
     ("slowed", "threads"), [(FREE, 4), (BUSY, 4), (HINDERED, 1)], ids=["free", "busy", "hindered"]
@@ -139,6 +139,14 @@ def test_examples_may_be_of_any_size_while_threads_are_tried_out(
     work = Work(4)
     work.until_judged(row_ns, slowed)
     assert work.tuning.active == work.autotuner.active == threads
+
+
+@pytest.mark.parametrize(("most_ns", "threads"), [(6.5e6, 4), (15e6, 1)])
+def test_threads_may_need_more_of_the_processor_for_the_same(most_ns: float, threads: int) -> None:
+    """They take the GIL from one another; from so much on, one thread alone is faster."""
+    work = Work(4)
+    work.until_judged({4: most_ns, 1: 5e6}, {4: 2.6, 1: 1.0})
+    assert work.tuning.active == threads
 
 
 @given(st.lists(st.booleans(), min_size=3, max_size=8))

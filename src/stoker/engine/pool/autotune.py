@@ -17,7 +17,8 @@ Never a number between. The stream does not depend on it. The decision:
 
 Examples differ, and other programs run. So two trials are not compared by how long their rows took,
 but by how much longer than their threads had, or wanted, a processor: that is how long they waited
-for each other.
+for each other. Threads that take the GIL from one another all the time need far more of the
+processor for the same, beyond what examples differ: that counts, too.
 
 ``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
 one in which examples were missing from a cache: what is found there costs less.
@@ -40,7 +41,8 @@ _REST_NS = 500_000_000  # of work of each thread, from the first trial to the ne
 _LONGEST_REST_NS = 64 * _REST_NS
 _VOTES = 3
 _CLEARLY = 0.9  # of the time: what counts as faster
-_CERTAINLY = 0.75  # of the time that one thread would take at best: then it is not tried
+_BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
+_CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
 
 
 class CostEstimate:
@@ -163,7 +165,13 @@ class Tuning:
         return self._autotuner.is_settled
 
     def note(
-        self, cost: CostEstimate, rows: int, wall: int, busy: int = 0, trial: Trial | None = None
+        self,
+        cost: CostEstimate,
+        rows: int,
+        wall: int,
+        busy: int = 0,
+        trial: Trial | None = None,
+        cpu: int = 0,
     ) -> bool:
         """Take a measurement in; return whether ``active`` may be another now.
 
@@ -173,6 +181,7 @@ class Tuning:
             wall: the time that took.
             busy: how long the thread had a processor for it, or waited for one, in a trial.
             trial: the one under way when they were begun.
+            cpu: how long the thread had a processor for it, in a trial.
         """
         if self.active == 0:
             return self._leaves_inline(cost, wall)
@@ -182,7 +191,7 @@ class Tuning:
             return self._autotuner.rest_ns <= 0 and self._try(self._limit)
         if trial is not now:
             return False
-        now.note(cost, rows, wall, busy)
+        now.note(cost, rows, wall, busy, cpu)
         if not now.over:
             return False
         if not now.is_clear:
@@ -238,15 +247,22 @@ def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -
 
 
 class _Spent:
-    """What rows of one segment took of time, and for how long threads had or wanted a processor."""
+    """What rows of one segment took of time; for how long threads had or wanted a processor."""
 
     def __init__(self) -> None:
-        self.rows = self.wall = self.busy = 0
+        self.rows = self.wall = self.busy = self.cpu = 0
 
-    def add(self, rows: int, wall: int, busy: int) -> None:
+    def add(self, rows: int, wall: int, busy: int, cpu: int) -> None:
         self.rows += rows
         self.wall += wall
         self.busy += busy
+        self.cpu += cpu
+
+    def slowed(self, other: _Spent) -> float:
+        """Return how much longer rows took than they had to, compared with the other trial."""
+        waited = self.wall / max(1, self.busy)
+        burnt = self.cpu * other.rows / max(1, other.cpu * self.rows)
+        return waited * burnt if burnt > _BURNS else waited
 
 
 class Trial:
@@ -266,11 +282,11 @@ class Trial:
         self._all = _Spent()
         self._each: dict[CostEstimate, _Spent] = {}
 
-    def note(self, cost: CostEstimate, rows: int, wall: int, busy: int) -> None:
+    def note(self, cost: CostEstimate, rows: int, wall: int, busy: int, cpu: int) -> None:
         """Take a measurement in."""
         self._pieces += 1
-        self._all.add(rows, wall, busy)
-        self._each.setdefault(cost, _Spent()).add(rows, wall, busy)
+        self._all.add(rows, wall, busy, cpu)
+        self._each.setdefault(cost, _Spent()).add(rows, wall, busy, cpu)
 
     @property
     def over(self) -> bool:
@@ -294,11 +310,10 @@ class Trial:
         if before is not None and shared:
             work_ns = {before.threads: 0.0, self.threads: 0.0}
             for cost in shared:
-                both = before._each[cost], self._each[cost]
-                row_ns = sum(spent.busy for spent in both) / sum(spent.rows for spent in both)
-                for trial, spent in zip((before, self), both, strict=True):
-                    slowed = spent.wall / max(1, spent.busy)
-                    work_ns[trial.threads] += row_ns * slowed * cost.rows_per_batch
+                many, one = before._each[cost], self._each[cost]
+                row_ns = (many.busy + one.busy) / (many.rows + one.rows) * cost.rows_per_batch
+                work_ns[before.threads] += row_ns * many.slowed(one)
+                work_ns[self.threads] += row_ns * one.slowed(many)
         else:
             each = self._each.items()
             work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}

@@ -366,6 +366,7 @@ class WorkerPool:
         trial = self._tuning.trial if self._tuning is not None else None
         began = time.perf_counter_ns()
         busy = thread_busy_ns() if trial is not None else 0
+        cpu = time.thread_time_ns() if trial is not None else 0
         runner = task.runner
         spent = runner.run(task, start, stop, remote)
         rows = stop - start
@@ -376,6 +377,7 @@ class WorkerPool:
                 last = task.finished == task.rows
         if last:
             runner.complete(task)
+        cpu = time.thread_time_ns() - cpu if trial is not None else 0
         busy = thread_busy_ns() - busy if trial is not None else 0
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         with self.lock:
@@ -385,7 +387,7 @@ class WorkerPool:
                 task.done_ns = began + wall
                 self._settle(task)
             tuning = self._tuning
-            if tuning is not None and tuning.note(runner.cost, rows, wall, busy, trial):
+            if tuning is not None and tuning.note(runner.cost, rows, wall, busy, trial, cpu):
                 self.active = tuning.active
                 if tuning.is_over:
                     self._tuning = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -305,10 +306,11 @@ def test_a_segment_of_image_functions_needs_no_gil(tmp_path: Any) -> None:
         return [segment.releases_gil for segment in pipeline.chain.plan.segments]
 
     files = stoker.from_files(str(tmp_path / "*.jpg"), seed=0)
-    assert segments(files.random_map(crop).batch(2)) == [True]
+    native = importlib.util.find_spec("stoker_native") is not None  # Pillow often has the GIL
+    assert segments(files.random_map(crop).batch(2)) == [native]
     assert (
         segments(files.map(stoker.images.decode, on=0).echo(2).random_map(crop).batch(2))
-        == [True] * 2
+        == [native] * 2
     )
     assert segments(files.random_map(crop).map(_same).batch(2)) == [False]
     assert segments(files.random_map(crop).batch(2, collate=_same)) == [False]

@@ -10,20 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.images import native
 from stoker.lending import AnyCallable, reads_only
 
 
 def without_gil(fn: AnyCallable) -> AnyCallable:
-    """Mark a function, or a class of functions, whose work is mostly done without the GIL."""
+    """Mark a function, or a class of them, whose work ``stoker-native`` does without the GIL."""
     fn._releases_gil = True  # type: ignore[attr-defined]
     return fn
 
 
 def releases_gil(fn: Any) -> bool:
-    """Return whether a function is marked so."""
+    """Return whether a function is marked so, and the library there: Pillow often has the GIL."""
     while isinstance(fn, partial):
         fn = fn.func
-    return getattr(fn, "_releases_gil", None) is True and not hasattr(fn, "__wrapped__")
+    is_marked = getattr(fn, "_releases_gil", None) is True and not hasattr(fn, "__wrapped__")
+    return is_marked and native.library() is not None
 
 
 @without_gil

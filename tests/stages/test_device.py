@@ -48,6 +48,21 @@ def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> 
     assert clocks(tail=True) == clocks(tail=False)
 
 
+def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
+    """Items between a pool and a filter share tasks, of as many as their cost suggests."""
+
+    def clocks(taking_s: float) -> list[tuple[float, stoker.Clock]]:
+        def shifted(x: int, rng: np.random.Generator) -> int:
+            time.sleep(taking_s)
+            return x + int(rng.integers(2))
+
+        train = stoker.from_dataset(range(60), seed=0, on_error=2).shuffle().echo(2, pool=16)
+        train = train.random_map(shifted).batch(8).workers(2)
+        return [(train.progress, train.clock) for _ in train]
+
+    assert clocks(0.0) == clocks(0.00005) == clocks(0.0001) == clocks(0.0002)
+
+
 def test_unknown_devices_are_refused_where_they_are_named() -> None:
     with pytest.raises(RuntimeError, match="device"):
         _pipeline("warp-drive")

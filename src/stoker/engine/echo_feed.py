@@ -94,6 +94,11 @@ class EchoFeed(ABC, Generic[AnyPool]):
         self._drawn.clear()
         self._make_pool = _over  # it holds the run, which holds this
 
+    def together(self, count: int) -> int:
+        if not self._drawn:
+            self._step()
+        return min(count, len(self._drawn) or count)
+
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
         drawn = self._drawn

@@ -49,6 +49,9 @@ class Direct:
     def fresh(self) -> int:
         return self.upstream.fresh
 
+    def together(self, count: int) -> int:
+        return count
+
     def take(self, count: int) -> list[Use]:
         return [_only_use(item) for item in self.upstream.pull_many(count)]
 

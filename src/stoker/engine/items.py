@@ -275,6 +275,13 @@ class Feed(Protocol):
     @property
     def fresh(self) -> int: ...
 
+    def together(self, count: int) -> int:
+        """Return how many of the next ``count`` uses are behind equally many fresh examples.
+
+        Only these may share a task, whose items all count as many.
+        """
+        ...
+
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
         ...

@@ -343,6 +343,8 @@ class SegmentStream(PulledStream):
         self._last_ns = 0
         uses = None
         if self.feed is not None:
+            if not self._batches:
+                count = self.feed.together(count)
             uses = self.feed.take(count * self.inputs_each)
             batch = self.segment.batch
             if not uses or (batch and batch.drop_last and len(uses) < batch.n):

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,15 @@ OWN_WORKERS = "Ray Train"
 LIMIT_S = 2 * TIMEOUT_S
 RAY = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
 
-each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+def each_of(frameworks: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each; a cluster starts and ends of itself where too much else runs."""
+    alone = {OWN_WORKERS: [pytest.mark.alone]}
+    params = [pytest.param(name, marks=alone.get(name, [])) for name in frameworks]
+    return pytest.mark.parametrize("framework", params)
+
+
+each_framework = each_of(FRAMEWORKS)
 
 
 @contextlib.contextmanager
@@ -165,7 +173,7 @@ GIVES_PARTS = {
 
 @pytest.mark.full
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize("framework", GIVES_PARTS)
+@each_of(GIVES_PARTS)
 def test_what_nobody_divided_is_refused_with_the_line_to_add(
     framework: str, tmp_path: Path
 ) -> None:

@@ -32,29 +32,29 @@ Results::
     [results/sources.json]
     task                                 case  examples/s             stoker / it  classes a batch
     ----------------------------------------------------------------------------------------------
-    tar                                stoker       7,406              1 (1 .. 1)             47.5
-    tar                            webdataset       9,819   0.79 (0.638 .. 0.848)             14.5
-    parquet                            stoker     703,440              1 (1 .. 1)             17.2
-    parquet               pyarrow, row groups   2,383,052   0.302 (0.287 .. 0.35)              1.0
-    hugging face                       stoker       9,926              1 (1 .. 1)             47.5
-    hugging face         stoker.images.decode      35,113  0.283 (0.265 .. 0.433)             47.5
-    hugging face             torch, 0 workers      11,319  0.837 (0.751 .. 0.911)             47.2
-    hugging face             torch, 2 workers      13,143  0.737 (0.621 .. 0.799)             47.4
-    hugging face, bytes                stoker     491,035              1 (1 .. 1)             47.5
-    hugging face, bytes      torch, 0 workers     191,599      2.47 (1.7 .. 2.68)             47.3
-    hugging face, bytes      torch, 2 workers      57,055     7.54 (6.94 .. 9.01)             47.5
-    tokens                             stoker     370,499              1 (1 .. 1)             47.4
-    tokens                   torch, 0 workers     128,855     2.88 (1.71 .. 3.67)             47.4
-    tokens                   torch, 2 workers      28,498     12.6 (8.75 .. 15.9)             47.4
-    mix                                stoker       5,748              1 (1 .. 1)             48.0
-    mix                            one source       5,909   0.981 (0.793 .. 1.04)             47.5
-    mix of rows                        stoker   1,694,916              1 (1 .. 1)             48.0
-    mix of rows                    one source   7,152,216  0.225 (0.192 .. 0.284)             47.4
+    tar                                stoker       8,957              1 (1 .. 1)             47.5
+    tar                            webdataset       8,578     1.1 (0.961 .. 1.24)             14.5
+    parquet                            stoker     571,011              1 (1 .. 1)             17.2
+    parquet               pyarrow, row groups   1,861,315   0.305 (0.27 .. 0.363)              1.0
+    hugging face                       stoker      11,199              1 (1 .. 1)             47.5
+    hugging face         stoker.images.decode      26,119   0.45 (0.324 .. 0.529)             47.5
+    hugging face             torch, 0 workers      11,399    1.02 (0.842 .. 1.28)             47.4
+    hugging face             torch, 2 workers      12,577   0.941 (0.803 .. 1.05)             47.2
+    hugging face, bytes                stoker     393,490              1 (1 .. 1)             47.5
+    hugging face, bytes      torch, 0 workers     185,963       2.2 (1.51 .. 2.3)             47.7
+    hugging face, bytes      torch, 2 workers      50,830     8.07 (5.27 .. 9.39)             47.2
+    tokens                             stoker     326,026              1 (1 .. 1)             47.4
+    tokens                   torch, 0 workers     123,703     2.68 (2.51 .. 3.01)             47.4
+    tokens                   torch, 2 workers      27,018     12.2 (11.4 .. 13.8)             47.5
+    mix                                stoker       9,545              1 (1 .. 1)             48.0
+    mix                            one source       9,489   0.943 (0.928 .. 1.13)             47.5
+    mix of rows                        stoker   1,848,467              1 (1 .. 1)             48.0
+    mix of rows                    one source   9,030,694  0.209 (0.192 .. 0.227)             47.4
 
                                                 seconds  at most
     ------------------------------------------------------------
-    index of 1,000,000 members                     8.84     20.0
-    resume in the middle of 100,000,000 tokens  0.00261      0.1
+    index of 1,000,000 members                     6.93     20.0
+    resume in the middle of 100,000,000 tokens  0.00213      0.1
     [end]
 
 Caveats: all files are in the page cache. WebDataset and pyarrow's row groups give an order that is

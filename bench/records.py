@@ -24,23 +24,23 @@ tar behind the latency; a cache that holds all at least twice as fast in later e
 Results::
 
     [results/records.json]
-                          built in, s  first, ex/s                 / files  later, ex/s                 / files  reads/ex
-    ---------------------------------------------------------------------------------------------------------------------
-    disk: folder                 0.10          301              1 (1 .. 1)          302              1 (1 .. 1)     1.034
-    disk: folder, cached         0.13          302              1 (1 .. 1)       26,025       86.2 (82.4 .. 90)     0.532
-    disk: tar                    0.66          376     1.25 (1.25 .. 1.25)          443     1.47 (1.46 .. 1.47)     0.780
-    disk: parquet                0.07        2,036     6.76 (6.65 .. 6.87)      202,926        672 (572 .. 772)     0.044
-    disk: datasets               2.55          280  0.932 (0.912 .. 0.951)          285  0.945 (0.945 .. 0.945)     0.052
-    disk: webdataset             0.00        2,063     6.85 (6.55 .. 7.15)        2,150     7.12 (7.08 .. 7.16)     0.033
+                          built in, s  first, ex/s  / files  later, ex/s  / files  reads/ex
+    ---------------------------------------------------------------------------------------
+    disk: folder                 0.10          301        1          302        1     1.034
+    disk: folder, cached         0.13          302        1       26,025     86.2     0.532
+    disk: tar                    0.66          376     1.25          443     1.47     0.780
+    disk: parquet                0.07        2,036     6.76      202,926      672     0.044
+    disk: datasets               2.55          280    0.932          285    0.945     0.052
+    disk: webdataset             0.00        2,063     6.85        2,150     7.12     0.033
 
-                            built in, s  first, ex/s                / files  later, ex/s                 / files  requests/ex
-    -------------------------------------------------------------------------------------------------------------------------
-    server: folder                 0.22        1,393             1 (1 .. 1)        1,417              1 (1 .. 1)        1.002
-    server: folder, cached         0.26        1,314  0.944 (0.94 .. 0.947)       21,069     14.9 (14.1 .. 15.7)        0.502
-    server: tar                    3.17        1,733    1.24 (1.24 .. 1.25)        1,806     1.27 (1.27 .. 1.28)        0.190
-    server: parquet                0.30        1,914    1.37 (1.29 .. 1.45)      134,783      94.8 (60.5 .. 129)        0.004
-    server: datasets               2.43          274   0.197 (0.194 .. 0.2)          277  0.195 (0.193 .. 0.198)        0.013
-    server: webdataset             0.00        1,878    1.35 (1.34 .. 1.35)        2,009     1.42 (1.42 .. 1.42)        0.003
+                            built in, s  first, ex/s  / files  later, ex/s  / files  requests/ex
+    --------------------------------------------------------------------------------------------
+    server: folder                 0.22        1,393        1        1,417        1        1.002
+    server: folder, cached         0.26        1,314    0.944       21,069     14.9        0.502
+    server: tar                    3.17        1,733     1.24        1,806     1.27        0.190
+    server: parquet                0.30        1,914     1.37      134,783     94.8        0.004
+    server: datasets               2.43          274    0.197          277    0.195        0.013
+    server: webdataset             0.00        1,878     1.35        2,009     1.42        0.003
     [end]
 
 Caveats: tar shards on a disk are shuffled as a whole: a seek for each example, as single files
@@ -245,9 +245,9 @@ def evaluate(found: Report) -> None:
                     f"{setting}: {case}",
                     f"{median(row['build_s'] for row in own):.2f}",
                     f"{median(rates[case, 'first']):,.0f}",
-                    ratios[0],
+                    f"{ratios[0].median:.3g}",
                     f"{median(rates[case, 'later']):,.0f}",
-                    ratios[1],
+                    f"{ratios[1].median:.3g}",
                     f"{median(each):.3f}",
                 )
             )

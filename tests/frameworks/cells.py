@@ -8,6 +8,7 @@ works is asserted by the numbers of the examples that training saw.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -185,6 +186,11 @@ def main() -> None:
     run(
         {**cells_of.USES, **cells_of.MORE}, list(zip(cells[::2], cells[1::2], strict=True)), results
     )
+    if WORLD > 1:
+        # A thread of Gloo's that lets go of its last tensor while the interpreter is taken down
+        # aborts the process (pytorch/pytorch#179291), and not every framework ends its groups.
+        atexit._run_exitfuncs()
+        os._exit(0)
 
 
 if __name__ == "__main__":

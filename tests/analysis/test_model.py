@@ -438,7 +438,7 @@ def test_numbers_and_places_that_mean_nothing_are_refused(change: Change, messag
     "change", [Change(cache_bytes=1), Change(storage_mbps=1.0), Change(hosts=2)]
 )
 def test_storage_that_was_not_told_apart_is_not_asked_about(change: Change) -> None:
-    with pytest.raises(ValueError, match="the report's notes say why"):
+    with pytest.raises(ValueError, match="the report says why"):
         predict(to_measured(UNKNOWN), change)
     assert predict(to_measured(UNKNOWN)).fetch == math.inf
 

@@ -162,6 +162,8 @@ def test_a_trial_in_a_record_is_in_the_report() -> None:
     assert predict(job, OFFSET).rate == pytest.approx(2 * predict(job).rate)
     record.packing_trials, record.reasons["packing"] = [], "read-only"
     assert make_report(record).reasons["packing"] == "read-only"
+    del record.reasons["packing"]
+    assert "too little was read" in make_report(record).reasons["packing"]
 
 
 def test_where_nothing_can_be_written_the_reason_is_told(

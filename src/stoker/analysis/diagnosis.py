@@ -336,8 +336,10 @@ class _RankFindings:
             return estimate_requests(trace.request_trial, share, examples)
         each = trace.files_examples / max(1, len(trace.files))
         found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
-        if found is None and "packing" in trace.reasons:
-            self.reasons["packing"] = trace.reasons["packing"]
+        if found is None:
+            too_short = "too little was read of its files to tell"
+            why = trace.reasons.get("packing") or self.reasons.get("S", too_short)
+            self.reasons["packing"] = why
         return found
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:

@@ -188,7 +188,7 @@ def check_change(measured: Measured, change: Change) -> None:
     if fetching and (measured.storage is None or measured.cache is None):
         raise ValueError(
             "cache, storage-mbps, hosts: the analysis could not tell fetching apart from "
-            "preparation, so that nothing can be said about storage; the report's notes say why"
+            "preparation, so that nothing can be said about storage; the report says why"
         )
     if change.records:
         _check_records(measured, change)
@@ -210,7 +210,7 @@ def _check_records(measured: Measured, change: Change) -> None:
     if measured.prep_share == 0.0 and (measured.storage is None or measured.cache is None):
         raise ValueError(
             "format: the analysis could not tell fetching apart from preparation, so that nothing "
-            "can be said about storage; the report's notes say why"
+            "can be said about storage; the report says why"
         )
 
 

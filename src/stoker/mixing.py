@@ -12,7 +12,7 @@ from stoker.schedule.proportions import whole_weights
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.source import IndexedSource
 from stoker.stages.operation import OfPart, Operation
-from stoker.stages.skip import RAISE, OnError
+from stoker.stages.skip import RAISE, OnError, budget_of
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def mix(
             gone through at least once.
         seed: of the parts' orders and all random draws; by default that of the parts, which is
             then the same for all that were given one; drawn if there is none.
-        on_error: as in ``from_dataset``, for all parts together.
+        on_error: as in ``from_dataset``, for all parts together, whatever they say themselves.
 
     Raises TypeError or ValueError for wrong weights, for parts that cannot be asked for examples by
     number or have other stages, for parts that would never come, and for different seeds of parts.
@@ -51,7 +51,8 @@ def mix(
         raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
     weights = whole_weights(list(parts.values()))
     chains = [part.chain for part in parts]
-    mixed = [_part(chain, number) for number, chain in enumerate(chains, 1)]
+    has_budget = budget_of(on_error) != RAISE
+    mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
     source = MixtureSource(mixed, weights, until_all=stop == "all")
     chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
     first = 0
@@ -66,7 +67,7 @@ def mix(
     return Pipeline(chain)
 
 
-def _part(chain: Chain, number: int) -> MixedPart:
+def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     """Return a part of a mixture; raises ValueError for what cannot be one."""
     source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
     if not isinstance(source, IndexedSource):
@@ -91,7 +92,7 @@ def _part(chain: Chain, number: int) -> MixedPart:
     ):
         if is_said:
             raise ValueError(f"{what} has .{said}(), which belongs behind mix()")
-    if chain.budget != RAISE:
+    if chain.budget != RAISE and not has_budget:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
     return MixedPart(source, chain.selection, described, tuple(chain.outline()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from shards import pack
 
 import stoker
 from stoker.schedule.factor import EvenUses
@@ -400,6 +402,16 @@ def test_a_state_of_other_proportions_is_refused() -> None:
     for other in ({a: 1, b: 2}, {b: 1, a: 1}, {a: 1, b.shuffle(): 1}):
         with pytest.raises(stoker.StateError, match="another pipeline"):
             stoker.mix(other, seed=0).load_state_dict(state)
+
+
+def test_a_truncated_shard_may_be_in_a_part_of_a_mixture_with_a_budget(tmp_path: Path) -> None:
+    pack(tmp_path / "s.tar", {f"{n:02}.cls": b"%d" % n for n in range(9)})
+    os.truncate(tmp_path / "s.tar", 512 * 11)  # of the sixth the header is there
+    with pytest.warns(UserWarning, match="truncated"):
+        part = stoker.from_tar(tmp_path / "s.tar", on_error=1).map(lambda row: int(row["cls"]))
+    with pytest.raises(ValueError, match="has a skip budget"):
+        stoker.mix({part: 1})
+    assert [int(x) for x in stoker.mix({part: 1}, on_error=2)] == list(range(5))
 
 
 numbers = np.arange(9)

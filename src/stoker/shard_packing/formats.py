@@ -108,7 +108,7 @@ class ParquetShard:
         self._pa = import_pyarrow("stoker pack --format parquet")
         self._parquet = import_pyarrow("stoker pack --format parquet", "pyarrow.parquet")
         self._path = path
-        self._schema = None if like is None else self._parquet.read_schema(like)
+        self._schema: Any = None if like is None else self._parquet.read_schema(like)
         self.fields: list[str] = [] if self._schema is None else self._schema.names
         self._writer: Any = None
         self._groups: list[Any] = []
@@ -147,13 +147,9 @@ class ParquetShard:
     def _write_group(self) -> None:
         pa = self._pa
         try:
-            table = inferred = pa.Table.from_pylist(self._rows)
-            if self._schema is not None and inferred.schema != self._schema:
-                table = pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
-                for name in self._schema.names:
-                    made, given = table[name], inferred[name]
-                    if made.type != given.type and not _same(made.to_pylist(), given.to_pylist()):
-                        raise ValueError(f"{name!r} is {given.type}, and was {made.type} before")
+            table = pa.Table.from_pylist(self._rows)
+            if self._schema is not None and table.schema != self._schema:
+                table = self._as_before(table)
             if self._writer is None:
                 self._writer = self._parquet.ParquetWriter(self._path, table.schema)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -165,6 +161,19 @@ class ParquetShard:
         self._groups.append(table)
         self._groups_bytes += self._rows_bytes
         self._rows, self._rows_bytes = [], 0
+
+    def _as_before(self, table: Any) -> Any:
+        """Return a table with the types of the one before; ValueError where its values change."""
+        names = self._schema.names
+        kinds = [(n, table.field(n).type, self._schema.field(n).type) for n in names]
+        for name, given, before in kinds:
+            if before == self._pa.null() != given:
+                raise ValueError(f"{name!r} is {given}, and was None in all examples before")
+        made = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
+        for name, given, before in kinds:
+            if given != before and not _same(made[name].to_pylist(), table[name].to_pylist()):
+                raise ValueError(f"{name!r} is {given}, and was {before} before")
+        return made
 
 
 def _are_equal(left: Any, right: Any) -> bool:

@@ -149,6 +149,23 @@ def test_threads_may_need_more_of_the_processor_for_the_same(most_ns: float, thr
     assert work.tuning.active == threads
 
 
+@pytest.mark.parametrize(
+    ("row_ns", "slowed", "threads"),
+    [
+        (20_000, {4: 4.0, 1: 1.0}, 0),  # 0.64 ms a batch
+        (20_000, {4: 1.5, 1: 1.0}, 4),  # faster side by side all the same
+        (20_000, {4: 8.0, 1: 2.0}, 1),  # 1.28 ms, and half of it is waiting
+        (40_000, {4: 4.0, 1: 1.0}, 1),
+    ],
+)
+def test_what_was_costly_only_at_first_goes_back_to_the_consumer(
+    row_ns: float, slowed: dict[int, float], threads: int
+) -> None:
+    work = Work(4)
+    work.until_judged({4: row_ns, 1: row_ns}, slowed)
+    assert work.tuning.active == threads
+
+
 @given(st.lists(st.booleans(), min_size=3, max_size=8))
 def test_one_trial_that_misleads_decides_nothing(hindered: list[bool]) -> None:
     work = Work(4)

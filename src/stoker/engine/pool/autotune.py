@@ -11,8 +11,8 @@ Never a number between. The stream does not depend on it. The decision:
    half a core busy, they were sleeping (reads, latency), and all stay. So they do if they waited so
    little for each other that one could never do nearly as much.
 3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
-   one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
-   than that, the work goes back to the consumer.
+   one. If a batch had cost less than 1 ms inline, or costs one thread less, and the better of the
+   two is not clearly faster than that, the work goes back to the consumer.
 4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
    it is repeated, longer and ever more rarely, and what most of the last three say counts.
 
@@ -319,5 +319,14 @@ class Trial:
         else:
             each = self._each.items()
             work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}
-        inline_ns = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._each)
+        inline_ns = sum(self._inline_row_ns(c) * c.rows_per_batch for c in self._each)
         return choose_threads(limit, work_ns, inline_ns)
+
+    def _inline_row_ns(self, cost: CostEstimate) -> float:
+        """Return what a row costs the consumer, 0 where it never made one.
+
+        What it made first may have cost more than later ones do: files were opened, caches were
+        empty. It would not take longer than a thread alone.
+        """
+        spent, made = self._each[cost], cost.inline_row_ns or 0.0
+        return min(made, spent.wall / spent.rows) if self.threads == 1 else made

@@ -46,6 +46,7 @@ _LONGEST_REST_NS = 64 * _REST_NS
 _VOTES = 3
 _CLEARLY = 0.9  # of the time: what counts as faster
 _WORTH_HIDING = 0.03  # of the time between two batches
+_THEIRS = 2.5  # times the work of threads: so much slower they can make the consumer
 _BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
 _CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
 
@@ -288,10 +289,10 @@ def choose_threads(
             best, batch_ns = 1, work_ns[1]
     if not 0 < inline_ns < INLINE_BATCH_NS:
         return best
-    # Threads that take the GIL from the consumer make it slower, by no more than what they do.
+    # Threads that take the GIL from the consumer make it slower, but not without limit.
     # What is beyond that is its own work, which has become more.
     takes_ns = max(batch_ns, period_ns if best == min(work_ns) else 0.0)
-    is_theirs = takes_ns <= own_ns + 1.5 * max(batch_ns, inline_ns)
+    is_theirs = takes_ns <= own_ns + _THEIRS * max(batch_ns, inline_ns)
     return 0 if is_theirs and takes_ns > own_ns + _CLEARLY * inline_ns else best
 
 

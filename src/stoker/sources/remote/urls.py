@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from stoker.one_shot import run_on
-from stoker.sources.patterns import Paths, expand_braces, has_urls
+from stoker.sources.patterns import Paths, expand_braces
 from stoker.sources.remote.access import Access
 from stoker.sources.remote.failures import UnusableError, retry
 from stoker.sources.remote.files import FilesSource
@@ -33,7 +33,7 @@ def access_to(
     given: Paths, requests: int, retry_s: float, options: Mapping[str, Any] | None
 ) -> Access:
     """Return how the file system of these URLs is reached."""
-    first = given[0] if _is_list(given) else given
+    first = next(iter(given)) if _is_list(given) else given
     return Access(str(first), requests, retry_s, dict(options or {}))
 
 
@@ -51,7 +51,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     texts = [os.fspath(each) for each in given] if _is_list(given) else [str(given)]
     urls: list[str] = []
     for url in (each for text in texts for each in expand_braces(text)):
-        if not has_urls(url):
+        if "://" not in url:
             raise ValueError(f"{url} is a local path, among URLs: read them apart")
         is_folder = suffix and not url.endswith(suffix) and "*" not in url
         found = FilesSource(

@@ -139,6 +139,37 @@ def test_views_of_text_are_text() -> None:
     assert list(stoker.from_table(table)) == table.to_pylist()
 
 
+def test_tables_that_are_none(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="has no columns"):
+        stoker.from_table(pandas.DataFrame(index=range(3)))
+    wrong = [pandas.Series([1, 2]), pandas.DataFrame({"x": [1, "a"]})]
+    for data in wrong:
+        with pytest.raises(ValueError, match=f"this {type(data).__name__} is no table for Arrow"):
+            stoker.from_table(data)
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_of_a_folder_each_file_is_read_once_and_what_is_aside_is_not(
+    tmp_path: Path, protocol: str
+) -> None:
+    for name in ("a", "sub/b", "key=1/c", "_temporary/0/a", "_delta_log/1", ".hidden/d", "_e"):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"n": [name]}), tmp_path / "x" / f"{name}.parquet")
+    if not protocol:  # fsspec lists no folder twice
+        (tmp_path / "x" / "again").symlink_to(tmp_path / "x")
+    train = stoker.from_parquet(f"{protocol}{tmp_path}/x")
+    assert sorted(row["n"] for row in train) == ["a", "key=1/c", "sub/b"]
+
+
+def test_a_pattern_may_mean_folders(tmp_path: Path) -> None:
+    (tmp_path / "b.parquet").mkdir()  # as Spark writes them
+    for number, name in enumerate(("a", "b.parquet/0", "b.parquet/1")):
+        pq.write_table(numbers(2, 2 * number), tmp_path / f"{name}.parquet")
+    for pattern in ("*.parquet", "**/*.parquet", "{a,b}.parquet"):
+        assert [row["id"] for row in stoker.from_parquet(tmp_path / pattern)] == [*range(6)]
+
+
 def numbers(count: int, first: int = 0) -> Any:
     ids = np.arange(first, first + count)
     x = pa.array(np.repeat(ids[:, None], 3, 1).tolist(), pa.list_(pa.float32()))

@@ -28,13 +28,18 @@ def is_table(data: object) -> bool:
 def to_table(data: Any, asked: str) -> Any:
     """Return a ``pyarrow.Table`` of the same columns, without copies where that can be.
 
-    Raises TypeError for what is no table, ValueError where two columns have one name.
+    Raises TypeError for what is no table, ValueError for what Arrow cannot make one of, and where
+    two columns have one name.
     """
     pa = import_pyarrow(asked)
     if isinstance(data, pa.Table):
         table = data
     elif hasattr(data, "__arrow_c_stream__"):
-        table = pa.table(data)
+        try:
+            table = pa.table(data)
+        except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
+            kind = type(data).__name__
+            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
         table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):

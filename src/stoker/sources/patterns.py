@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from stoker.sources.local_files import files_below
+
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
@@ -21,7 +23,7 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         given: paths, or patterns: braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
             What is there as it is written is no pattern.
         asked: the function that was given them, for messages.
-        suffix: of a folder, the files below it that end so (hidden ones left out).
+        suffix: of a folder, the files below it that end so (``is_aside`` left out).
 
     Raises FileNotFoundError where a pattern or a path fits nothing; IsADirectoryError for a folder
     without ``suffix``; ValueError for URLs and for no paths at all; TypeError for something else.
@@ -89,16 +91,33 @@ def _parts(inside: str) -> list[str]:
 
 
 def _find(path: str, suffix: str) -> list[str]:
-    if glob.has_magic(path) and not os.path.lexists(path):
-        found = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
-    elif os.path.isdir(path):
-        if not suffix:
+    """Return the files that one path or pattern means, each once."""
+    is_pattern = glob.has_magic(path) and not os.path.lexists(path)
+    hits = glob.iglob(path, recursive=True) if is_pattern else [path]
+    found: set[str] = set()
+    for hit in hits:
+        if not os.path.isdir(hit):
+            found.update([hit] if os.path.exists(hit) else [])
+        elif suffix:
+            found.update(_below(hit, suffix))
+        elif not is_pattern:
             raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
-        below = os.path.join(glob.escape(path), "**", f"*{suffix}")
-        found = sorted(file for file in glob.glob(below, recursive=True) if os.path.isfile(file))
-        path = below
-    else:
-        found = [path] if os.path.exists(path) else []
     if not found:
-        raise FileNotFoundError(f"no file fits {path}")
-    return found
+        below = f", nor *{suffix} below it" if os.path.isdir(path) else ""
+        raise FileNotFoundError(f"no file fits {path}{below}")
+    return sorted(found)
+
+
+def _below(folder: str, suffix: str) -> Iterator[str]:
+    """Yield the files below a folder that are data."""
+    for path in files_below(folder, (suffix,), []):
+        if not is_aside(os.path.relpath(path, folder)):
+            yield path
+
+
+def is_aside(path: str) -> bool:
+    """Whether a path below a folder is what writers of tables put aside: hidden, or half written.
+
+    Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave it out, too.
+    """
+    return any(part.startswith(("_", ".")) for part in path.split("/"))

@@ -52,8 +52,14 @@ class Column(ABC):
 def column_of(array: Any) -> Column:
     """Return the column of what a user gave.
 
-    Raises TypeError for what has no rows by number.
+    Raises TypeError for what has no rows by number, or hides some of its values.
     """
+    kind = type(array).__name__
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "from_arrays: what a MaskedArray masks would come as any other value; give "
+            ".filled(...), and perhaps np.ma.getmaskarray(...) beside it"
+        )
     if isinstance(array, np.ndarray):
         if array.ndim:
             return MemoryColumn(array)
@@ -63,11 +69,11 @@ def column_of(array: Any) -> Column:
             array = HdfArray(array)
         is_sliced = all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__"))
         # pandas takes labels in brackets, and positions elsewhere.
-        if is_sliced and len(array.shape) and not hasattr(array, "iloc"):
+        if is_sliced and array.shape and not hasattr(array, "iloc"):
             return SlicedColumn(array)
     raise TypeError(
         "from_arrays takes NumPy arrays, or what has shape and dtype and is sliced, of at least "
-        f"one dimension, not {type(array).__name__}; use np.asarray(...), or from_dataset"
+        f"one dimension, not {kind}; use np.asarray(...), or from_dataset"
     )
 
 
@@ -123,7 +129,11 @@ class SlicedColumn(Column):
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape = tuple(map(int, array.shape))
-        first = np.asarray(array[0:1])
+        try:
+            first = np.asarray(array[0:1])
+        except (TypeError, RuntimeError) as error:  # PyTorch's, for one
+            kind = type(array).__name__
+            raise TypeError(f"from_arrays: this {kind} gives no arrays: {error}") from error
         if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
             raise TypeError(
                 f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} gives "
@@ -135,7 +145,8 @@ class SlicedColumn(Column):
         if chunks is None:  # TensorStore so
             layout = getattr(array, "chunk_layout", None)
             chunks = getattr(getattr(layout, "read_chunk", None), "shape", None)
-        self.chunk_rows = int(chunks[0]) if chunks else 1
+        rows = chunks[0] if chunks else 1
+        self.chunk_rows = int(max(rows) if isinstance(rows, tuple) else rows)  # Dask tells all
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         found, back = self._read(indices)

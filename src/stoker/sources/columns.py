@@ -123,7 +123,7 @@ class SlicedColumn(Column):
     Rows are asked for in ascending order, each once: a slice where they follow one another, else a
     list of indices, or slices where lists are not understood.
 
-    Raises TypeError for what gives no arrays.
+    Raises TypeError for what gives other arrays than it says, ValueError for what gives none.
     """
 
     def __init__(self, array: Any) -> None:
@@ -131,9 +131,10 @@ class SlicedColumn(Column):
         self.shape = tuple(map(int, array.shape))
         try:
             first = np.asarray(array[0:1])
-        except (TypeError, RuntimeError) as error:  # PyTorch's, for one
-            kind = type(array).__name__
-            raise TypeError(f"from_arrays: this {kind} gives no arrays: {error}") from error
+        except (TypeError, RuntimeError) as error:  # PyTorch's of types that NumPy lacks, for one
+            raise ValueError(
+                f"from_arrays: the first row of this {type(array).__name__} is no array: {error}"
+            ) from error
         if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
             raise TypeError(
                 f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} gives "

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeGuard
 from stoker.one_shot import run_on
 from stoker.sources.patterns import Paths, expand_braces, is_aside
 from stoker.sources.remote.access import Access
-from stoker.sources.remote.failures import UnusableError, retry
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import FilesSource
-from stoker.sources.remote.storage import UNKNOWN, Storage
+from stoker.sources.remote.storage import Storage
 
 
 class RemotePart(NamedTuple):
@@ -93,10 +93,8 @@ def read_parts(
         path = storage.to_path(url)
         async with slots:
             size, version = await retry(lambda: storage.look_up(path), url, access.retry_s)
-            if size == UNKNOWN:
-                raise UnusableError(f"{url}: the server does not tell its size")
             start, nbytes = part(url, size)
-            read = _reading(storage, path, start, nbytes)
+            read = _reading(storage, path, start, nbytes, size)
             data = await retry(read, url, access.retry_s) if nbytes else b""
         return RemotePart(url, size, version, data)
 
@@ -117,5 +115,5 @@ def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
     return not isinstance(given, (str, os.PathLike))
 
 
-def _reading(storage: Storage, path: str, start: int, nbytes: int) -> Any:
-    return lambda: storage.read_part(path, start, nbytes)
+def _reading(storage: Storage, path: str, start: int, nbytes: int, size: int) -> Any:
+    return lambda: storage.read_part(path, start, nbytes, size)

@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 import stoker
 from analysis.recordings import EXAMPLES, Parts, recorded
 from analysis.reports import FETCH, PACKED, REMOTE, about
+from experiments.server import serving
 from stoker.analysis import phases
 from stoker.analysis.advice import advise
 from stoker.analysis.diagnosis import make_report
 from stoker.analysis.model import NOTHING, Change, predict
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.report import Report, read_report, to_measured, write_report
-from stoker.analysis.request_trial import RequestTrial
+from stoker.analysis.request_trial import RequestTrial, try_requests
 from stoker.analysis.trial_shard import (
     RUN_BYTES,
     PackingTrial,
@@ -267,6 +268,16 @@ def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
 
 
 # -- real ones
+
+
+def test_a_byte_of_files_is_asked_for_whose_sizes_nobody_told(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    for number in range(4):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(300))
+    with serving(str(tmp_path)) as server:
+        source: Any = stoker.from_files(f"{server.url}/*.bin").chain.source
+        trial = try_requests(source, source.access, 4, 0.01)
+    assert trial.nbytes == 300 * trial.files
 
 
 def test_files_behind_urls_are_tried_through_their_reader(tmp_path: Path) -> None:

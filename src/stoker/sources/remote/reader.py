@@ -35,7 +35,7 @@ class RemoteFile(NamedTuple):
     start: int | None = None
     """Where the part begins that is read, and is of this size; None: all of it is read."""
     whole_bytes: int = -1
-    """The size of a file of which a part is read, as it was found."""
+    """The size of a file of which a part is read, as it was found, or ``UNKNOWN``."""
 
 
 class Files(Protocol):

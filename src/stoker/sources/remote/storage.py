@@ -50,7 +50,7 @@ class Storage(ABC):
 
     @abstractmethod
     async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
-        """Read so many bytes, at least one, of a file that had ``whole_bytes``.
+        """Read so many bytes, at least one, of a file that had ``whole_bytes`` (or ``UNKNOWN``).
 
         Raises UnusableError where whole files alone are sent, or the answer tells another size.
         """

@@ -78,7 +78,7 @@ class WebStorage(Storage):
         data, answer = await self._get(path, (start, start + nbytes))
         told = answer.headers.get("Content-Range", "")
         size = told.rpartition("/")[2]
-        if size.isdecimal() and int(size) != whole_bytes:
+        if size.isdecimal() and int(size) != whole_bytes != UNKNOWN:
             raise UnusableError(
                 f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
                 "built: build it anew"

@@ -14,6 +14,7 @@ from stoker_native.functions import (
     last_path,
     paths,
     pixels_crop,
+    read_windows,
     use_path,
 )
 from stoker_native.version import __version__
@@ -28,5 +29,6 @@ __all__ = [
     "last_path",
     "paths",
     "pixels_crop",
+    "read_windows",
     "use_path",
 ]

@@ -198,9 +198,9 @@ def read_windows(
     if targets.shape != inputs.shape or not descriptors.shape == starts.shape == (windows,):
         raise ValueError("there is one descriptor and one start for each row of inputs and targets")
     if not inputs.size:
-        return windows
+        return len(inputs)
+    arrays: list[Any] = [descriptors, starts, inputs, targets]
     # Raises where an array is not C-ordered, or cannot be written.
-    arrays = descriptors, starts, inputs, targets
     first = [byref(ctypes.c_char.from_buffer(each)) for each in arrays]
     return int(
         _library.stoker_read_windows(

@@ -79,8 +79,8 @@ class TokenSource(IndexedSource, Rows):
         self._files = self._find(files, dtype)
         self._given = shown(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
-        self._ends = np.cumsum(counts)
-        self._firsts = self._ends - counts
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._firsts = self._ends - np.array(counts, np.int64)
         if not self._ends[-1]:
             most = max(file.tokens for file in self._files)
             raise ValueError(

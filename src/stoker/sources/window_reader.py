@@ -7,7 +7,6 @@ on, and says what is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +26,14 @@ class WindowReader:
         files: where they are.
 
     Attributes:
-        releases_gil: whether almost all of it is done without the GIL.
+        releases_gil: whether almost all of it is done without the GIL: by the library. NumPy's many
+            short reads release it as well, but another thread makes each wait for it at its end.
     """
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self._files = files
         self._opened = OpenFiles()
-        self._begins = np.array([file.start for file in files])
+        self._begins = np.array([file.start for file in files], np.int64)
         kinds = {file.dtype for file in files}
         (dtype,) = kinds if len(kinds) == 1 else (None,)
         self._dtype = dtype if dtype is not None and dtype.isnative else None
@@ -100,5 +100,6 @@ class WindowReader:
 
 
 def _of_library() -> Callable[..., int] | None:
-    found: Any = getattr(native.library(), "read_windows", None)  # since its version 0.2
+    """Return the library's function; None where there is no library, or one before 0.2."""
+    found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
     return found

@@ -153,6 +153,9 @@ def data_bytes(value: Any) -> int:
     if kind in _USUAL_LEAVES:
         return 0
     if isinstance(value, (tuple, list)):
+        kinds = set(map(type, value))
+        if kinds == {bytes} or kinds == {str}:
+            return sum(map(len, value))
         return sum(map(data_bytes, value))
     if kind is dict:
         return sum(map(data_bytes, value.values()))

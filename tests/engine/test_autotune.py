@@ -42,6 +42,23 @@ def test_threads_are_chosen_by_what_a_batch_takes(
     assert choose_threads(4, work_ns, inline_ns) == threads
 
 
+@pytest.mark.parametrize(
+    ("own_ns", "period_ns", "threads"),
+    [
+        (0.0, CHEAP, 0),  # it only waits for them
+        (0.5 * CHEAP, CHEAP, 1),  # a third is hidden
+        (5.0 * CHEAP, 5.0 * CHEAP, 1),  # all of it
+        (5.0 * CHEAP, 5.5 * CHEAP, 1),
+        (5.0 * CHEAP, 6.0 * CHEAP, 0),  # as slow as if it did it itself: they take the GIL from it
+        (5.0 * CHEAP, 9.0 * CHEAP, 1),  # not by what they did
+    ],
+)
+def test_work_is_hidden_behind_the_consumers_own(
+    own_ns: float, period_ns: float, threads: int
+) -> None:
+    assert choose_threads(4, {4: 4 * CHEAP, 1: CHEAP}, CHEAP, own_ns, period_ns) == threads
+
+
 times = st.floats(1.0, 1e9)
 
 
@@ -82,6 +99,25 @@ def test_what_needs_no_gil_takes_all_threads_without_a_trial(row_ns: int, at_onc
     assert tuning.note(cost, 200, 200 * row_ns, 0)
     assert tuning.active == 4
     assert tuning.is_over is at_once
+
+
+@pytest.mark.parametrize(
+    ("own_fraction", "threads"),
+    [(0.0, 0), (0.5, 0), (2.0, 4), (20.0, 4), (40.0, 0)],
+)
+def test_threads_are_tried_where_the_consumer_does_something_else(
+    own_fraction: float, threads: int
+) -> None:
+    autotuner, clock = Autotuner(), [0]
+    cost = autotuner.cost(0, 32)
+    tuning = Tuning(4, autotuner, lambda: clock[0])
+    for _ in range(40):
+        clock[0] += int(CHEAP)
+        cost.note(32, int(CHEAP))
+        if tuning.note(cost, 32, int(CHEAP)):
+            break
+        clock[0] += int(own_fraction * CHEAP)
+    assert tuning.active == threads
 
 
 class Work:
@@ -146,6 +182,23 @@ def test_threads_may_need_more_of_the_processor_for_the_same(most_ns: float, thr
     """They take the GIL from one another; from so much on, one thread alone is faster."""
     work = Work(4)
     work.until_judged({4: most_ns, 1: 5e6}, {4: 2.6, 1: 1.0})
+    assert work.tuning.active == threads
+
+
+@pytest.mark.parametrize(
+    ("row_ns", "slowed", "threads"),
+    [
+        (20_000, {4: 4.0, 1: 1.0}, 0),  # 0.64 ms a batch
+        (20_000, {4: 1.5, 1: 1.0}, 4),  # faster side by side all the same
+        (20_000, {4: 8.0, 1: 2.0}, 1),  # 1.28 ms, and half of it is waiting
+        (40_000, {4: 4.0, 1: 1.0}, 1),
+    ],
+)
+def test_what_was_costly_only_at_first_goes_back_to_the_consumer(
+    row_ns: float, slowed: dict[int, float], threads: int
+) -> None:
+    work = Work(4)
+    work.until_judged({4: row_ns, 1: row_ns}, slowed)
     assert work.tuning.active == threads
 
 

@@ -32,7 +32,7 @@ COLUMNS = {
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
     """Tables in chunks that begin anywhere in their buffers."""
-    rows = draw(st.integers(1, 20))
+    rows = draw(st.integers(1, 60))
     kinds = draw(st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=4))
     columns = {
         f"{kind} {n}": pa.array(
@@ -62,15 +62,18 @@ def kinds_of(batch: dict[str, Any]) -> list[Any]:
     return [getattr(column, "dtype", type(column)) for column in batch.values()]
 
 
-@given(tables(), st.integers(1, 7), st.booleans())
-def test_of_tables(table: pa.Table, size: int, drop_last: bool) -> None:
-    gathered = stoker.from_table(table, seed=0).batch(size, drop_last=drop_last)
-    by_rows = stoker.from_table(table, seed=0).map(dict).batch(size, drop_last=drop_last)
+@given(tables(), st.integers(1, 40), st.booleans(), st.booleans())
+def test_of_tables(table: pa.Table, size: int, drop_last: bool, shuffled: bool) -> None:
+    whole = stoker.from_table(table, seed=0)
+    whole = whole.shuffle() if shuffled else whole
+    gathered = whole.batch(size, drop_last=drop_last)
+    by_rows = whole.map(dict).batch(size, drop_last=drop_last)
     batches, others = list(gathered), list(by_rows)
     assert of_rows(batches) == of_rows(others)
     assert list(map(kinds_of, batches)) == list(map(kinds_of, others))
     stop = len(table) // size * size if drop_last else len(table)
-    assert of_rows(batches) == table.slice(0, stop).to_pylist()
+    if not shuffled:
+        assert of_rows(batches) == table.slice(0, stop).to_pylist()
 
 
 def test_examples_and_batches_hold_nothing_of_the_table() -> None:
@@ -182,3 +185,14 @@ def test_of_a_mixture() -> None:
             return stoker.mix({each[0]: 1, each[1]: 2}, seed=3)
 
         assert of_rows(mixed().batch(7)) == of_rows(mixed().map(dict).batch(7))
+
+
+def test_of_nulls_over_bytes_that_are_no_text() -> None:
+    rows = 40
+    valid = np.packbits(np.arange(rows) % 2 == 0, bitorder="little").tobytes()
+    ends = np.arange(rows + 1, dtype=np.int32).tobytes()
+    parts = [pa.py_buffer(each) for each in (valid, ends, b"a\xff" * (rows // 2))]
+    table = pa.table({"s": pa.Array.from_buffers(pa.string(), rows, parts)})
+    for size in (5, 40):
+        (texts,) = zip(*[b.values() for b in stoker.from_table(table).batch(size)], strict=True)
+        assert [text for batch in texts for text in batch] == ["a", None] * (rows // 2)

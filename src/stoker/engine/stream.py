@@ -8,7 +8,7 @@ a task is in ``segment_runner``.
 The window holds the outputs that were submitted and not taken yet:
 
 - in general ``max(2 * group, 8 * workers * chunk)`` examples, in whole outputs;
-- 8 batches where batches are gathered from arrays, so that their memory stays in the CPU's caches;
+- few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
 - around an adaptive echo, see ``adaptive_feed``;
 - nothing inline, but for what is left of a few small outputs that were made at once, for at most
@@ -51,8 +51,6 @@ from stoker.orders import Order
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall."""
-_GATHER_AHEAD = 8  # batches: few, so that their memory stays in the caches
-_GATHER_BATCHES = 4  # gathered in one task, to share what a task costs
 _HERE_OUTPUTS = 8  # made at once inline, to share what that costs
 _HERE_NS = 200_000  # so long they may take
 
@@ -104,11 +102,13 @@ class SegmentStream(PulledStream):
             cost.light = True
         if self._passes or (rows is not None and self._gathers_alone and rows.releases_gil):
             cost.releases_gil = True
-            cost.inline_ns = GATHER_INLINE_BATCH_NS
+            cost.inline_ns = GATHER_INLINE_BATCH_NS * (1 if rows is None else rows.parts)
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
-        if self._gathers:
-            cost.chunk_rows = _GATHER_BATCHES * group
+        self._together = 1
+        if rows is not None and self._gathers:
+            self._together = rows.together(group)
+            cost.chunk_rows = self._together * group
         work = runner.work
         is_read_here = feed is None and work.reader is None and work.gather is None
         self._is_read = is_read_here and not segment.into_pool
@@ -289,7 +289,7 @@ class SegmentStream(PulledStream):
         if pool.inline or (self.feed is not None and self.feed.blocking):
             return 0
         if self._gathers:
-            return _GATHER_AHEAD
+            return 2 * self._together
         chunk = self._cost.chunk(pool.target_ns)
         examples = max(2 * self._group, 8 * pool.workers * chunk, self._read_ahead)
         if self.segment.is_followed:  # or jitter alone would call for echoing
@@ -366,7 +366,7 @@ class SegmentStream(PulledStream):
             return 1 if self._gathers_alone and not pool.limit else 0
         if self._gathers_alone and not self._gathers:
             return 1
-        most = _GATHER_BATCHES if self._gathers else _HERE_OUTPUTS if pool.limit else 1
+        most = self._together if self._gathers else _HERE_OUTPUTS if pool.limit else 1
         return max(1, min(most, int(_HERE_NS / each_ns)))
 
     def _make(self, number: int, count: int) -> None:
@@ -385,7 +385,7 @@ class SegmentStream(PulledStream):
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""
         if self._batches:
-            return _GATHER_BATCHES if self._gathers and not self._worker_pool.inline else 1
+            return 1 if self._worker_pool.inline else self._together
         # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
         # batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
         group, cost = self._group, self._cost

@@ -19,6 +19,8 @@ from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
+_MANY = 12  # rows of a group, which are taken at once
+_TOGETHER_ROWS = 1024  # gathered in one task, so that there are many of a group; they may be large
 
 
 class RowGroup:
@@ -39,7 +41,7 @@ class RowGroup:
     def columns(self) -> dict[str, Any]:
         """What has the value of each row, by number; where columns are of ``Kinds``."""
         return {
-            name: _values(column.combine_chunks())
+            name: _values(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
             for name, column in zip(self.table.column_names, self.table.columns, strict=True)
         }
 
@@ -92,6 +94,9 @@ class GroupedRows(Rows):
         ]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
+    def together(self, rows: int) -> int:
+        return max(1, min(16, _TOGETHER_ROWS // rows))
+
     def allocate(self, rows: int, recycler: Recycler) -> dict[str, Any]:
         assert self._kinds is not None
         return {
@@ -107,6 +112,27 @@ class GroupedRows(Rows):
         return [{name: column[span] for name, column in batch.items()} for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
+        groups = np.searchsorted(self._ends, indices, side="right")
+        order = np.argsort(groups, kind="stable")
+        cuts = np.flatnonzero(np.diff(groups[order])) + 1
+        if len(indices) < _MANY * (len(cuts) + 1):
+            return self._gather_each(indices, batch, start)
+        for places in np.split(order, cuts):
+            number = int(groups[places[0]])
+            group = self._group(number)
+            rows = indices[places] - (int(self._ends[number]) - group.num_rows)
+            places += start
+            for name, out in batch.items():
+                column = group.columns[name]
+                if isinstance(out, np.ndarray):
+                    out[places] = column[rows]
+                else:
+                    for place, value in zip(places.tolist(), column.many(rows), strict=True):
+                        out[place] = value
+        self._used(len(indices))
+
+    def _gather_each(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
+        """Gather row by row, which takes less time where few are of the same group."""
         found, rows = self._found(indices)
         span = slice(start, start + len(rows))
         for name, out in batch.items():
@@ -182,18 +208,20 @@ def _values(array: Any) -> Any:
 
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
-    if not _is_text(array.type):
+    if pa.types.is_boolean(array.type):
         return array.to_numpy(zero_copy_only=False)
-    if array.null_count or not len(array):
-        return array.to_pylist()
+    if not _is_text(array.type):  # ``to_numpy`` would import pandas
+        dtype, data = array.type.to_pandas_dtype(), array.buffers()[1]
+        return np.frombuffer(data or b"", dtype)[array.offset : array.offset + len(array)]
     is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     _, offsets, data = array.buffers()
-    ends = memoryview(offsets).cast("q" if is_large else "i")
-    first = array.offset
-    return (_Texts if is_text else _RaggedBytes)(
-        ends[first : first + len(array) + 1], memoryview(data) if data else memoryview(b"")
+    # An empty array may have no buffers at all.
+    ends = memoryview(offsets or bytes(8)).cast("q" if is_large else "i")
+    values = (_Texts if is_text else _RaggedBytes)(
+        ends[array.offset : array.offset + len(array) + 1], memoryview(data or b"")
     )
+    return _WithNulls(values, array.is_valid()) if array.null_count else values
 
 
 class _RaggedBytes:
@@ -207,8 +235,35 @@ class _RaggedBytes:
         ends = self._ends
         return bytes(self._data[ends[row] : ends[row + 1]])
 
+    def many(self, rows: NDArray[np.int64]) -> list[Any]:
+        """Return the values of rows."""
+        data = self._data
+        return [data[begin:end].tobytes() for begin, end in self._spans(rows)]
+
+    def _spans(self, rows: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
+        ends = np.asarray(self._ends)
+        return zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
+
 
 class _Texts(_RaggedBytes):
     def __getitem__(self, row: int) -> Any:
         ends = self._ends
         return str(self._data[ends[row] : ends[row + 1]], "utf-8")
+
+    def many(self, rows: NDArray[np.int64]) -> list[Any]:
+        data = self._data
+        return [str(data[begin:end], "utf-8") for begin, end in self._spans(rows)]
+
+
+class _WithNulls:
+    """Values, and None where there is none."""
+
+    def __init__(self, values: _RaggedBytes, is_valid: Any) -> None:
+        self._values = values
+        self._is_valid = is_valid.to_numpy(zero_copy_only=False)
+
+    def __getitem__(self, row: int) -> Any:
+        return self._values[row] if self._is_valid[row] else None
+
+    def many(self, rows: NDArray[np.int64]) -> list[Any]:
+        return [self[row] for row in rows.tolist()]  # a null may lie over bytes that are no text

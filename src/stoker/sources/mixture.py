@@ -295,6 +295,7 @@ class _MixedRows(Rows):
         self._rows = rows
         self._recycler = Recycler()
         self.releases_gil = all(each.releases_gil for each in rows)
+        self.parts = sum(each.parts for each in rows)
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
         return self._rows[0].allocate(rows, recycler)

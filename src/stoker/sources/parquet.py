@@ -132,10 +132,10 @@ class ParquetSource(IndexedSource):
         self._tell_waste()
 
     def extent(self, *, is_followed: bool) -> str:
-        kept = format_bytes(min(self._nbytes, self.held.limit_bytes))
         return (
             f"{len(self):,} examples in {len(self._groups):,} row groups of "
-            f"{format_bytes(self._nbytes)}; up to {kept} are kept in memory"
+            f"{format_bytes(self._nbytes)}, encoded; decoded, up to "
+            f"{format_bytes(self.held.limit_bytes)} of them are kept in memory"
         )
 
     def path(self, index: int) -> str | None:

@@ -127,9 +127,19 @@ class Rows(ABC):
 
     Attributes:
         releases_gil: whether gathering does, so that threads gather side by side.
+        parts: how many gathers it takes; in between, the GIL is wanted.
     """
 
     releases_gil: bool = True
+    parts: int = 1
+
+    def together(self, rows: int) -> int:
+        """Return how many batches of so many rows a task gathers, to share what it costs.
+
+        Twice as many are there before they are wanted: few, so that their memory stays in the
+        CPU's caches.
+        """
+        return 4
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Recycler) -> Any:

@@ -3,16 +3,19 @@
 Never a number between. The stream does not depend on it. The decision:
 
 1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
-   batch then costs more than 1 ms over all segments, all threads start. Otherwise it stays inline,
-   and keeps looking. Gathering from arrays releases the GIL: from 0.04 ms a batch on all threads
-   take part, without a trial. So do they with ``stoker-native`` for windows of tokens, and for
-   image functions where an image takes 0.2 ms or more.
+   batch then costs more than 1 ms over all segments, all threads start. So they do where it costs
+   less, but the consumer does something else for longer than that, so that there is something to
+   hide it behind: a step of training. Otherwise it stays inline, and keeps looking. Gathering from
+   arrays releases the GIL: from 0.04 ms a batch on all threads take part, without a trial. So do
+   they with ``stoker-native`` for windows of tokens, and for image functions where an image takes
+   0.2 ms or more.
 2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
    half a core busy, they were sleeping (reads, latency), and all stay. So they do if they waited so
    little for each other that one could never do nearly as much.
 3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
-   one. If a batch had cost less than 1 ms inline, and the better of the two is not clearly faster
-   than that, the work goes back to the consumer.
+   one. If a batch had cost less than 1 ms inline, or costs one thread less, and the better of the
+   two is not clearly faster than that, the work goes back to the consumer; but not where batches
+   came faster, during the trial, than the consumer would get to them.
 4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
    it is repeated, longer and ever more rarely, and what most of the last three say counts.
 
@@ -27,8 +30,9 @@ one in which examples were missing from a cache: what is found there costs less.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 INLINE_BATCH_NS = 1_000_000
 GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
@@ -42,6 +46,8 @@ _REST_NS = 500_000_000  # of work of each thread, from the first trial to the ne
 _LONGEST_REST_NS = 64 * _REST_NS
 _VOTES = 3
 _CLEARLY = 0.9  # of the time: what counts as faster
+_WORTH_HIDING = 0.03  # of the time between two batches
+_THEIRS = 2.5  # times the work of threads: so much slower they can make the consumer
 _BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
 _CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
 
@@ -99,6 +105,7 @@ class Autotuner:
         is_settled: whether that stays, since there is nothing to try.
         rest_ns: the work that is done until it is tried out again.
         trial_ns: how long that takes, of each thread.
+        own_ns: what the consumer did between two batches, besides making them, while it was inline.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
     """
 
@@ -113,6 +120,7 @@ class Autotuner:
         self.is_settled = False
         self.rest_ns = 0
         self.trial_ns = _TRIAL_NS
+        self.own_ns = 0.0
         self._rest_ns = _REST_NS
         self._verdicts: deque[int] = deque(maxlen=_VOTES)
 
@@ -129,11 +137,13 @@ class Autotuner:
 
     def judge(self, threads: int) -> None:
         """Take in what a trial said; what most of the last ones say counts, more in a tie."""
-        if not threads:
-            return self._forget()
-        self._verdicts.append(threads)
-        self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
-        self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
+        if threads:
+            self._verdicts.append(threads)
+            self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
+            self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
+        else:
+            self._verdicts.clear()
+            self.active, self.rest_ns, self.trial_ns = None, self._rest_ns, _TRIAL_NS
         self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
 
     def settle(self, threads: int) -> None:
@@ -147,6 +157,7 @@ class Tuning:
     Args:
         limit: how many there are.
         autotuner: what is known of the run's segments, and is told the decision.
+        clock_ns: tells the time.
 
     Attributes:
         active: how many take part now.
@@ -154,10 +165,18 @@ class Tuning:
         is_over: whether ``active`` stays.
     """
 
-    def __init__(self, limit: int, autotuner: Autotuner) -> None:
+    def __init__(
+        self,
+        limit: int,
+        autotuner: Autotuner,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
         self._limit = limit
         self._autotuner = autotuner
+        self._clock_ns = clock_ns
         self._unlooked_ns = _LOOK_NS
+        self._inline_since_ns: int | None = None
+        self._inline_ns = 0
         self.trial: Trial | None = None
         self.active = min(autotuner.active or 0, limit)
 
@@ -198,38 +217,61 @@ class Tuning:
         if not now.is_clear:
             return self._try(1, before=now)
         self.trial = None
-        threads = now.verdict(self._limit)
+        threads = now.verdict(self._limit, self._autotuner.own_ns, self._clock_ns())
         self._autotuner.judge(threads)
         self.active = self._autotuner.active or 0
         if not threads:  # until a batch turns out to be costly after all
             cost.inline_ns = INLINE_BATCH_NS
+            self._inline_since_ns, self._inline_ns = None, 0
         return True
 
     def _try(self, threads: int, before: Trial | None = None) -> bool:
-        self.trial = Trial(threads, self._autotuner.trial_ns, before)
+        self.trial = Trial(threads, self._autotuner.trial_ns, self._clock_ns(), before)
         self.active = threads
         return True
 
     def _leaves_inline(self, cost: CostEstimate, wall: int) -> bool:
+        tuner, now_ns = self._autotuner, self._clock_ns()
+        if self._inline_since_ns is None:
+            self._inline_since_ns = now_ns - wall
+        self._inline_ns += wall
+        tuner.rest_ns -= wall
         self._unlooked_ns += wall
         if self._unlooked_ns < _LOOK_NS:
             return False
         self._unlooked_ns = 0
-        costs = self._autotuner.costs.values()
+        costs = tuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
         known = known and cost.rows > 1  # the first row of all imports modules
         for each in costs:
             each.inline_row_ns = each.row_ns
-        if not known or sum(c.batch_ns() for c in costs) <= min(c.inline_ns for c in costs):
+        batch_ns = sum(each.batch_ns() for each in costs)
+        elapsed_ns = now_ns - self._inline_since_ns
+        tuner.own_ns = batch_ns * max(0.0, elapsed_ns / self._inline_ns - 1)
+        if not known:
+            return False
+        if batch_ns <= min(each.inline_ns for each in costs) and not self._can_hide(batch_ns):
             return False
         self.active = self._limit
         if all(each.is_parallel for each in costs):  # then there is nothing to try
-            self._autotuner.settle(self.active)
+            tuner.settle(self.active)
         return True
 
+    def _can_hide(self, batch_ns: float) -> bool:
+        """Whether it is time to try to make batches while the consumer does something else."""
+        own_ns = self._autotuner.own_ns
+        is_worth = batch_ns > max(GATHER_INLINE_BATCH_NS, _WORTH_HIDING * (own_ns + batch_ns))
+        return is_worth and own_ns > batch_ns and self._autotuner.rest_ns <= 0
 
-def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -> int:
+
+def choose_threads(
+    limit: int,
+    work_ns: Mapping[int, float],
+    inline_ns: float,
+    own_ns: float = 0.0,
+    period_ns: float = 0.0,
+) -> int:
     """Return how many threads are to take part; 0: none, the consumer does the work.
 
     Args:
@@ -237,6 +279,8 @@ def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -
         work_ns: the work of a batch, summed over the threads that do it, by how many take part:
             for all of them, and for a single one where that was tried.
         inline_ns: the same for the consumer alone; 0: not known.
+        own_ns: what the consumer does between two batches, besides.
+        period_ns: how long it was from one batch to the next in the last of these trials.
     """
     many = max(work_ns)
     best, batch_ns = limit, work_ns[many] / many
@@ -244,8 +288,13 @@ def choose_threads(limit: int, work_ns: Mapping[int, float], inline_ns: float) -
         best = many
         if batch_ns > _CLEARLY * work_ns[1]:
             best, batch_ns = 1, work_ns[1]
-    is_cheap = 0 < inline_ns < INLINE_BATCH_NS
-    return 0 if is_cheap and batch_ns > _CLEARLY * inline_ns else best
+    if not 0 < inline_ns < INLINE_BATCH_NS:
+        return best
+    # Threads that take the GIL from the consumer make it slower, but not without limit.
+    # What is beyond that is its own work, which has become more.
+    takes_ns = max(batch_ns, period_ns if best == min(work_ns) else 0.0)
+    is_theirs = takes_ns <= own_ns + _THEIRS * max(batch_ns, inline_ns)
+    return 0 if is_theirs and takes_ns > own_ns + _CLEARLY * inline_ns else best
 
 
 class _Spent:
@@ -273,12 +322,16 @@ class Trial:
     Args:
         threads: how many.
         least_ns: of work of each of them.
+        began_ns: when, by the clock.
         before: the trial with all of them, if this is the one with a single thread.
     """
 
-    def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
+    def __init__(
+        self, threads: int, least_ns: int, began_ns: int, before: Trial | None = None
+    ) -> None:
         self.threads = threads
         self._least_ns = threads * least_ns
+        self._began_ns = began_ns
         self._before = before
         self._pieces = 0
         self._all = _Spent()
@@ -305,8 +358,8 @@ class Trial:
         least_ns = sum(spent.busy / spent.rows * cost.rows_per_batch for cost, spent in each)
         return work_ns / self.threads <= _CERTAINLY * least_ns
 
-    def verdict(self, limit: int) -> int:
-        """Return how many threads are to take part."""
+    def verdict(self, limit: int, own_ns: float, now_ns: int) -> int:
+        """Return how many threads are to take part; for ``own_ns`` see ``Autotuner``."""
         before = self._before
         shared = before._each.keys() & self._each.keys() if before is not None else set()
         if before is not None and shared:
@@ -319,5 +372,16 @@ class Trial:
         else:
             each = self._each.items()
             work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}
-        inline_ns = sum((c.inline_row_ns or 0.0) * c.rows_per_batch for c in self._each)
-        return choose_threads(limit, work_ns, inline_ns)
+        inline_ns = sum(self._inline_row_ns(c) * c.rows_per_batch for c in self._each)
+        batch_ns = sum(s.wall / s.rows * c.rows_per_batch for c, s in self._each.items())
+        period_ns = (now_ns - self._began_ns) * batch_ns / self._all.wall
+        return choose_threads(limit, work_ns, inline_ns, own_ns, period_ns)
+
+    def _inline_row_ns(self, cost: CostEstimate) -> float:
+        """Return what a row costs the consumer, 0 where it never made one.
+
+        What it made first may have cost more than later ones do: files were opened, caches were
+        empty. It would not take longer than a thread alone.
+        """
+        spent, made = self._each[cost], cost.inline_row_ns or 0.0
+        return min(made, spent.wall / spent.rows) if self.threads == 1 else made

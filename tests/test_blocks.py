@@ -153,6 +153,23 @@ def test_in_a_mixture_each_part_has_its_own_blocks() -> None:
     check_resume(lambda: train.batch(8), every=5)
 
 
+def test_a_state_of_other_blocks_is_refused() -> None:
+    rows = stoker.from_arrays(np.arange(1000), seed=1)
+    train = rows.shuffle(block=59).batch(8)  # 17 blocks, as with 60
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    rows.shuffle(block=59).batch(8).load_state_dict(state)
+    with pytest.raises(stoker.StateError, match="another pipeline"):
+        rows.shuffle(block=60).batch(8).load_state_dict(state)
+
+
+def test_a_block_larger_than_any_number_is_the_whole() -> None:
+    assert sorted(map(int, stoker.from_arrays(np.arange(20)).shuffle(block=1 << 70))) == list(
+        range(20)
+    )
+
+
 def test_parquet_is_shuffled_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

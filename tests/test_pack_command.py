@@ -110,6 +110,100 @@ def test_any_source_of_named_fields(tmp_path: Path) -> None:
         assert says in done.stderr
 
 
+def pack_rows(folder: Path, rows: list[Any], form: str, shard_bytes: int = 1 << 20) -> Any:
+    source: Any = stoker.from_dataset(rows).chain.source
+    return pack_source(source, str(folder), shard_bytes=shard_bytes, form=form)
+
+
+def test_the_fields_that_are_told_are_those_that_are_read(tmp_path: Path) -> None:
+    rows = [{"x": np.arange(3), "y": n, **({"z": b"z"} if n < 2 else {})} for n in range(4)]
+    told = pack_rows(tmp_path / "s", rows, "tar", 4_000)
+    assert (told.fields, len(told.shards)) == (["x.npy", "y"], 2)
+    found = list(stoker.from_tar(tmp_path / "s/*.tar", told.fields))
+    assert [row["y"] for row in found] == [b"0", b"1", b"2", b"3"]
+
+
+def test_parquet_keeps_dtypes_shapes_and_nan(tmp_path: Path) -> None:
+    row = {
+        "image": np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
+        "wave": np.array([1.5, np.nan], np.float32),
+        "swapped": np.arange(2, dtype=">i4"),
+        "one": np.float32(0.1),
+        "nan": float("nan"),
+        "nothing": None,
+        "when": np.datetime64("2026-01-01"),
+    }
+    pack_rows(tmp_path / "s", [row] * 3, "parquet")
+    for found in stoker.from_parquet(tmp_path / "s"):
+        for name in ("image", "wave", "swapped", "one"):
+            value: Any = row[name]
+            assert found[name].dtype == value.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(found[name], value)
+        assert np.isnan(found["nan"])
+        assert found["nothing"] is None
+
+
+def test_parquet_shards_are_of_the_size_asked_for_with_arrays_of_many_axes(tmp_path: Path) -> None:
+    rows = [{"image": np.full((50, 60, 3), n, np.uint8)} for n in range(40)]
+    told = pack_rows(tmp_path / "s", rows, "parquet", 90_000)
+    assert [count for _, count in told.shards] == [10] * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "form", "says"),
+    [
+        ([{"a": 1}, {"a": 1, "b": 2}], "parquet", r"example 1: its fields are \['a', 'b'\]"),
+        ([{"a": 1, "b": 2}, {"a": 1}], "parquet", r"example 1: its fields are \['a'\]"),
+        ([{"a": 1}] * 5 + [{"a": 0.5}], "parquet", "does not go into Parquet"),  # another shard
+        ([{"a": 1 << 70}], "parquet", "1 examples does not go into Parquet"),
+        ([{"a": {}}], "parquet", "does not go into Parquet"),
+        ([{1: 2}], "parquet", "its fields are"),
+        ([{"a/b": 1}], "tar", "example 0: 'a/b' is no field of a tar shard"),
+        ([{"Text": "x"}], "tar", "example 0: 'Text' is no field of a tar shard: lower-case"),
+        ([{1: 2}], "tar", "example 0: 1 is no field"),
+        ([{"x": np.arange(2), "x.npy": b""}], "tar", "two of its fields have one name"),
+        ([], "tar", "has no examples"),
+    ],
+)
+def test_what_cannot_be_packed_is_said(tmp_path: Path, rows: Any, form: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        pack_rows(tmp_path / "s", rows, form, 40)
+    assert not list(tmp_path.glob("s/*part*"))
+
+
+def test_other_data_under_the_same_names_is_another_packing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="named fields"):
+        pack_rows(tmp_path / "s", [1, 2, 3], "tar")
+    pack_rows(tmp_path / "s", [{"a": n} for n in range(3)], "tar")  # nothing was done before
+    with pytest.raises(ValueError, match=r"another packing \(first\)"):
+        pack_rows(tmp_path / "s", [{"a": n} for n in range(1, 4)], "tar")
+
+
+def test_what_stands_behind_a_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(
+        "import stoker\n"
+        "rows = [{'a': n} for n in range(9)]\n"
+        "def steps():\n"
+        "    return stoker.from_dataset(rows).steps(3)\n"
+        "def mixed():\n"
+        "    return stoker.mix({stoker.from_dataset(rows).take(2): 1})\n"
+    )
+    for function, says in (("steps", "leave out what stands behind"), ("mixed", "pack its parts")):
+        done = run(f"{tmp_path}/data.py:{function}", tmp_path / function)
+        assert (done.exit_code, says in done.stderr) == (1, True)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def add(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for form, kind in packing_run.FORMATS.items():
+        monkeypatch.setattr(kind, "add", add)
+        with pytest.raises(OSError, match=rf"No space left.*{tmp_path}"):
+            pack_rows(tmp_path / form, [{"a": 1}], form)
+        assert [path.name for path in (tmp_path / form).iterdir()] == [".packing.json"]
+
+
 class Stop(Exception):
     pass
 

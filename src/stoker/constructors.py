@@ -145,8 +145,8 @@ def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
             indices. These are read in ascending order.
         seed: as in ``from_dataset``.
 
-    Raises TypeError for other objects, ValueError for arrays of different lengths, and for HDF5
-    datasets without a file that can be opened again.
+    Raises TypeError for other objects and masked arrays, ValueError for arrays of different
+    lengths, for what gives none, and for HDF5 datasets without a file that can be opened again.
     """
     return Pipeline(Chain.begin(ArraySource(arrays), seed))
 

@@ -148,7 +148,7 @@ def from_parquet(
     """
     from stoker.sources.parquet import ParquetSource
 
-    if has_urls(paths):
+    if has_urls(paths, "from_parquet"):
         from stoker.sources.remote.row_ranges import RemoteParquetSource
 
         source: ParquetSource = RemoteParquetSource(
@@ -194,7 +194,7 @@ def from_tar(
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
-    if has_urls(shards):
+    if has_urls(shards, "from_tar"):
         from stoker.sources.remote.shards import RemoteShardSource
 
         source: ShardSource = RemoteShardSource(
@@ -285,7 +285,7 @@ def from_tokens(
     whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``;
     RemoteError when a server fails for good, or sends no ranges.
     """
-    if has_urls(files):
+    if has_urls(files, "from_tokens"):
         from stoker.sources.remote.token_ranges import RemoteTokenSource
 
         source: TokenSource = RemoteTokenSource(

@@ -84,9 +84,13 @@ def _part(chain: Chain, number: int) -> MixedPart:
                 "and .filter(); put what concerns all of them behind mix(), such as .echo(2), or "
                 ".echo([2, 1, ...]) with a factor for each"
             )
-    if chain.steps is not None or chain.workers is not None:
-        said = ".steps()" if chain.steps is not None else ".workers()"
-        raise ValueError(f"{what} has {said}, which belongs behind mix()")
+    for said, is_said in (
+        ("steps", chain.steps is not None),
+        ("workers", chain.workers is not None),
+        ("repeat", chain.flows),
+    ):
+        if is_said:
+            raise ValueError(f"{what} has .{said}(), which belongs behind mix()")
     if chain.budget != RAISE:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])

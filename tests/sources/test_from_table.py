@@ -16,6 +16,7 @@ from stoker.testing import check_resume
 from strategies import few, frozen, stream
 
 pa = pytest.importorskip("pyarrow")
+pc = pytest.importorskip("pyarrow.compute")
 pq = pytest.importorskip("pyarrow.parquet")
 
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -84,6 +85,89 @@ def test_rows_of_files_are_examples_in_order(
     name = table.column_names[-1]
     only = stoker.from_parquet(tmp_path / "{0,1}.parquet", [name])
     assert [plain(example) for example in only] == table.select([name]).to_pylist()
+
+
+@few(12)
+@given(table=tables(), data=st.data())
+def test_an_example_does_not_depend_on_what_is_read_with_it(table: Any, data: Any) -> None:
+    ragged = pa.list_(pa.list_(pa.int16()))
+    rows = st.lists(st.none() | st.lists(st.integers(0, 9), max_size=2), max_size=2)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(
+        np.arange(4 * len(table)).reshape(-1, 2, 2)
+    )
+    there = pa.array(data.draw(st.lists(st.booleans(), min_size=len(table), max_size=len(table))))
+    more = {
+        "ragged": pa.array(
+            data.draw(st.lists(rows, min_size=len(table), max_size=len(table))), ragged
+        ),
+        "holes": pa.array([[1, None] if n % 3 else [n] for n in range(len(table))]),
+        "tensor": pa.ExtensionArray.from_storage(
+            tensors.type, pc.if_else(there, tensors.storage, None)
+        ),
+    }
+    for name, column in more.items():
+        table = table.append_column(name, column)
+    (together,) = stoker.from_table(table).batch(
+        len(table), collate=lambda rows: [*map(frozen, rows)]
+    )
+    alone = [frozen(next(iter(stoker.from_table(table.slice(n, 1))))) for n in range(len(table))]
+    assert together == alone
+
+
+def test_lists_of_lists_are_arrays_each_by_itself() -> None:
+    kind = pa.list_(pa.list_(pa.int8()))
+    lists = pa.array([[[1, 2], [3, 4]], [[1], [2, 3]], [], None, [[1, None]]], kind)
+    square, ragged, empty, null, holes = (
+        each["x"] for each in stoker.from_table(pa.table([lists], ["x"]))
+    )
+    assert square.dtype == empty.dtype == np.int8
+    assert square.tolist() == [[1, 2], [3, 4]]
+    assert [each.tolist() for each in ragged] == [[1], [2, 3]]
+    assert empty.shape == (0, 0)
+    assert null is None
+    assert holes == [[1, None]]
+
+
+def test_views_of_text_are_text() -> None:
+    columns = {
+        "text": pa.array(["a", None, "c" * 40], pa.string_view()),
+        "bytes": pa.array([b"a", b"b", b"c" * 40], pa.binary_view()),
+        "list": pa.array([["x"], [], None], pa.large_list(pa.string_view())),
+        "struct": pa.array([{"k": "v"}, {"k": None}, None], pa.struct({"k": pa.string_view()})),
+    }
+    table = pa.table(columns)
+    assert list(stoker.from_table(table)) == table.to_pylist()
+
+
+def test_tables_that_are_none(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="has no columns"):
+        stoker.from_table(pandas.DataFrame(index=range(3)))
+    wrong = [pandas.Series([1, 2]), pandas.DataFrame({"x": [1, "a"]})]
+    for data in wrong:
+        with pytest.raises(ValueError, match=f"this {type(data).__name__} is no table for Arrow"):
+            stoker.from_table(data)
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_of_a_folder_each_file_is_read_once_and_what_is_aside_is_not(
+    tmp_path: Path, protocol: str
+) -> None:
+    for name in ("a", "sub/b", "key=1/c", "_temporary/0/a", "_delta_log/1", ".hidden/d", "_e"):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"n": [name]}), tmp_path / "x" / f"{name}.parquet")
+    if not protocol:  # fsspec lists no folder twice
+        (tmp_path / "x" / "again").symlink_to(tmp_path / "x")
+    train = stoker.from_parquet(f"{protocol}{tmp_path}/x")
+    assert sorted(row["n"] for row in train) == ["a", "key=1/c", "sub/b"]
+
+
+def test_a_pattern_may_mean_folders(tmp_path: Path) -> None:
+    (tmp_path / "b.parquet").mkdir()  # as Spark writes them
+    for number, name in enumerate(("a", "b.parquet/0", "b.parquet/1")):
+        pq.write_table(numbers(2, 2 * number), tmp_path / f"{name}.parquet")
+    for pattern in ("*.parquet", "**/*.parquet", "{a,b}.parquet"):
+        assert [row["id"] for row in stoker.from_parquet(tmp_path / pattern)] == [*range(6)]
 
 
 def numbers(count: int, first: int = 0) -> Any:

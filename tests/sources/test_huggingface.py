@@ -66,6 +66,8 @@ def test_rows_are_examples_and_images_the_bytes_that_are_stored(mapped: Any) -> 
     assert [example["text"] for example in examples] == [f"text {n}" for n in range(40)]
     assert (examples[3]["pixels"] == np.full((2, 3), 3, np.float32)).all()
     assert train.class_names == ["cat", "dog"]
+    with pytest.raises(AttributeError, match=r"has 0 of the kind ClassLabel"):
+        _ = stoker.from_huggingface(mapped, ["image"]).class_names
     batch = next(iter(train.map(stoker.images.decode, on="image").batch(8)))
     assert batch["image"].shape == (8, 4, 6, 3)
     assert batch["label"].dtype == np.int64

@@ -414,6 +414,7 @@ numbers = np.arange(9)
         (lambda p: p.shard(rank=0, world=1), r"has \.shard"),
         (lambda p: p.steps(2), r"has \.steps\(\)"),
         (lambda p: p.workers(2), r"has \.workers\(\)"),
+        (lambda p: p.repeat(), r"has \.repeat\(\)"),
         (lambda p: stoker.from_dataset(numbers, on_error=1), "has a skip budget"),
         (lambda p: stoker.from_iterable([1]), "asked for by number"),
         (lambda p: stoker.from_loader([1]), "asked for by number"),

@@ -233,6 +233,27 @@ def test_what_is_refused(tmp_path: Path) -> None:
             stoker.from_tar(path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         stoker.from_tar(tmp_path / "nowhere-{0..3}.tar")
+    with pytest.raises(IsADirectoryError, match=r"is a folder: give the files in it, as .*/\*"):
+        stoker.from_tar(tmp_path)
+
+
+def test_what_has_no_order_is_no_list_of_shards(tmp_path: Path) -> None:
+    shard = tmp_path / "a.tar"
+    pack(shard, pairs(0, 2))
+    wrong: list[Any] = [tmp_path.glob("*.tar"), {shard}, {shard: 1}, bytes(shard), None, 3]
+    for shards in wrong:
+        for source in (stoker.from_tar, stoker.from_parquet):
+            with pytest.raises(TypeError, match="takes a path, a pattern, or a list of them, not"):
+                source(shards)
+    with pytest.raises(TypeError, match=r"not generator: give sorted\(\.\.\.\) of it"):
+        stoker.from_tar(path for path in [shard])  # type: ignore[arg-type]
+
+
+def test_a_shard_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "a{1,2}").mkdir()
+    shard = tmp_path / "a{1,2}" / "[x]*.tar"
+    pack(shard, pairs(0, 2))
+    assert len(stoker.from_tar(shard)) == 2
 
 
 # -- the folder of indexes
@@ -307,6 +328,7 @@ def test_compressed_shards_are_a_stream_that_resumes(tmp_path: Path, suffix: str
 
     assert stream(build()) == stream(stoker.from_tar(plain, ["cls", "jpg"], seed=0).batch(7))
     assert "compressed shards: a stream with a state of its own" in str(build())
+    assert str(build()).startswith("from_tar(2 paths)  ")
     check_resume(build, every=3)
     train = build()
     assert stream(train) == stream(train)
@@ -324,7 +346,14 @@ def test_truncated_and_changed_compressed_shards(tmp_path: Path) -> None:
         train = stoker.from_tar(shard)
     with pytest.raises(stoker.StageError, match=r"a\.tar\.gz is truncated or damaged"):
         list(train)
+    squeezed(shard, {"1.jpg": b"x", "1.JPG": b"y"})
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(shard)
+    with pytest.raises(stoker.StageError, match=r"a\.tar\.gz: example '1' has 'jpg' twice"):
+        list(train)
     squeezed(shard, {"1.jpg": b"x"})
+    with pytest.warns(UserWarning, match="stream"):
+        assert len(list(stoker.from_tar([shard, shard]))) == 2
     with pytest.warns(UserWarning, match="stream"):
         train = stoker.from_tar(shard, ["cls"])
     with pytest.raises(stoker.StageError, match=r"example '1' has no 'cls', only 'jpg'"):

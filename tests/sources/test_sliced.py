@@ -18,6 +18,7 @@ from stoker.testing import check_resume
 from strategies import few, stream
 
 h5py = pytest.importorskip("h5py")
+torch = pytest.importorskip("torch")
 zarr = pytest.importorskip("zarr")
 
 X = np.arange(240, dtype=np.float32).reshape(40, 2, 3)
@@ -156,6 +157,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         closed = file["y"]
     memory = h5py.File("nowhere", "w", driver="core", backing_store=False)
     writing = h5py.File(tmp_path / "w.h5", "w")
+    with h5py.File(tmp_path / "nothing.h5", "w") as file:
+        file["x"] = h5py.Empty("f4")
+    nothing = h5py.File(tmp_path / "nothing.h5", "r")
 
     class Odd(Slices):
         def __getitem__(self, rows: Any) -> Any:
@@ -165,7 +169,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (ValueError, "HDF5 file of this dataset is closed", closed),
         (ValueError, "lies in no file of its own", memory.create_dataset("y", data=Y)),
         (ValueError, "open for writing", writing.create_dataset("y", data=Y)),
+        (TypeError, "not Dataset", nothing["x"]),
         (TypeError, "not list; use np.asarray", [1, 2]),
+        (TypeError, r"MaskedArray masks .*\.filled", np.ma.masked_array([1, 2], [False, True])),
+        (ValueError, "first row of this Tensor is no array", torch.zeros(2, dtype=torch.bfloat16)),
         (TypeError, "not Series", pandas.Series([1, 2])),
         (TypeError, "at least one dimension", np.array(3)),
         (TypeError, r"gives \[40, 2, 3\] for \[0:1\]", Odd(X)),
@@ -176,6 +183,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
             stoker.from_arrays(*([Slices(X), Y[1:]] if array is None else [array]))
     memory.close()
     writing.close()
+    nothing.close()
 
 
 class Chunked:
@@ -188,7 +196,14 @@ class Chunked:
         return X[rows]
 
 
-def test_chunks_are_blocks_by_whatever_they_are_told() -> None:
-    blocks = stoker.from_arrays(Chunked()).chain.source.blocks  # type: ignore[attr-defined]
+class DaskLike(Slices):
+    """Arrays as Dask has them: it tells each of its chunks."""
+
+    chunks = ((5,) * 8, (2,), (3,))
+
+
+@pytest.mark.parametrize("array", [Chunked(), DaskLike(X)])
+def test_chunks_are_blocks_by_whatever_they_are_told(array: Any) -> None:
+    blocks = stoker.from_arrays(array).chain.source.blocks  # type: ignore[attr-defined]
     assert blocks is not None
     assert (np.diff(blocks, prepend=0)[:-1] == 5).all()

@@ -213,6 +213,12 @@ def test_torch_subsets_and_tensor_datasets_fit() -> None:
     assert batch[1].tolist() == [[6, 7], [10, 11], [14, 15]]
 
 
+def test_dicts_are_asked_by_number_or_refused() -> None:
+    assert list(stoker.from_dataset({0: "a", 1: "b"})) == ["a", "b"]
+    with pytest.raises(TypeError, match=r"dict has the keys 'train', 'test': give one of its"):
+        stoker.from_dataset({"train": [1, 2], "test": [3]})
+
+
 def test_torch_iterable_datasets_are_refused() -> None:
     from torch.utils.data import IterableDataset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, ValuesView
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,13 @@ _GROUP_BYTES = 8 << 20  # of a row group: what one random read costs
 
 
 class ShardFormat(Protocol):
-    """Writes a shard; the file is not there for others before it is renamed."""
+    """Writes a shard; the file is not there for others before it is renamed.
+
+    Attributes:
+        fields: what all of its examples have, by the names that are read.
+    """
+
+    fields: list[str]
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +50,8 @@ class TarShard:
 
     suffix = ".tar"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, like: str | None = None) -> None:
+        self.fields: list[str] = []
         self._path = path
         self._file = open(path, "wb")  # noqa: SIM115 (closed by close)
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
@@ -55,14 +62,18 @@ class TarShard:
         return self._file.tell()
 
     def add(self, key: str, example: Mapping[str, Any]) -> None:
-        digests = {}
-        for field, value in example.items():
-            field, data = _as_file(field, value)
-            info = tarfile.TarInfo(f"{key}.{field}")
+        files = [_as_file(field, value) for field, value in example.items()]
+        names = [name for name, _ in files]
+        if len({*names}) < len(names):
+            raise ValueError(f"two of its fields have one name among {names}")
+        for name, data in files:
+            info = tarfile.TarInfo(f"{key}.{name}")
             info.size = len(data)
             self._tar.addfile(info, io.BytesIO(data))
-            digests[field] = xxhash.xxh3_64_intdigest(data)
-        self._written.append((key, digests))
+        if self._written:
+            names = [name for name in self.fields if name in names]
+        self.fields = names
+        self._written.append((key, {n: xxhash.xxh3_64_intdigest(data) for n, data in files}))
 
     def finish(self) -> None:
         self._tar.close()
@@ -86,14 +97,19 @@ class TarShard:
 
 
 class ParquetShard:
-    """A Parquet file: of each example a row. Its columns are those of its first example."""
+    """A Parquet file: of each example a row.
+
+    Its columns are those of its first row group, or of the file that it is to be like.
+    """
 
     suffix = ".parquet"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, like: str | None = None) -> None:
         self._pa = import_pyarrow("stoker pack --format parquet")
         self._parquet = import_pyarrow("stoker pack --format parquet", "pyarrow.parquet")
         self._path = path
+        self._schema = None if like is None else self._parquet.read_schema(like)
+        self.fields: list[str] = [] if self._schema is None else self._schema.names
         self._writer: Any = None
         self._groups: list[Any] = []
         self._rows: list[dict[str, Any]] = []
@@ -104,9 +120,12 @@ class ParquetShard:
         return self._groups_bytes + self._rows_bytes
 
     def add(self, key: str, example: Mapping[str, Any]) -> None:
-        row = {field: _as_cell(value) for field, value in example.items()}
-        self._rows.append(row)
-        self._rows_bytes += sum(map(_size, row.values()))
+        names = list(example)
+        self.fields = self.fields or names
+        if not names or {*names} != {*self.fields} or not all(isinstance(n, str) for n in names):
+            raise ValueError(f"its fields are {names}, and Parquet has columns {self.fields}")
+        self._rows.append({field: _as_cell(value) for field, value in example.items()})
+        self._rows_bytes += _size(example)
         if self._rows_bytes >= _GROUP_BYTES:
             self._write_group()
 
@@ -118,9 +137,7 @@ class ParquetShard:
             os.fsync(file.fileno())
         with self._parquet.ParquetFile(self._path) as file:
             found = [file.read_row_group(n) for n in range(file.num_row_groups)]
-        if not all(map(self._pa.Table.equals, found, self._groups)) or len(found) != len(
-            self._groups
-        ):
+        if len(found) != len(self._groups) or not all(map(_are_equal, found, self._groups)):
             raise ValueError(f"{self._path} does not hold what was written: is the disk broken?")
 
     def close(self) -> None:
@@ -128,21 +145,47 @@ class ParquetShard:
             self._writer.close()
 
     def _write_group(self) -> None:
-        schema = None if self._writer is None else self._writer.schema
         pa = self._pa
         try:
-            table = pa.Table.from_pylist(self._rows, schema)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise ValueError(f"examples of one kind are needed for Parquet: {error}") from error
-        if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._path, table.schema)
+            table = inferred = pa.Table.from_pylist(self._rows)
+            if self._schema is not None and inferred.schema != self._schema:
+                table = pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
+                for name in self._schema.names:
+                    made, given = table[name], inferred[name]
+                    if made.type != given.type and not _same(made.to_pylist(), given.to_pylist()):
+                        raise ValueError(f"{name!r} is {given.type}, and was {made.type} before")
+            if self._writer is None:
+                self._writer = self._parquet.ParquetWriter(self._path, table.schema)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise ValueError(
+                f"one of {len(self._rows)} examples does not go into Parquet: {error}"
+            ) from error
+        self._schema = self._writer.schema
         self._writer.write_table(table, row_group_size=len(table))
         self._groups.append(table)
         self._groups_bytes += self._rows_bytes
         self._rows, self._rows_bytes = [], 0
 
 
-def _as_file(field: str, value: Any) -> tuple[str, bytes]:
+def _are_equal(left: Any, right: Any) -> bool:
+    """Tell whether tables are equal, where NaN equals NaN."""
+    return bool(left.equals(right)) or (
+        bool(left.schema.equals(right.schema)) and _same(left.to_pylist(), right.to_pylist())
+    )
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Tell whether Python's values are equal: also NaN, and None where a struct lacks a field."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return all(_same(left.get(name), right.get(name)) for name in {*left, *right})
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(left == right) or (left != left and right != right)
+
+
+def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
+    if not isinstance(field, str) or "/" in field or field != field.lower():
+        raise ValueError(f"{field!r} is no field of a tar shard: lower-case text without '/'")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return field, bytes(value)
     if isinstance(value, str):
@@ -159,12 +202,21 @@ def _as_file(field: str, value: Any) -> tuple[str, bytes]:
 
 
 def _as_cell(value: Any) -> Any:
+    """Return what pyarrow takes for a value, which keeps its dtype."""
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        return [_as_cell(row) for row in value]
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value.astype(value.dtype.newbyteorder("="), copy=False)
     if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
+        value = value[()]
+    return value.item() if isinstance(value, (np.datetime64, np.timedelta64)) else value
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, (bytes, str)):
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, (bytes, bytearray, str)):
         return len(value)
-    return 8 * len(value) if isinstance(value, (list, dict)) else 8
+    if isinstance(value, Mapping):
+        value = value.values()
+    return sum(map(_size, value)) if isinstance(value, (list, tuple, ValuesView)) else 8

@@ -55,7 +55,9 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
         shards: list[dict[str, Any]] = found.pop("shards")
     except (ValueError, LookupError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: remove {folder}, and pack anew: {error}") from error
-    if found != about:
+    if found != about and path == journal and not shards:
+        write_journal(folder, about, [])
+    elif found != about:
         differ = ", ".join(sorted(key for key in about if found.get(key) != about[key]))
         raise ValueError(f"{folder} holds another packing ({differ}): remove it, or take another")
     if path == journal:

@@ -12,8 +12,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
 
+from stoker import pytree
 from stoker.chain import Chain
 from stoker.feed.target import make_pipeline
 from stoker.file_constructors import from_folder
@@ -45,7 +47,7 @@ class Shards(NamedTuple):
     Attributes:
         shards: their names and numbers of examples, in order.
         nbytes: of all of them.
-        fields: of their examples.
+        fields: what all of their examples have.
     """
 
     shards: list[tuple[str, int]]
@@ -65,12 +67,15 @@ def pack_command(
     shard_bytes = parse_bytes(shard_size)
     is_function = not os.path.isdir(given) and "://" not in given and ":" in given
     pipeline = make_pipeline(given) if is_function else from_folder(given)
-    source = pipeline.chain.source
-    if pipeline.chain.stages or not isinstance(source, IndexedSource):
+    chain, source = pipeline.chain, pipeline.chain.source
+    behind = chain.stages or chain.steps is not None or chain.flows
+    if behind or not isinstance(source, IndexedSource):
         raise ValueError(
             f"{given}: the examples of a source with an index are packed as they are; leave out "
             "what stands behind it"
         )
+    if source.has_own_order:
+        raise ValueError(f"{given} is a mixture: pack its parts, and mix what is read of them")
     packed = pack_source(
         source, folder, shard_bytes=shard_bytes, form=form, say=say or (lambda text: None)
     )
@@ -105,9 +110,11 @@ def pack_source(
     Raises ValueError where the folder holds other things or another packing, where another run is
     at it, or what was written cannot be read back; StageError where an example cannot be read.
     """
+    if not len(source):
+        raise ValueError(f"{source.name} has no examples")
+    about = {**_about(source), "format": form, "shard_bytes": shard_bytes}
     os.makedirs(folder, exist_ok=True)
     with alone_in(folder):
-        about = {**_about(source), "format": form, "shard_bytes": shard_bytes}
         done = read_journal(folder, about)
         first = sum(shard["examples"] for shard in done)
         if first < len(source):
@@ -116,7 +123,8 @@ def pack_source(
                 write_journal(folder, about, done)
         write_manifest(folder, about, done)
     shards = [(shard["name"], shard["examples"]) for shard in done]
-    return Shards(shards, sum(shard["bytes"] for shard in done), done[-1]["fields"])
+    fields = [name for name in done[0]["fields"] if all(name in shard["fields"] for shard in done)]
+    return Shards(shards, sum(shard["bytes"] for shard in done), fields)
 
 
 def _about(source: IndexedSource) -> dict[str, Any]:
@@ -128,12 +136,27 @@ def _about(source: IndexedSource) -> dict[str, Any]:
         classes = list(source.attribute("class_names"))
     except AttributeError:
         classes = None
+    (example,) = Pipeline(Chain.begin(Tail(source, 0), 0)).take(1)
     return {
         "source": type(source).__name__,
         "examples": len(source),
         "names": digest.hexdigest(),
+        "first": _digest(example),
         "class_names": classes,
     }
+
+
+def _digest(value: Any) -> str:
+    """Return what tells an example from others."""
+    digest = xxhash.xxh3_64()
+    for leaf in pytree.leaves(value):
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
+        elif isinstance(leaf, (bytes, bytearray, memoryview)):
+            digest.update(leaf)
+        else:
+            digest.update(repr(leaf).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
 
 
 def _write(
@@ -154,7 +177,8 @@ def _write(
         while at < of:
             name = f"shard-{number:06}{kind.suffix}"
             part = os.path.join(folder, f"{PART}{name}")
-            shard: ShardFormat = kind(part)
+            like = None if not number else os.path.join(folder, f"shard-{0:06}{kind.suffix}")
+            shard: ShardFormat = kind(part, like)
             began = at
             try:
                 while at < of and (at == began or shard.nbytes < about["shard_bytes"]):
@@ -169,9 +193,11 @@ def _write(
                         say(f"{at:,} of {of:,} examples, shard {number + 1:,}")
                 say(f"{at:,} of {of:,} examples, reading shard {number + 1:,} back")
                 shard.finish()
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(part)
+                if isinstance(error, OSError) and error.errno and error.filename is None:
+                    raise OSError(error.errno, os.strerror(error.errno), part) from error
                 raise
             finally:
                 shard.close()
@@ -182,7 +208,7 @@ def _write(
                 "name": name,
                 "examples": at - began,
                 "bytes": nbytes,
-                "fields": list(example),
+                "fields": shard.fields,
             }
             number += 1
 
@@ -209,7 +235,7 @@ def _naming(source: IndexedSource, form: str) -> Callable[[Any], Mapping[str, An
         name = suffixes_alone or example._fields[0]
         return {name: example[0], "cls": example[1]}
 
-    suffixes_alone = suffixes.pop() if len(suffixes) == 1 else ""
+    suffixes_alone = suffixes.pop() if len(suffixes) == 1 and "cls" not in suffixes else ""
     return labeled
 
 

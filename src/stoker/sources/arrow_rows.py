@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
@@ -27,13 +28,18 @@ def is_table(data: object) -> bool:
 def to_table(data: Any, asked: str) -> Any:
     """Return a ``pyarrow.Table`` of the same columns, without copies where that can be.
 
-    Raises TypeError for what is no table, ValueError where two columns have one name.
+    Raises TypeError for what is no table, ValueError for what Arrow cannot make one of, and where
+    two columns have one name.
     """
     pa = import_pyarrow(asked)
     if isinstance(data, pa.Table):
         table = data
     elif hasattr(data, "__arrow_c_stream__"):
-        table = pa.table(data)
+        try:
+            table = pa.table(data)
+        except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
+            kind = type(data).__name__
+            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
         table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):
@@ -47,7 +53,41 @@ def to_table(data: Any, asked: str) -> Any:
     again = sorted({name for name in names if names.count(name) > 1})
     if again:
         raise ValueError(f"{asked}: two columns are called {again[0]!r}")
-    return table.select(names)
+    return without_views(table.select(names))
+
+
+def without_views(table: Any) -> Any:
+    """Return a table without views of text or bytes, which Polars has and Arrow takes no rows of.
+
+    Those are copied; all else is the same.
+    """
+    import pyarrow as pa
+
+    types = [_without_views(field.type) for field in table.schema]
+    if types == table.schema.types:
+        return table
+    fields = map(pa.Field.with_type, table.schema, types)
+    return table.cast(pa.schema(fields, table.schema.metadata))
+
+
+def _without_views(kind: Any) -> Any:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+    if not _is_list(kind):
+        return kind
+    inner = kind.value_field.with_type(_without_views(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(inner, kind.list_size)
+    return pa.large_list(inner) if types.is_large_list(kind) else pa.list_(inner)
 
 
 def concatenated(tables: list[Any]) -> Any:
@@ -75,52 +115,77 @@ def _values(array: Any) -> list[Any]:
     types = pa.types
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    if isinstance(array, pa.FixedShapeTensorArray) and not array.null_count:
-        return list(np.array(array.to_numpy_ndarray()))
+    if isinstance(array, pa.FixedShapeTensorArray):
+        there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
+        return _placed(list(np.array(there.to_numpy_ndarray())), array)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type
     if types.is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        if not array.null_count:
-            return list(array.to_numpy(zero_copy_only=False))
-        there = array.is_valid().to_pylist()
-        numbers = array.fill_null(False if types.is_boolean(kind) else 0)
-        numbers = numbers.to_numpy(zero_copy_only=False)
-        return [one if valid else None for one, valid in zip(numbers, there, strict=True)]
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if _is_number(kind):
+        return _placed(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
+    if _is_list(kind):
         return _lists(array)
     values: list[Any] = array.to_pylist()
     return values
 
 
+def _placed(values: list[Any], array: Any) -> list[Any]:
+    """Return what is not null in an array, with None for what is."""
+    if not array.null_count:
+        return values
+    there = iter(values)
+    return [next(there) if valid else None for valid in array.is_valid().to_pylist()]
+
+
 def _lists(array: Any) -> list[Any]:
-    """Return an array for each list of numbers, or of lists of one shape; other lists as such."""
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).tolist()
-    inner = array.flatten()  # without what null lists have behind them
-    values: Any = _values(inner)
-    stacked = _stacked(values, inner)
-    values = values if stacked is None else stacked
+    """Return an array for each list of numbers, or of lists of one shape; other lists as such.
+
+    What a list becomes follows from it and its type alone, never from the lists beside it.
+    """
+    lists = array.drop_null()
+    inner = lists.flatten()
+    empty = _empty(array.type)
+    is_flat = _is_number(inner.type) and not inner.null_count
+    values: Any = np.array(inner.to_numpy(zero_copy_only=False)) if is_flat else _values(inner)
+    lengths = lists.value_lengths().to_pylist()
     ends = np.cumsum(lengths).tolist()
-    lists: list[Any] = [
-        values[end - length : end] for end, length in zip(ends, lengths, strict=True)
-    ]
-    if array.null_count:
-        valid = array.is_valid().to_pylist()
-        lists = [each if there else None for each, there in zip(lists, valid, strict=True)]
-    return lists
+    parts = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    if empty is not None and not is_flat:
+        parts = [_joined(part, empty) for part in parts]
+    return _placed(parts, array)
 
 
-def _stacked(values: list[Any], array: Any) -> Any:
-    """Return one writable array of all values, or None where they are none of one shape."""
+def _empty(kind: Any) -> NDArray[Any] | None:
+    """Return what a list of such a type without values is; None where its leaves are no numbers."""
+    shape: list[int] = []
+    while _is_list(kind):
+        shape.append(getattr(kind, "list_size", 0) if shape else 0)
+        kind = getattr(kind.value_type, "storage_type", kind.value_type)
+    return np.empty(shape, kind.to_pandas_dtype()) if _is_number(kind) else None
+
+
+def _joined(values: list[Any], empty: NDArray[Any]) -> Any:
+    """Return the values of a list as one array, where they are of one shape."""
+    if not values:
+        return empty.copy()
+    shapes = {
+        np.shape(value) if isinstance(value, np.generic | np.ndarray) else None for value in values
+    }
+    return np.stack(values) if len(shapes) == 1 and None not in shapes else values
+
+
+def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
-    kind = array.type
-    if array.null_count:
-        return None
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.array(array.to_numpy(zero_copy_only=False))
-    shapes = {value.shape if isinstance(value, np.ndarray) else None for value in values}
-    return np.stack(values) if len(shapes) == 1 and None not in shapes else None
+    types = pa.types
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

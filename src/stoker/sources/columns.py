@@ -52,8 +52,14 @@ class Column(ABC):
 def column_of(array: Any) -> Column:
     """Return the column of what a user gave.
 
-    Raises TypeError for what has no rows by number.
+    Raises TypeError for what has no rows by number, or hides some of its values.
     """
+    kind = type(array).__name__
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "from_arrays: what a MaskedArray masks would come as any other value; give "
+            ".filled(...), and perhaps np.ma.getmaskarray(...) beside it"
+        )
     if isinstance(array, np.ndarray):
         if array.ndim:
             return MemoryColumn(array)
@@ -63,11 +69,11 @@ def column_of(array: Any) -> Column:
             array = HdfArray(array)
         is_sliced = all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__"))
         # pandas takes labels in brackets, and positions elsewhere.
-        if is_sliced and len(array.shape) and not hasattr(array, "iloc"):
+        if is_sliced and array.shape and not hasattr(array, "iloc"):
             return SlicedColumn(array)
     raise TypeError(
         "from_arrays takes NumPy arrays, or what has shape and dtype and is sliced, of at least "
-        f"one dimension, not {type(array).__name__}; use np.asarray(...), or from_dataset"
+        f"one dimension, not {kind}; use np.asarray(...), or from_dataset"
     )
 
 
@@ -117,13 +123,18 @@ class SlicedColumn(Column):
     Rows are asked for in ascending order, each once: a slice where they follow one another, else a
     list of indices, or slices where lists are not understood.
 
-    Raises TypeError for what gives no arrays.
+    Raises TypeError for what gives other arrays than it says, ValueError for what gives none.
     """
 
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape = tuple(map(int, array.shape))
-        first = np.asarray(array[0:1])
+        try:
+            first = np.asarray(array[0:1])
+        except (TypeError, RuntimeError) as error:  # PyTorch's of types that NumPy lacks, for one
+            raise ValueError(
+                f"from_arrays: the first row of this {type(array).__name__} is no array: {error}"
+            ) from error
         if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
             raise TypeError(
                 f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} gives "
@@ -135,7 +146,8 @@ class SlicedColumn(Column):
         if chunks is None:  # TensorStore so
             layout = getattr(array, "chunk_layout", None)
             chunks = getattr(getattr(layout, "read_chunk", None), "shape", None)
-        self.chunk_rows = int(chunks[0]) if chunks else 1
+        rows = chunks[0] if chunks else 1
+        self.chunk_rows = int(max(rows) if isinstance(rows, tuple) else rows)  # Dask tells all
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         found, back = self._read(indices)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,11 @@ class DatasetSource(IndexedSource):
             raise TypeError(
                 f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
                 "are columns: use from_table"
+            )
+        if isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
+            raise TypeError(
+                f"from_dataset asks for items by number, and this {type(dataset).__name__} has the "
+                f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: give one of its values"
             )
         self.dataset = dataset
         self._length = len(dataset)

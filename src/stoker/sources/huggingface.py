@@ -103,6 +103,10 @@ class HuggingFaceSource(IndexedSource):
             named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
             if len(named) == 1:
                 return list(named[0])
+            raise AttributeError(
+                f"class_names are those of one column, and {self.name} has {len(named)} of the "
+                "kind ClassLabel"
+            )
         return super().attribute(name)
 
 

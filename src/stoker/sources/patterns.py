@@ -5,7 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from stoker.sources.local_files import files_below
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -17,22 +20,22 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
     """Return the files that are meant: a list in its order, what fits a pattern sorted.
 
     Args:
-        given: paths or patterns; braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
+        given: paths, or patterns: braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
+            What is there as it is written is no pattern.
         asked: the function that was given them, for messages.
-        suffix: of a folder, the files below it that end so (hidden ones left out).
+        suffix: of a folder, the files below it that end so (``is_aside`` left out).
 
-    Raises FileNotFoundError where a pattern or a path fits nothing; ValueError for URLs and for no
-    paths at all; TypeError for something else.
+    Raises FileNotFoundError where a pattern or a path fits nothing; IsADirectoryError for a folder
+    without ``suffix``; ValueError for URLs and for no paths at all; TypeError for something else.
     """
-    alone = isinstance(given, (str, os.PathLike))
     found: list[str] = []
-    for each in [given] if alone else given:  # type: ignore[union-attr]
+    for each in _each(given, asked):
         text = os.fspath(each) if isinstance(each, os.PathLike) else each
         if not isinstance(text, str):
             raise TypeError(f"{asked} takes paths, not {type(text).__name__}")
         if "://" in text:
             raise ValueError(f"{asked} reads local files, not {text}: copy them to a local disk")
-        for path in expand_braces(text):
+        for path in [text] if os.path.lexists(text) else expand_braces(text):
             found += _find(path, suffix)
     if not found:
         raise ValueError(f"{asked} needs at least one file")
@@ -49,17 +52,32 @@ def expand_braces(text: str) -> Iterator[str]:
         yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
 
 
-def has_urls(given: Paths) -> bool:
-    """Whether URLs are among what was given."""
-    alone = isinstance(given, (str, os.PathLike))
-    return any("://" in str(each) for each in ([given] if alone else given))  # type: ignore[union-attr]
+def has_urls(given: Paths, asked: str) -> bool:
+    """Whether URLs are among what was given to a function.
+
+    Raises TypeError for what is neither a path nor a list.
+    """
+    return any("://" in str(each) for each in _each(given, asked))
 
 
 def shown(given: Paths) -> str:
     """Return what was given in a few letters."""
     if isinstance(given, (str, os.PathLike)):
         return repr(os.fspath(given))
-    return repr(os.fspath(given[0])) if len(given) == 1 else f"{len(given):,} paths"
+    return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"
+
+
+def _each(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
+    """Return what was given as a list. What has no order of its own is none."""
+    if isinstance(given, (str, os.PathLike)):
+        return [given]
+    is_list = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
+    if is_list and not isinstance(given, (bytes, Mapping)):
+        return list(given)
+    hint = ": give sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
+    raise TypeError(
+        f"{asked} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
+    )
 
 
 def _parts(inside: str) -> list[str]:
@@ -73,14 +91,33 @@ def _parts(inside: str) -> list[str]:
 
 
 def _find(path: str, suffix: str) -> list[str]:
-    if glob.has_magic(path) and not os.path.lexists(path):
-        found = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
-    elif suffix and os.path.isdir(path):
-        below = os.path.join(glob.escape(path), "**", f"*{suffix}")
-        found = sorted(file for file in glob.glob(below, recursive=True) if os.path.isfile(file))
-        path = below
-    else:
-        found = [path] if os.path.exists(path) else []
+    """Return the files that one path or pattern means, each once."""
+    is_pattern = glob.has_magic(path) and not os.path.lexists(path)
+    hits = glob.iglob(path, recursive=True) if is_pattern else [path]
+    found: set[str] = set()
+    for hit in hits:
+        if not os.path.isdir(hit):
+            found.update([hit] if os.path.exists(hit) else [])
+        elif suffix:
+            found.update(_below(hit, suffix))
+        elif not is_pattern:
+            raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
     if not found:
-        raise FileNotFoundError(f"no file fits {path}")
-    return found
+        below = f", nor *{suffix} below it" if os.path.isdir(path) else ""
+        raise FileNotFoundError(f"no file fits {path}{below}")
+    return sorted(found)
+
+
+def _below(folder: str, suffix: str) -> Iterator[str]:
+    """Yield the files below a folder that are data."""
+    for path in files_below(folder, (suffix,), []):
+        if not is_aside(os.path.relpath(path, folder)):
+            yield path
+
+
+def is_aside(path: str) -> bool:
+    """Whether a path below a folder is what writers of tables put aside: hidden, or half written.
+
+    Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave it out, too.
+    """
+    return any(part.startswith(("_", ".")) for part in path.split("/"))

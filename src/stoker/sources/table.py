@@ -16,7 +16,7 @@ class TableSource(IndexedSource):
     """The rows of a table. What is in memory says nothing about itself: it has no identity.
 
     Raises ImportError without pyarrow, TypeError for what is no table, ValueError for one without
-    rows or with two columns of one name.
+    rows or columns, or with two columns of one name.
     """
 
     is_numbered = True
@@ -24,8 +24,8 @@ class TableSource(IndexedSource):
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
         self._table = to_table(data, "from_table")
-        if not len(self):
-            raise ValueError(f"{self.name} has no rows")
+        if not len(self) or not self._table.num_columns:
+            raise ValueError(f"{self.name} has no {'rows' if not len(self) else 'columns'}")
 
     @property
     def name(self) -> str:

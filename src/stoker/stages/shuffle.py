@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,9 @@ class Shuffle(Stage):
         return items
 
     def outline(self) -> str:
-        return self.name
+        if self.ends is None:
+            return self.name
+        return f"shuffle({len(self.ends):,} blocks, {zlib.crc32(self.ends.tobytes()):08x})"
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say what blocks cost in randomness."""
@@ -109,5 +112,5 @@ class Shuffle(Stage):
         elif block < 1:
             raise ValueError(f"a block has at least one example, not {block}")
         else:
-            ends = not_too_large(runs(len(source), int(block)))
+            ends = not_too_large(runs(len(source), min(int(block), len(source) or 1)))
         return ends if len(ends) > WINDOW else None

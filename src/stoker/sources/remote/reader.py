@@ -34,6 +34,8 @@ class RemoteFile(NamedTuple):
     """In bytes, or ``UNKNOWN``."""
     start: int | None = None
     """Where the part begins that is read, and is of this size; None: all of it is read."""
+    whole_bytes: int = -1
+    """The size of a file of which a part is read, as it was found."""
 
 
 class Files(Protocol):
@@ -179,13 +181,13 @@ class RemoteReader:
                 raise
 
     async def _read(self, index: int) -> bytes:
-        path, url, size, start = self._files.locate(index)
+        path, url, size, start, whole_bytes = self._files.locate(index)
         found = self._storage.to_path(url) if path is None else path
 
         def attempt() -> Awaitable[bytes]:
             if start is None:
                 return self._storage.read(found, size)
-            return self._storage.read_part(found, start, size)
+            return self._storage.read_part(found, start, size, whole_bytes)
 
         return await retry(attempt, url, self._retry_s, self._count_retry)
 

@@ -73,7 +73,8 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     def locate(self, index: int) -> RemoteFile:
         """Tell where a row group is."""
         start, end = self._spans[index]
-        return RemoteFile(None, self._files[self._groups[index][0]].path, end - start, start)
+        file = self._files[self._groups[index][0]]
+        return RemoteFile(None, file.path, end - start, start, file.version.size_bytes)
 
     def example(self, index: int, data: bytes) -> Any:
         """Return the table of a row group."""

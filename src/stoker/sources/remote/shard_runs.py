@@ -58,12 +58,18 @@ class _Run(NamedTuple):
 
 
 class ShardRuns:
-    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these."""
+    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these.
 
-    def __init__(self, runs: Runs, urls: Sequence[str], examples: Examples) -> None:
+    Args:
+        runs: of all shards.
+        files: of each shard its URL, and how many bytes it has.
+        examples: what is made of a run.
+    """
+
+    def __init__(self, runs: Runs, files: Sequence[tuple[str, int]], examples: Examples) -> None:
         self.held = HeldBlocks(KEPT_BYTES)
         self._runs = runs
-        self._urls = urls
+        self._shards = files
         self._examples = examples
 
     def blocks_of(self, indices: Indices) -> NDArray[Any]:
@@ -72,7 +78,8 @@ class ShardRuns:
     def locate(self, index: int) -> RemoteFile:
         _, shards, starts, stops = self._runs
         start, stop = int(starts[index]), int(stops[index])
-        return RemoteFile(None, self._urls[int(shards[index])], stop - start, start)
+        url, nbytes = self._shards[int(shards[index])]
+        return RemoteFile(None, url, stop - start, start, nbytes)
 
     def example(self, index: int, data: bytes) -> _Run:
         """Return a run, of what was read for it."""

@@ -17,7 +17,7 @@ from stoker.orders import Selection
 from stoker.sources.open_files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.block_reader import BlockReader
-from stoker.sources.remote.failures import UnusableError, retry
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.reader import RemoteFile
 from stoker.sources.remote.remote_source import RemoteSource
 from stoker.sources.remote.shard_runs import (
@@ -27,7 +27,7 @@ from stoker.sources.remote.shard_runs import (
     find_runs,
     spans_of,
 )
-from stoker.sources.remote.storage import UNKNOWN, Storage
+from stoker.sources.remote.storage import Storage
 from stoker.sources.remote.urls import access_to, find_urls
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.indexing import index_shards
@@ -86,7 +86,8 @@ class RemoteShardSource(RemoteSource, ShardSource):
         together = selection is not None and selection.goes_through(ends)
         if not together and (selection is None or len(ends) > WINDOW):
             return self.access.reader(self)
-        runs = ShardRuns(self._runs, [shard.path for shard in self._shards], self)
+        files = [(shard.path, shard.version.size_bytes) for shard in self._shards]
+        runs = ShardRuns(self._runs, files, self)
         return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
 
     def locate(self, index: int) -> RemoteFile:
@@ -98,7 +99,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         end = max(at + nbytes for at, nbytes, _ in places)
         if end > shard.version.size_bytes:
             raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
-        return RemoteFile(None, shard.path, end - start, start)
+        return RemoteFile(None, shard.path, end - start, start, shard.version.size_bytes)
 
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
@@ -172,8 +173,6 @@ class _RemoteShard:
         self._at = storage.to_path(url)
         self._start, self._held = 0, b""
         size, version = self._run(lambda: storage.look_up(self._at))
-        if size == UNKNOWN:
-            raise UnusableError(f"{url}: the server does not tell its size")
         self._version = FileVersion(size, version)
 
     def version(self) -> FileVersion:
@@ -183,9 +182,10 @@ class _RemoteShard:
         """Return bytes, and keep some of those behind them."""
         within = start - self._start
         if not 0 <= within <= len(self._held) - nbytes:
-            wanted = min(max(nbytes, _AHEAD_BYTES), self._version.size_bytes - start)
+            whole = self._version.size_bytes
+            wanted = min(max(nbytes, _AHEAD_BYTES), whole - start)
             self._start, within = start, 0
-            self._held = self._run(lambda: self._storage.read_part(self._at, start, wanted))
+            self._held = self._run(lambda: self._storage.read_part(self._at, start, wanted, whole))
         return self._held[within : within + nbytes]
 
     def _run(self, attempt: Any) -> Any:

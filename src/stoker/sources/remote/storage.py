@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stoker.sources.local_files import read_file
-from stoker.sources.remote.failures import StalledError, TruncatedError
+from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
 
 STALL_S = 10.0
 """For how long no byte may come."""
 _SLOWEST_BYTES_PER_S = 100_000  # where bytes cannot be seen coming, a slower read counts as stalled
 _LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
 UNKNOWN = -1
+SIZE_UNTOLD = "the server does not tell its size"
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
 _TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
 _WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothing
@@ -48,12 +49,18 @@ class Storage(ABC):
         """Read a file, whose size is known or ``UNKNOWN``."""
 
     @abstractmethod
-    async def read_part(self, path: str, start: int, nbytes: int) -> bytes:
-        """Read so many bytes, at least one; UnusableError where whole files alone are sent."""
+    async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
+        """Read so many bytes, at least one, of a file that had ``whole_bytes``.
+
+        Raises UnusableError where whole files alone are sent, or the answer tells another size.
+        """
 
     @abstractmethod
     async def look_up(self, path: str) -> tuple[int, int]:
-        """Return the size of a file and its version, as in ``Entries``."""
+        """Return the size of a file and its version, as in ``Entries``.
+
+        Raises UnusableError where its size is not told.
+        """
 
     @abstractmethod
     async def list_folder(self, path: str) -> Entries:
@@ -102,14 +109,16 @@ class FileStorage(Storage):
         """Read a file, and compare its length."""
         return await self._read_in_time(self._read_whole(path), size)
 
-    async def read_part(self, path: str, start: int, nbytes: int) -> bytes:
-        """Read a part of a file, and compare its length."""
+    async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
+        """Read a part of a file, and compare its length; the file's own is not told."""
         part = self._call("cat_file", path, start=start, end=start + nbytes)
         return await self._read_in_time(part, nbytes)
 
     async def look_up(self, path: str) -> tuple[int, int]:
         self._fs.invalidate_cache()
         sizes, versions = _read_infos([await self._call("info", path)])
+        if sizes[0] == UNKNOWN:
+            raise UnusableError(SIZE_UNTOLD)
         return sizes[0], versions[0]
 
     async def list_folder(self, path: str) -> Entries:

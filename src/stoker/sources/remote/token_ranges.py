@@ -55,7 +55,8 @@ class RemoteTokenSource(RemoteSource, TokenSource):
     def locate(self, index: int) -> RemoteFile:
         file, token = self._locate(index)
         nbytes = (self._length + 1) * file.dtype.itemsize
-        return RemoteFile(None, file.path, nbytes, file.start + token * file.dtype.itemsize)
+        start = file.start + token * file.dtype.itemsize
+        return RemoteFile(None, file.path, nbytes, start, file.version.size_bytes)
 
     def example(self, index: int, data: bytes) -> Any:
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))

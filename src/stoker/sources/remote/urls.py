@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from stoker.one_shot import run_on
-from stoker.sources.patterns import Paths, expand_braces, has_urls
+from stoker.sources.patterns import Paths, expand_braces, is_aside
 from stoker.sources.remote.access import Access
-from stoker.sources.remote.failures import UnusableError, retry
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import FilesSource
-from stoker.sources.remote.storage import UNKNOWN, Storage
+from stoker.sources.remote.storage import Storage
 
 
 class RemotePart(NamedTuple):
@@ -33,7 +34,7 @@ def access_to(
     given: Paths, requests: int, retry_s: float, options: Mapping[str, Any] | None
 ) -> Access:
     """Return how the file system of these URLs is reached."""
-    first = given[0] if _is_list(given) else given
+    first = next(iter(given)) if _is_list(given) else given
     return Access(str(first), requests, retry_s, dict(options or {}))
 
 
@@ -43,24 +44,35 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     Args:
         given: URLs or patterns; braces are expanded first.
         access: to their file system.
-        suffix: of a folder, the files below it that end so: a URL that ends otherwise is one.
+        suffix: of a folder, the files below it that end so (``is_aside`` left out): a URL that
+            ends otherwise is one.
 
     Raises FileNotFoundError where a pattern fits nothing; ValueError for local paths among URLs;
     RemoteError.
     """
     texts = [os.fspath(each) for each in given] if _is_list(given) else [str(given)]
     urls: list[str] = []
-    for url in (each for text in texts for each in expand_braces(text)):
-        if not has_urls(url):
+    for url in itertools.chain.from_iterable(map(expand_braces, texts)):
+        if "://" not in url:
             raise ValueError(f"{url} is a local path, among URLs: read them apart")
         is_folder = suffix and not url.endswith(suffix) and "*" not in url
+        folder = f"{url.rstrip('/')}/"
         found = FilesSource(
-            f"{url.rstrip('/')}/**/*{suffix}" if is_folder else url,
+            f"{folder}**/*{suffix}" if is_folder else url,
             requests=access.requests,
             retry_s=access.retry_s,
             storage_options=access.options,
         )
-        urls += [str(found.path(index)) for index in range(len(found))]
+        each = [str(found.path(index)) for index in range(len(found))]
+        if is_folder:
+            each = [
+                one
+                for one in each
+                if not one.startswith(folder) or not is_aside(one[len(folder) :])
+            ]
+        if not each:
+            raise FileNotFoundError(f"no file fits {folder}**/*{suffix}")
+        urls += each
     return urls
 
 
@@ -81,10 +93,8 @@ def read_parts(
         path = storage.to_path(url)
         async with slots:
             size, version = await retry(lambda: storage.look_up(path), url, access.retry_s)
-            if size == UNKNOWN:
-                raise UnusableError(f"{url}: the server does not tell its size")
             start, nbytes = part(url, size)
-            read = _reading(storage, path, start, nbytes)
+            read = _reading(storage, path, start, nbytes, size)
             data = await retry(read, url, access.retry_s) if nbytes else b""
         return RemotePart(url, size, version, data)
 
@@ -105,5 +115,5 @@ def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
     return not isinstance(given, (str, os.PathLike))
 
 
-def _reading(storage: Storage, path: str, start: int, nbytes: int) -> Any:
-    return lambda: storage.read_part(path, start, nbytes)
+def _reading(storage: Storage, path: str, start: int, nbytes: int, size: int) -> Any:
+    return lambda: storage.read_part(path, start, nbytes, size)

@@ -22,7 +22,14 @@ from stoker.sources.remote.failures import (
     TruncatedError,
     UnusableError,
 )
-from stoker.sources.remote.storage import UNKNOWN, Entries, Storage, digest_of, import_extra
+from stoker.sources.remote.storage import (
+    SIZE_UNTOLD,
+    UNKNOWN,
+    Entries,
+    Storage,
+    digest_of,
+    import_extra,
+)
 
 _LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-"
 _LEGAL_NAME = re.compile(rf"[{_LEGAL}]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}]*)*")
@@ -67,13 +74,14 @@ class WebStorage(Storage):
             raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
-    async def read_part(self, path: str, start: int, nbytes: int) -> bytes:
+    async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
         data, answer = await self._get(path, (start, start + nbytes))
         told = answer.headers.get("Content-Range", "")
         size = told.rpartition("/")[2]
-        if size.isdecimal() and int(size) < start + nbytes:
+        if size.isdecimal() and int(size) != whole_bytes:
             raise UnusableError(
-                f"it has {int(size):,} bytes now, and byte {start + nbytes:,} was asked for"
+                f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
+                "built: build it anew"
             )
         if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
             raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
@@ -86,7 +94,9 @@ class WebStorage(Storage):
         told = [
             answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers
         ]
-        return int(size) if size.isdecimal() else UNKNOWN, digest_of(told[:1])
+        if not size.isdecimal():
+            raise UnusableError(SIZE_UNTOLD)
+        return int(size), digest_of(told[:1])
 
     async def list_folder(self, path: str) -> Entries:
         """Read an index page."""

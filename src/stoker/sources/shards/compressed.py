@@ -15,7 +15,7 @@ from stoker.sources.iterable import IterableSource
 from stoker.sources.open_files import FileVersion, OpenFile
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import split_name
-from stoker.sources.shards.members import compression_of
+from stoker.sources.shards.members import UnusableShardError, compression_of
 from stoker.sources.shards.shard_source import KEY, missing_field
 
 _OPEN: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
@@ -44,12 +44,12 @@ class CompressedTarSource(IterableSource):
     """
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None) -> None:
-        self._given = shown(shards)
+        self._shown = shown(shards)
         super().__init__(_Shards(find_files(shards, "from_tar"), fields))
 
     @property
     def name(self) -> str:
-        return f"from_tar({self._given})"
+        return f"from_tar({self._shown})"
 
     def extent(self, *, is_followed: bool) -> str:
         return "compressed shards: a stream with a state of its own, no length"
@@ -60,16 +60,15 @@ class _Shards:
 
     def __init__(self, paths: list[str], fields: Sequence[str] | None) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
-        self._opening = {path: _opener(path) for path in paths}
-        self._versions = {path: OpenFile(path).version() for path in paths}
+        self._shards = [(path, OpenFile(path).version(), _opener(path)) for path in paths]
         self._at = self._begin = (0, 0)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         (first, skipped), self._begin = self._begin, (0, 0)
-        for shard, path in enumerate(self._opening):
+        for shard, (path, version, opener) in enumerate(self._shards):
             if shard < first:
                 continue
-            for number, example in enumerate(self._examples(path)):
+            for number, example in enumerate(_examples(path, version, opener)):
                 self._at = (shard, number + 1)
                 if shard > first or number >= skipped:
                     yield self._chosen(path, example)
@@ -80,40 +79,44 @@ class _Shards:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._begin = (state["shard"], state["examples"])
 
-    def _examples(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield what follows one another under one key."""
-        found = OpenFile(path).version()
-        if found != self._versions[path]:
-            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
-        example: dict[str, Any] = {}
-        try:
-            with (
-                self._opening[path](path, "rb") as raw,
-                tarfile.open(fileobj=raw, mode="r|") as tar,
-            ):
-                for member in tar:
-                    named = split_name(member.name) if member.isreg() else None
-                    if named is None:
-                        continue
-                    key, field = named
-                    if example and example[KEY] != key:
-                        yield example
-                        example = {}
-                    if field in example:
-                        raise ValueError(f"example {key!r} has {field!r} twice: pack it anew")
-                    content = tar.extractfile(member)
-                    assert content is not None  # of a regular file
-                    example = {KEY: key, **example, field: content.read()}
-        except _DAMAGE as error:
-            raise ValueError(f"{path} is truncated or damaged: {error}") from error
-        if example:
-            yield example
-
     def _chosen(self, path: str, example: dict[str, Any]) -> dict[str, Any]:
         for field in self._fields or ():
             if field not in example:
                 raise missing_field(path, example[KEY], field, [f for f in example if f != KEY])
         return example if self._fields is None else {n: example[n] for n in (KEY, *self._fields)}
+
+
+def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str, Any]]:
+    """Yield what follows one another under one key."""
+    if OpenFile(path).version() != version:
+        raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+    example: dict[str, Any] = {}
+    try:
+        with (
+            opener(path, "rb") as raw,
+            tarfile.open(fileobj=raw, mode="r|") as tar,
+        ):
+            for member in tar:
+                named = split_name(member.name) if member.isreg() else None
+                if named is None:
+                    continue
+                key, field = named
+                if example and example[KEY] != key:
+                    yield example
+                    example = {}
+                if field in example:
+                    raise UnusableShardError(
+                        f"{path}: example {key!r} has {field!r} twice: pack the shard anew"
+                    )
+                content = tar.extractfile(member)
+                assert content is not None  # of a regular file
+                example = {KEY: key, **example, field: content.read()}
+    except UnusableShardError:
+        raise
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is truncated or damaged: {error}") from error
+    if example:
+        yield example
 
 
 def _opener(path: str) -> Any:

@@ -28,6 +28,7 @@ class WindowReader:
     Attributes:
         releases_gil: whether almost all of it is done without the GIL: by the library. NumPy's many
             short reads release it as well, but another thread makes each wait for it at its end.
+            So does opening files again and again, where there are very many.
     """
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
@@ -37,10 +38,15 @@ class WindowReader:
         kinds = {file.dtype for file in files}
         (dtype,) = kinds if len(kinds) == 1 else (None,)
         self._dtype = dtype if dtype is not None and dtype.isnative else None
-        self._at_once = _WINDOWS if len(files) <= MOST_OPEN else _WINDOWS_OF_MANY_FILES
+        self._stay_open = len(files) <= MOST_OPEN
+        self._at_once = _WINDOWS if self._stay_open else _WINDOWS_OF_MANY_FILES
 
     @property
     def releases_gil(self) -> bool:
+        return self._is_native and self._stay_open
+
+    @property
+    def _is_native(self) -> bool:
         return self._dtype is not None and _of_library() is not None
 
     def read(
@@ -55,7 +61,7 @@ class WindowReader:
         ``inputs`` and ``targets`` are C-ordered, ``[windows, length]``. Raises ValueError if a file
         has changed or is too short; OSError.
         """
-        done = self._read_widened(files, tokens, inputs, targets) if self.releases_gil else 0
+        done = self._read_widened(files, tokens, inputs, targets) if self._is_native else 0
         if done < len(files):
             self._read_and_widen(files[done:], tokens[done:], inputs[done:], targets[done:])
 

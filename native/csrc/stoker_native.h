@@ -46,6 +46,14 @@ OFFERED int stoker_jpeg_crop(const uint8_t *data, size_t size, const struct crop
 OFFERED int stoker_pixels_crop(const uint8_t *pixels, int32_t height, int32_t width, int32_t channels,
                        int64_t row_bytes, const struct crop *crop, uint8_t *out, char *message);
 
+// Reads windows of length + 1 integers from open files, each from a byte of its file on. All but the
+// last integer go into its row of inputs [windows][length], all but the first into its row of
+// targets. Integers have 1, 2, 4 or 8 bytes; those of 8 are signed. Returns how many windows are
+// there: the one behind them is not whole, or there was an error (but not EINTR).
+OFFERED int64_t stoker_read_windows(const int32_t *descriptors, const int64_t *starts, int64_t windows,
+                            int32_t item_bytes, int32_t is_signed, int64_t length, int64_t *inputs,
+                            int64_t *targets);
+
 OFFERED const char *stoker_paths(void);
 OFFERED int stoker_use_path(const char *name);
 OFFERED const char *stoker_last_path(void);

@@ -1,6 +1,6 @@
-"""JPEG crops and resampling in C. NumPy allocates, and the GIL is released during every call.
+"""JPEG crops, resampling, windows of tokens: in C. NumPy allocates; every call releases the GIL.
 
-``stoker.images`` is what users call; this is what it calls.
+``stoker.images`` and ``stoker.from_tokens`` are what users call; this is what they call.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stoker_native.functions import (
     last_path,
     paths,
     pixels_crop,
+    read_windows,
     use_path,
 )
 from stoker_native.version import __version__
@@ -28,5 +29,6 @@ __all__ = [
     "last_path",
     "paths",
     "pixels_crop",
+    "read_windows",
     "use_path",
 ]

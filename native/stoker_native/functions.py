@@ -71,6 +71,10 @@ def _load() -> ctypes.CDLL:
         c_void_p, c_int32, c_int32, c_int32, c_int64, crop, out, c_char_p,
     ]  # fmt: skip
     library.stoker_use_path.argtypes = [c_char_p]
+    library.stoker_read_windows.argtypes = [
+        c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int64, c_void_p, c_void_p,
+    ]  # fmt: skip
+    library.stoker_read_windows.restype = c_int64
     for name in ("jpeg_size", "jpeg_decode", "jpeg_crop", "pixels_crop", "use_path"):
         getattr(library, f"stoker_{name}").restype = c_int
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
@@ -158,6 +162,51 @@ def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
     if outcome:
         _fail(outcome, message)
     return out
+
+
+def read_windows(
+    descriptors: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    dtype: np.dtype[Any],
+    inputs: NDArray[np.int64],
+    targets: NDArray[np.int64],
+) -> int:
+    """Read windows of integers from open files, and widen them.
+
+    A window is ``length + 1`` integers: all but the last go into its row of ``inputs``, all but the
+    first into its row of ``targets``.
+
+    Args:
+        descriptors: of the files, ``int32 [windows]``.
+        starts: where windows begin, in bytes, ``int64 [windows]``.
+        dtype: of the integers in the files: signed ones, or unsigned ones of up to 4 bytes, in this
+            machine's order of bytes.
+        inputs, targets: ``int64 [windows, length]``, C-ordered.
+
+    Returns how many windows are there: less than all where one could not be read, because its file
+    ends before or there was an error. The rows from that window on may hold anything.
+
+    Raises TypeError and ValueError where the arguments are not that.
+    """
+    windows, length = inputs.shape
+    if dtype.kind not in "iu" or not dtype.isnative or dtype == np.uint64:
+        raise TypeError(f"windows are read of native integers that fit into int64, not {dtype!r}")
+    if not inputs.dtype == targets.dtype == starts.dtype == np.int64:
+        raise TypeError("starts, inputs and targets are int64")
+    if descriptors.dtype != np.int32:
+        raise TypeError(f"descriptors are int32, not {descriptors.dtype}")
+    if targets.shape != inputs.shape or not descriptors.shape == starts.shape == (windows,):
+        raise ValueError("there is one descriptor and one start for each row of inputs and targets")
+    if not inputs.size:
+        return len(inputs)
+    arrays: list[Any] = [descriptors, starts, inputs, targets]
+    # Raises where an array is not C-ordered, or cannot be written.
+    first = [byref(ctypes.c_char.from_buffer(each)) for each in arrays]
+    return int(
+        _library.stoker_read_windows(
+            *first[:2], windows, dtype.itemsize, dtype.kind == "i", length, *first[2:]
+        )
+    )
 
 
 def paths() -> list[str]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import backend  # noqa: F401 - for every test here
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 import stoker
+from backends import backend  # noqa: F401 - for every test here
 from stoker.images import decode, size
 
 

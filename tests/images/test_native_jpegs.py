@@ -213,21 +213,40 @@ def test_mutated_files_raise_exceptions_only() -> None:
     fuzz(300)
 
 
-@pytest.mark.full
-@pytest.mark.timeout(1000)
-def test_sanitizers_find_nothing_in_mutated_files(tmp_path: Path) -> None:
-    library = tmp_path / "libstoker_native.so"
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Build the library with sanitizers; returns what has Python use it."""
+    library = tmp_path_factory.mktemp("sanitized") / "libstoker_native.so"
     flags = ["-std=c11", "-g", "-O1", "-fPIC", "-shared", "-fno-omit-frame-pointer"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     sources = sorted(map(str, (ROOT / "native" / "csrc").glob("*.c")))
     subprocess.run(["cc", *flags, *sanitize, *sources, "-o", library, "-ljpeg", "-lm"], check=True)
     asan = subprocess.check_output(["cc", "-print-file-name=libasan.so"], text=True).strip()
-    fuzz(
-        20_000,
-        STOKER_NATIVE_LIBRARY=str(library),
-        LD_PRELOAD=asan,
-        ASAN_OPTIONS="detect_leaks=0",  # Python's own
+    return {
+        "STOKER_NATIVE_LIBRARY": str(library),
+        "LD_PRELOAD": asan,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1000)
+def test_sanitizers_find_nothing_in_mutated_files(sanitized: dict[str, str]) -> None:
+    fuzz(20_000, **sanitized)
+
+
+@pytest.mark.full
+def test_sanitizers_find_nothing_in_windows(sanitized: dict[str, str]) -> None:
+    tests = ROOT / "tests" / "sources" / "test_native_windows.py"
+    alone = ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *alone, tests],
+        env={**os.environ, **sanitized},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def test_threads_do_not_disturb_each_other() -> None:

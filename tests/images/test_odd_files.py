@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import backend  # noqa: F401 - for every test here
 from encoded_images import FILES, by_pillow, encoded, levels_apart, photograph
 from PIL import Image, UnidentifiedImageError
 
+from backends import backend  # noqa: F401 - for every test here
 from stoker.images import (
     center_crop,
     color_jitter,

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
+from backends import backend  # noqa: F401 - for every test here
+from stoker import native
 from stoker.testing import check_resume
 from strategies import few, stream
 
@@ -34,29 +36,35 @@ def windows(tokens: list[int], length: int, stride: int) -> list[list[int]]:
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", ">u2", ">i4", ">i8"]
+
+
 @same_folder
 @given(
-    files=st.lists(st.lists(st.integers(0, 9), max_size=40), min_size=1, max_size=4),
+    files=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40), min_size=1, max_size=4),
     length=st.integers(1, 12),
     stride=st.none() | st.integers(1, 15),
-    dtype=st.sampled_from(["uint16", ">u2", "int32", "uint8", "int64"]),
-    numpy_files=st.booleans(),
+    dtypes=st.lists(st.sampled_from(DTYPES), min_size=4, max_size=4) | st.sampled_from(DTYPES),
+    batch=st.integers(1, 12),
 )
 def test_windows_are_those_of_each_file(
     tmp_path: Path,
     files: list[list[int]],
     length: int,
     stride: int | None,
-    dtype: str,
-    numpy_files: bool,
+    dtypes: list[str] | str,
+    batch: int,
 ) -> None:
-    paths = write(tmp_path, *files, dtype=dtype)
-    if numpy_files:
-        for path, tokens in zip(paths, files, strict=True):
-            np.save(f"{path}.npy", np.asarray(tokens, dtype))
-        paths = [f"{path}.npy" for path in paths]
-    expected = [w for tokens in files for w in windows(tokens, length, stride or length)]
-    kind = None if numpy_files else dtype
+    each = [dtypes] * len(files) if isinstance(dtypes, str) else dtypes
+    held = [np.array(f, np.int64).astype(dtype) for f, dtype in zip(files, each, strict=False)]
+    paths = [str(tmp_path / f"{number}.npy") for number in range(len(held))]
+    kind = None
+    if isinstance(dtypes, str):
+        kind, paths = dtypes, write(tmp_path, *held, dtype=dtypes)
+    else:
+        for path, tokens in zip(paths, held, strict=True):
+            np.save(path, tokens)
+    expected = [w for tokens in held for w in windows(tokens.tolist(), length, stride or length)]
     if not expected:
         with pytest.raises(ValueError, match="longest"):
             stoker.from_tokens(paths, length, stride, kind)
@@ -67,6 +75,9 @@ def test_windows_are_those_of_each_file(
     assert [[*w.inputs.tolist(), int(w.targets[-1])] for w in found] == expected
     assert all((w.inputs[1:] == w.targets[:-1]).all() for w in found)
     assert {array.dtype for w in found for array in w} == {np.dtype(np.int64)}
+    batches = list(train.batch(batch))
+    assert np.concatenate([b.inputs for b in batches]).tolist() == [w[:-1] for w in expected]
+    assert np.concatenate([b.targets for b in batches]).tolist() == [w[1:] for w in expected]
 
 
 @same_folder
@@ -159,6 +170,34 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path, workers: int, bat
         os.truncate(path, 16)
         with pytest.raises((ValueError, stoker.StageError), match=r"0\.bin.* has changed"):
             list(batches)
+
+
+def test_where_the_library_stops_numpy_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write(tmp_path, np.arange(50), np.arange(50, 100))
+
+    class Reads:
+        """The library, where the second half of the windows cannot be read."""
+
+        @staticmethod
+        def read_windows(files: Any, starts: Any, dtype: Any, inputs: Any, targets: Any) -> int:
+            inputs[:], targets[:] = -1, -1
+            for row in range(len(starts) // 2):
+                window = np.frombuffer(os.pread(files[row], 5 * dtype.itemsize, starts[row]), dtype)
+                inputs[row], targets[row] = window[:-1], window[1:]
+            return len(starts) // 2
+
+    train = stoker.from_tokens(paths, 4, dtype="uint16")
+    expected = stream(train)
+    monkeypatch.setattr(native, "library", lambda: Reads)
+    assert stream(stoker.from_tokens(paths, 4, dtype="uint16")) == expected
+    (path, _) = paths
+    batches = iter(stoker.from_tokens(path, 4, dtype="uint16").batch(4).workers(0))
+    next(batches)
+    Path(path).write_bytes(b"")
+    with pytest.raises(stoker.StageError, match=r"0\.bin.* has changed"):
+        list(batches)
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from serve_jpegs import SIDE, files_of
 
 import stoker
-from stoker.images import native
+from stoker import native
 
 
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:

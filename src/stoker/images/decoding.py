@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.images import native
+from stoker import native
 from stoker.images.image_map import without_gil
 from stoker.lending import reads_only
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.images import native
+from stoker import native
 from stoker.lending import AnyCallable, reads_only
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.images import native
+from stoker import native
 from stoker.images.decoding import (
     MAX_PIXELS,
     by_pillow,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST = 256  # descriptors
+MOST_OPEN = 256
 
 
 class FileVersion(NamedTuple):
@@ -43,7 +43,7 @@ class OpenFiles:
 
         Raises ValueError if it has changed, or has not so many bytes; OSError.
         """
-        return self._opened(path, version).read(start, nbytes)
+        return self.opened(path, version).read(start, nbytes)
 
     def read_values(
         self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
@@ -52,15 +52,16 @@ class OpenFiles:
 
         ``out`` is C-ordered, with two axes. Raises as ``read``.
         """
-        self._opened(path, version).read_parts(
+        self.opened(path, version).read_parts(
             starts, out.view(np.uint8).reshape(-1).data, out[0].nbytes
         )
 
-    def _opened(self, path: str, version: FileVersion) -> OpenFile:
+    def opened(self, path: str, version: FileVersion) -> OpenFile:
+        """Return a file that is still of this version. Raises ValueError if it has changed."""
         file = self._open.get(path)
         if file is None:
             file = OpenFile(path)
-            if len(self._open) >= _MOST:
+            if len(self._open) >= MOST_OPEN:
                 self._open = {}  # who reads one of them has a reference
             self._open[path] = file
         if file.version() != version:
@@ -70,29 +71,33 @@ class OpenFiles:
 
 
 class OpenFile:
-    """A regular file, closed with the last reference to it. Raises OSError for what is none."""
+    """A regular file, closed with the last reference to it. Raises OSError for what is none.
+
+    Attributes:
+        descriptor: which belongs to it.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         # Opening a pipe would wait for its writer.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
             raise OSError(errno.EINVAL, "no regular file", path)
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
     def version(self) -> FileVersion:
         """Look up the version of what is open now."""
-        found = os.fstat(self._descriptor)
+        found = os.fstat(self.descriptor)
         return FileVersion(found.st_size, found.st_mtime_ns)
 
     def read(self, start: int, nbytes: int) -> bytes:
         """Return bytes. Raises ValueError where the file ends before."""
-        data = os.pread(self._descriptor, nbytes, start)
+        data = os.pread(self.descriptor, nbytes, start)
         while len(data) < nbytes:  # a signal, or more than the kernel reads at once
-            more = os.pread(self._descriptor, nbytes - len(data), start + len(data))
+            more = os.pread(self.descriptor, nbytes - len(data), start + len(data))
             if not more:
                 raise ValueError(
                     f"{self.path} is truncated: {nbytes:,} bytes from byte {start:,} on reach "
@@ -103,7 +108,7 @@ class OpenFile:
 
     def read_parts(self, starts: Iterable[int], out: memoryview, nbytes: int) -> None:
         """Fill ``out`` with so many bytes from each start on. Raises as ``read``."""
-        descriptor, preadv = self._descriptor, os.preadv
+        descriptor, preadv = self.descriptor, os.preadv
         for at, start in zip(range(0, len(out), nbytes), starts, strict=True):
             part = out[at : at + nbytes]
             if preadv(descriptor, (part,), start) < nbytes:

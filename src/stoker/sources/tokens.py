@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -13,9 +12,10 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.checks import is_whole_number
-from stoker.sources.open_files import FileVersion, OpenFiles
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.sources.token_files import TokenFile, find_tokens
+from stoker.sources.window_reader import WindowReader
 
 IGNORED_TARGET = -100
 """What ``torch.nn.functional.cross_entropy`` leaves out of the loss."""
@@ -39,17 +39,6 @@ class DocumentWindow(NamedTuple):
     """Which document of the window a token belongs to, from 0 on."""
 
 
-class TokenFile(NamedTuple):
-    """A file of tokens, as it was found."""
-
-    path: str
-    version: FileVersion
-    dtype: np.dtype[Any]
-    start: int
-    """Where the tokens begin, in bytes."""
-    tokens: int
-
-
 class TokenSource(IndexedSource, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
@@ -69,8 +58,6 @@ class TokenSource(IndexedSource, Rows):
             is out of range.
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
-
-    releases_gil = False  # in many short reads, for whose end another thread makes it wait
 
     def __init__(
         self,
@@ -92,15 +79,16 @@ class TokenSource(IndexedSource, Rows):
         self._files = self._find(files, dtype)
         self._given = shown(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
-        self._ends = np.cumsum(counts)
-        self._firsts = self._ends - counts
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._firsts = self._ends - np.array(counts, np.int64)
         if not self._ends[-1]:
             most = max(file.tokens for file in self._files)
             raise ValueError(
                 f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
                 f"of {len(counts):,} files has {most:,}"
             )
-        self._opened = OpenFiles()
+        self._reader = WindowReader(self._files)
+        self.releases_gil = self._reader.releases_gil
 
     @property
     def name(self) -> str:
@@ -162,15 +150,7 @@ class TokenSource(IndexedSource, Rows):
         inputs, targets = batch.inputs[rows], batch.targets[rows]
         files = np.searchsorted(self._ends, indices, side="right")
         tokens = (indices - self._firsts[files]) * self._stride
-        for number in dict.fromkeys(files.tolist()):
-            path, version, dtype, begins, _ = self._files[number]
-            there = files == number
-            starts = (begins + tokens[there] * dtype.itemsize).tolist()
-            found = np.empty((len(starts), self._length + 1), dtype)
-            self._opened.read_values(path, version, starts, found)
-            of_file = slice(None) if len(starts) == len(files) else there
-            inputs[of_file] = found[:, :-1]
-            targets[of_file] = found[:, 1:]
+        self._reader.read(files, tokens, inputs, targets)
         self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
@@ -190,7 +170,7 @@ class TokenSource(IndexedSource, Rows):
             np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        return [_open(path, dtype) for path in find_files(files, "from_tokens")]
+        return [find_tokens(path, dtype) for path in find_files(files, "from_tokens")]
 
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
@@ -199,54 +179,3 @@ class TokenSource(IndexedSource, Rows):
     def _locate(self, index: int) -> tuple[TokenFile, int]:
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self._files[number], int(index - self._firsts[number]) * self._stride
-
-
-def _open(path: str, dtype: DTypeLike | None) -> TokenFile:
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{path} is no regular file: from_tokens takes files, or a pattern")
-    with open(path, "rb") as file:
-        return token_file(path, FileVersion(found.st_size, found.st_mtime_ns), dtype, file)
-
-
-def token_file(
-    path: str, version: FileVersion, dtype: DTypeLike | None, file: BinaryIO
-) -> TokenFile:
-    """Find out what the tokens of a file are, and how many, from its beginning."""
-    start = 0
-    if path.endswith(".npy"):
-        shape, kind = _npy_header(path, file)
-        if len(shape) != 1:
-            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
-        start = file.tell()
-        if dtype is not None and np.dtype(dtype) != kind:
-            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
-        if version.size_bytes < start + shape[0] * kind.itemsize:
-            raise ValueError(
-                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
-                f"bytes for {shape[0]:,} tokens"
-            )
-    elif dtype is None:
-        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
-    else:
-        kind = np.dtype(dtype)
-    if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
-        raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
-    nbytes = version.size_bytes - start
-    if nbytes % kind.itemsize:
-        raise ValueError(
-            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
-            f"of {kind} tokens"
-        )
-    return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
-
-
-def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    form = np.lib.format
-    try:
-        first = form.read_magic(file) == (1, 0)
-        read = form.read_array_header_1_0 if first else form.read_array_header_2_0
-        shape, _, kind = read(file)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no array of tokens: {error}") from error
-    return shape, kind

@@ -7,7 +7,8 @@ Never a number between. The stream does not depend on it. The decision:
    less, but the consumer does something else for longer than that, so that there is something to
    hide it behind: a step of training. Otherwise it stays inline, and keeps looking. Gathering from
    arrays releases the GIL: from 0.04 ms a batch on all threads take part, without a trial. So do
-   image functions, with ``stoker-native`` and where an image takes 0.2 ms or more.
+   they with ``stoker-native`` for windows of tokens, and for image functions where an image takes
+   0.2 ms or more.
 2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
    half a core busy, they were sleeping (reads, latency), and all stay. So they do if they waited so
    little for each other that one could never do nearly as much.

@@ -16,7 +16,8 @@ from stoker.sources.remote.reader import RemoteFile
 from stoker.sources.remote.remote_source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
-from stoker.sources.tokens import TokenFile, TokenSource, token_file
+from stoker.sources.token_files import TokenFile, token_file
+from stoker.sources.tokens import TokenSource
 
 _HEADER_BYTES = 4096  # of a .npy file: more than one of a single axis has
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.images import native
+from stoker import native
 
-BACKENDS = ["stoker-native", "Pillow"] if native.library() else ["Pillow"]
+BACKENDS = ["stoker-native", "without"] if native.library() else ["without"]
 
 
 @pytest.fixture(params=BACKENDS, autouse=True, scope="module")
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "Pillow":
+        if request.param == "without":
             patch.setattr(native, "library", lambda: None)
         yield request.param

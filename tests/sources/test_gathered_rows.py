@@ -196,3 +196,12 @@ def test_of_nulls_over_bytes_that_are_no_text() -> None:
     for size in (5, 40):
         (texts,) = zip(*[b.values() for b in stoker.from_table(table).batch(size)], strict=True)
         assert [text for batch in texts for text in batch] == ["a", None] * (rows // 2)
+
+
+def test_of_views_of_text_in_parquet(tmp_path: Path) -> None:
+    texts = ["a", None, "c" * 40]
+    table = pa.table({"s": pa.array(texts, pa.string_view())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    read = stoker.from_parquet(tmp_path / "a.parquet", seed=0)
+    assert [example["s"] for example in read] == texts
+    assert [batch["s"] for batch in read.batch(3)] == [texts]

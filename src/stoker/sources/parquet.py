@@ -13,7 +13,7 @@ from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
-from stoker.sources.arrow_rows import import_pyarrow
+from stoker.sources.arrow_rows import import_pyarrow, without_views
 from stoker.sources.grouped_rows import GroupedRows, RowGroup, kinds_of
 from stoker.sources.held_blocks import HeldBlocks
 from stoker.sources.open_files import FileVersion
@@ -83,7 +83,7 @@ class ParquetSource(IndexedSource):
         if schema is None:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
         self._columns: list[str] = list(schema.names)
-        self._kinds = kinds_of(schema, nulls)
+        self._kinds = kinds_of(without_views(schema.empty_table()).schema, nulls)
         self._ends = np.cumsum(counts, dtype=np.int64)
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
@@ -122,7 +122,7 @@ class ParquetSource(IndexedSource):
 
     def _grouped(self, read: Callable[[int], Any]) -> GroupedRows:
         def group(number: int) -> RowGroup:
-            found: RowGroup = self.held.get(number, lambda: RowGroup(read(number)))
+            found: RowGroup = self.held.get(number, lambda: RowGroup(without_views(read(number))))
             return found
 
         return GroupedRows(self._ends, group, self._kinds, self._note)

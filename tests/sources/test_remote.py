@@ -862,6 +862,9 @@ def test_lists_that_cannot_be() -> None:
         FilesSource(["a", "http://x/b"])
     with pytest.raises(ValueError, match="at least one file"):
         FilesSource([])
+    for unordered in ({"a"}, (name for name in "ab")):
+        with pytest.raises(TypeError, match=r"sorted\(\.\.\.\)"):
+            stoker.from_files(unordered)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not bytes"):
         FilesSource([b"a"])  # type: ignore[list-item]
 

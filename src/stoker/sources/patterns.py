@@ -29,7 +29,7 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
     without ``suffix``; ValueError for URLs and for no paths at all; TypeError for something else.
     """
     found: list[str] = []
-    for each in _each(given, asked):
+    for each in path_list(given, asked):
         text = os.fspath(each) if isinstance(each, os.PathLike) else each
         if not isinstance(text, str):
             raise TypeError(f"{asked} takes paths, not {type(text).__name__}")
@@ -57,7 +57,7 @@ def has_urls(given: Paths, asked: str) -> bool:
 
     Raises TypeError for what is neither a path nor a list.
     """
-    return any("://" in str(each) for each in _each(given, asked))
+    return any("://" in str(each) for each in path_list(given, asked))
 
 
 def shown(given: Paths) -> str:
@@ -67,8 +67,8 @@ def shown(given: Paths) -> str:
     return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"
 
 
-def _each(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
-    """Return what was given as a list. What has no order of its own is none."""
+def path_list(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
+    """Return what was given as a list; raise TypeError for what has no order of its own."""
     if isinstance(given, (str, os.PathLike)):
         return [given]
     is_list = all(hasattr(given, name) for name in ("__len__", "__getitem__"))

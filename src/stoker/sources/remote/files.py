@@ -22,6 +22,7 @@ from stoker.orders import Selection
 from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.local_files import is_special, read_file, warn_left_out
 from stoker.sources.names import Names
+from stoker.sources.patterns import path_list
 from stoker.sources.remote.access import Access, Root
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.remote_source import RemoteSource
@@ -153,7 +154,7 @@ class FilesSource(IndexedSource):
         self._listing: tuple[Root, NDArray[np.int64]] | None = None
         self._versions: NDArray[np.int64] | None = None
         alone = isinstance(files, (str, os.PathLike))
-        given = [_to_text(files)] if alone else [_to_text(file) for file in files]  # type: ignore[union-attr]
+        given = [_to_text(file) for file in path_list(files, "from_files")]
         if not given:
             raise ValueError("from_files needs at least one file")
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"

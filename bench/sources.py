@@ -32,29 +32,29 @@ Results::
     [results/sources.json]
     task                                 case  examples/s             stoker / it  classes a batch
     ----------------------------------------------------------------------------------------------
-    tar                                stoker       8,957              1 (1 .. 1)             47.5
-    tar                            webdataset       8,578     1.1 (0.961 .. 1.24)             14.5
-    parquet                            stoker     571,011              1 (1 .. 1)             17.2
-    parquet               pyarrow, row groups   1,861,315   0.305 (0.27 .. 0.363)              1.0
-    hugging face                       stoker      11,199              1 (1 .. 1)             47.5
-    hugging face         stoker.images.decode      26,119   0.45 (0.324 .. 0.529)             47.5
-    hugging face             torch, 0 workers      11,399    1.02 (0.842 .. 1.28)             47.4
-    hugging face             torch, 2 workers      12,577   0.941 (0.803 .. 1.05)             47.2
-    hugging face, bytes                stoker     393,490              1 (1 .. 1)             47.5
-    hugging face, bytes      torch, 0 workers     185,963       2.2 (1.51 .. 2.3)             47.7
-    hugging face, bytes      torch, 2 workers      50,830     8.07 (5.27 .. 9.39)             47.2
-    tokens                             stoker     326,026              1 (1 .. 1)             47.4
-    tokens                   torch, 0 workers     123,703     2.68 (2.51 .. 3.01)             47.4
-    tokens                   torch, 2 workers      27,018     12.2 (11.4 .. 13.8)             47.5
-    mix                                stoker       9,545              1 (1 .. 1)             48.0
-    mix                            one source       9,489   0.943 (0.928 .. 1.13)             47.5
-    mix of rows                        stoker   1,848,467              1 (1 .. 1)             48.0
-    mix of rows                    one source   9,030,694  0.209 (0.192 .. 0.227)             47.4
+    tar                                stoker       8,752              1 (1 .. 1)             47.5
+    tar                            webdataset       6,794    1.24 (0.929 .. 1.44)             14.5
+    parquet                            stoker     595,804              1 (1 .. 1)             17.2
+    parquet               pyarrow, row groups   1,740,654  0.383 (0.275 .. 0.437)              1.0
+    hugging face                       stoker       9,886              1 (1 .. 1)             47.5
+    hugging face         stoker.images.decode      19,968  0.512 (0.446 .. 0.578)             47.5
+    hugging face             torch, 0 workers      11,326   0.934 (0.833 .. 1.05)             47.3
+    hugging face             torch, 2 workers      10,267   0.965 (0.919 .. 1.14)             47.4
+    hugging face, bytes                stoker     487,397              1 (1 .. 1)             47.5
+    hugging face, bytes      torch, 0 workers     173,982      2.8 (2.43 .. 3.19)             47.5
+    hugging face, bytes      torch, 2 workers      39,922       12.1 (10 .. 12.6)             47.6
+    tokens                             stoker     678,167              1 (1 .. 1)             47.4
+    tokens                   torch, 0 workers     124,963     5.77 (4.24 .. 6.18)             47.4
+    tokens                   torch, 2 workers      27,714     27.1 (17.7 .. 28.2)             47.4
+    mix                                stoker       9,259              1 (1 .. 1)             48.0
+    mix                            one source       9,384   0.993 (0.974 .. 1.05)             47.5
+    mix of rows                        stoker   4,044,935              1 (1 .. 1)             48.0
+    mix of rows                    one source   8,356,395  0.484 (0.447 .. 0.506)             47.4
 
                                                 seconds  at most
     ------------------------------------------------------------
-    index of 1,000,000 members                     6.93     20.0
-    resume in the middle of 100,000,000 tokens  0.00213      0.1
+    index of 1,000,000 members                      7.4     20.0
+    resume in the middle of 100,000,000 tokens  0.00197      0.1
     [end]
 
 Caveats: all files are in the page cache. WebDataset and pyarrow's row groups give an order that is

@@ -11,9 +11,9 @@ The window holds the outputs that were submitted and not taken yet:
 - few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
 - around an adaptive echo, see ``adaptive_feed``;
-- nothing inline, but for what is left of a few small outputs that were made at once, for at most
-  0.2 ms, where there may be workers; and nothing after a feed that blocks in the consumer's thread
-  (a loader, a device).
+- nothing inline, but for what is left of a few outputs that were made at once: of small ones for at
+  most 0.2 ms, where there may be workers, of gathered batches for at most 1 ms; and nothing after a
+  feed that blocks in the consumer's thread (a loader, a device).
 
 A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
 task would cost more.
@@ -53,6 +53,7 @@ FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall."""
 _HERE_OUTPUTS = 8  # made at once inline, to share what that costs
 _HERE_NS = 200_000  # so long they may take
+_HERE_GATHERED_NS = 1_000_000  # where several batches are gathered in less time than one by one
 
 
 class SegmentStream(PulledStream):
@@ -105,7 +106,7 @@ class SegmentStream(PulledStream):
             cost.inline_ns = GATHER_INLINE_BATCH_NS * (1 if rows is None else rows.parts)
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
-        self._together = 1
+        self._together = 1  # batches of a task
         if rows is not None and self._gathers:
             self._together = rows.together(group)
             cost.chunk_rows = self._together * group
@@ -364,10 +365,10 @@ class SegmentStream(PulledStream):
         each_ns = max(cost.batch_ns(), self._last_ns)
         if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
             return 1 if self._gathers_alone and not pool.limit else 0
-        if self._gathers_alone and not self._gathers:
-            return 1
-        most = self._together if self._gathers else _HERE_OUTPUTS if pool.limit else 1
-        return max(1, min(most, int(_HERE_NS / each_ns)))
+        most, most_ns = _HERE_OUTPUTS if pool.limit else 1, _HERE_NS
+        if self._gathers_alone:
+            most, most_ns = self._together, _HERE_GATHERED_NS
+        return max(1, min(most, int(most_ns / each_ns)))
 
     def _make(self, number: int, count: int) -> None:
         """Make the next outputs here and now."""

@@ -19,6 +19,7 @@ from stoker.sources.window_reader import WindowReader
 
 IGNORED_TARGET = -100
 """What ``torch.nn.functional.cross_entropy`` leaves out of the loss."""
+_TOGETHER_BYTES = 2 << 20  # of batches that are gathered at once: more would leave the CPU's caches
 
 
 class Window(NamedTuple):
@@ -131,6 +132,9 @@ class TokenSource(IndexedSource, Rows):
         file, token = self._locate(index)
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), token)
+
+    def together(self, rows: int) -> int:
+        return max(1, min(4, _TOGETHER_BYTES // (2 * 8 * rows * self._length)))
 
     def allocate(self, rows: int, recycler: Recycler) -> Any:
         shape = rows, self._length

@@ -53,7 +53,8 @@ FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall."""
 _HERE_OUTPUTS = 8  # made at once inline, to share what that costs
 _HERE_NS = 200_000  # so long they may take
-_HERE_GATHERED_NS = 1_000_000  # where several batches are gathered in less time than one by one
+_GATHERED = 4  # batches of a task that gathers them
+_GATHERED_NS = 1_000_000  # or those that take no longer, as far as their source has so many
 
 
 class SegmentStream(PulledStream):
@@ -106,7 +107,7 @@ class SegmentStream(PulledStream):
             cost.inline_ns = GATHER_INLINE_BATCH_NS * (1 if rows is None else rows.parts)
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
-        self._together = 1  # batches of a task
+        self._together = 1  # batches that are gathered at once, at most
         if rows is not None and self._gathers:
             self._together = rows.together(group)
             cost.chunk_rows = self._together * group
@@ -290,7 +291,7 @@ class SegmentStream(PulledStream):
         if pool.inline or (self.feed is not None and self.feed.blocking):
             return 0
         if self._gathers:
-            return 2 * self._together
+            return 2 * self._at_once()
         chunk = self._cost.chunk(pool.target_ns)
         examples = max(2 * self._group, 8 * pool.workers * chunk, self._read_ahead)
         if self.segment.is_followed:  # or jitter alone would call for echoing
@@ -365,10 +366,15 @@ class SegmentStream(PulledStream):
         each_ns = max(cost.batch_ns(), self._last_ns)
         if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
             return 1 if self._gathers_alone and not pool.limit else 0
-        most, most_ns = _HERE_OUTPUTS if pool.limit else 1, _HERE_NS
         if self._gathers_alone:
-            most, most_ns = self._together, _HERE_GATHERED_NS
-        return max(1, min(most, int(most_ns / each_ns)))
+            return max(1, min(self._together, int(_GATHERED_NS / each_ns)))
+        return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+
+    def _at_once(self) -> int:
+        """Return how many batches a task gathers: many if they are quickly gathered."""
+        each_ns = self._cost.batch_ns()
+        quickly = int(_GATHERED_NS / each_ns) if each_ns else 0
+        return min(self._together, max(quickly, _GATHERED))
 
     def _make(self, number: int, count: int) -> None:
         """Make the next outputs here and now."""
@@ -386,7 +392,7 @@ class SegmentStream(PulledStream):
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""
         if self._batches:
-            return 1 if self._worker_pool.inline else self._together
+            return 1 if self._worker_pool.inline else self._at_once()
         # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
         # batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
         group, cost = self._group, self._cost

@@ -20,7 +20,7 @@ from stoker.sources.source import Indices, Rows
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
 _MANY = 12  # rows of a group, which are taken at once
-_TOGETHER_ROWS = 1024  # gathered in one task, so that there are many of a group; they may be large
+_TOGETHER_ROWS = 1024  # of text and bytes, which may be large
 
 
 class RowGroup:
@@ -95,6 +95,8 @@ class GroupedRows(Rows):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def together(self, rows: int) -> int:
+        if self._kinds is not None and None not in self._kinds.values():
+            return super().together(rows)
         return max(1, min(16, _TOGETHER_ROWS // rows))
 
     def allocate(self, rows: int, recycler: Recycler) -> dict[str, Any]:

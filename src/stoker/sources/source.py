@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stoker.engine.lower import Lowering
 
 Indices = Sequence[int] | NDArray[np.int64]
+_TOGETHER_BYTES = 1 << 20  # of batches that are gathered at once: more would leave the CPU's caches
 
 
 class Source(ABC):
@@ -134,12 +135,12 @@ class Rows(ABC):
     parts: int = 1
 
     def together(self, rows: int) -> int:
-        """Return how many batches of so many rows a task gathers, to share what it costs.
+        """Return how many batches of so many rows are gathered at once, if that is quickly done.
 
-        Twice as many are there before they are wanted: few, so that their memory stays in the
-        CPU's caches.
+        It shares what a gather costs. They stay in the CPU's caches, but for a few large ones.
         """
-        return 4
+        nbytes = rows * pytree.nbytes(self.allocate(1, Recycler()))
+        return max(4, min(64, _TOGETHER_BYTES // max(1, nbytes)))
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Recycler) -> Any:

@@ -193,7 +193,7 @@ def unharmed(found: Outcome) -> None:
 @pytest.mark.parametrize("script", shortened(SCRIPTS, 0))
 def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) -> None:
     write_script(tmp_path, COUNTED + textwrap.dedent(SCRIPTS[script]))
-    found = analyze(tmp_path, "train.py", minutes=0.3)
+    found = analyze(tmp_path, "train.py", minutes=0.5)
     unharmed(found)
     assert found.report is not None
     assert found.report["starts"] == 1

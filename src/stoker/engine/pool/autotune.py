@@ -135,6 +135,14 @@ class Autotuner:
         """Return the cost of a segment."""
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
 
+    def note_own(self, batch_ns: float, for_each: float) -> None:
+        """Take in for how long the consumer did something else, for each unit of inline work.
+
+        A pause between epochs is none of what it does between two batches, and counts little.
+        """
+        own_ns = batch_ns * max(0.0, for_each)
+        self.own_ns += 0.2 * (min(own_ns, 2 * self.own_ns + batch_ns) - self.own_ns)
+
     def judge(self, threads: int) -> None:
         """Take in what a trial said; what most of the last ones say counts, more in a tie."""
         if threads:
@@ -175,8 +183,7 @@ class Tuning:
         self._autotuner = autotuner
         self._clock_ns = clock_ns
         self._unlooked_ns = _LOOK_NS
-        self._inline_since_ns: int | None = None
-        self._inline_ns = 0
+        self._looked_ns: int | None = None
         self.trial: Trial | None = None
         self.active = min(autotuner.active or 0, limit)
 
@@ -222,7 +229,7 @@ class Tuning:
         self.active = self._autotuner.active or 0
         if not threads:  # until a batch turns out to be costly after all
             cost.inline_ns = INLINE_BATCH_NS
-            self._inline_since_ns, self._inline_ns = None, 0
+            self._looked_ns, self._unlooked_ns = None, _LOOK_NS
         return True
 
     def _try(self, threads: int, before: Trial | None = None) -> bool:
@@ -231,15 +238,13 @@ class Tuning:
         return True
 
     def _leaves_inline(self, cost: CostEstimate, wall: int) -> bool:
-        tuner, now_ns = self._autotuner, self._clock_ns()
-        if self._inline_since_ns is None:
-            self._inline_since_ns = now_ns - wall
-        self._inline_ns += wall
+        tuner = self._autotuner
         tuner.rest_ns -= wall
         self._unlooked_ns += wall
         if self._unlooked_ns < _LOOK_NS:
             return False
-        self._unlooked_ns = 0
+        worked_ns, before_ns = self._unlooked_ns, self._looked_ns
+        self._unlooked_ns, self._looked_ns = 0, self._clock_ns()
         costs = tuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
@@ -247,8 +252,8 @@ class Tuning:
         for each in costs:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)
-        elapsed_ns = now_ns - self._inline_since_ns
-        tuner.own_ns = batch_ns * max(0.0, elapsed_ns / self._inline_ns - 1)
+        if before_ns is not None:
+            tuner.note_own(batch_ns, (self._looked_ns - before_ns) / worked_ns - 1)
         if not known:
             return False
         if batch_ns <= min(each.inline_ns for each in costs) and not self._can_hide(batch_ns):

@@ -131,6 +131,19 @@ def test_threads_are_tried_where_the_consumer_does_something_else(
     assert tuning.active == threads
 
 
+def test_batches_made_without_a_task_are_not_something_else() -> None:
+    autotuner, clock = Autotuner(), [0]
+    cost = autotuner.cost(0, 32)
+    tuning = Tuning(4, autotuner, lambda: clock[0])
+    for _ in range(100):
+        clock[0] += int(CHEAP)
+        cost.note(32, int(CHEAP))
+        assert not tuning.note(cost, 32, int(CHEAP))
+        clock[0] += int(5 * CHEAP)
+        tuning.made_here(int(5 * CHEAP))
+    assert autotuner.own_ns == 0
+
+
 class Work:
     """Rows of one segment, that a tuning is told of: no time passes.
 

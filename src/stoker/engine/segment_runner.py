@@ -83,7 +83,9 @@ class SegmentRunner:
                 values = [self._batch(part, number + i, ns) for i, part in enumerate(parts)]
         self._finish(values, number, ns)
         with self.worker_pool.lock:
-            self.cost.note(len(indices), time.perf_counter_ns() - began)
+            wall = time.perf_counter_ns() - began
+            self.cost.note(len(indices), wall)
+            self.worker_pool.made_here(wall)
             self.account(ns, len(indices))
         return values
 

@@ -184,6 +184,7 @@ class Tuning:
         self._clock_ns = clock_ns
         self._unlooked_ns = _LOOK_NS
         self._looked_ns: int | None = None
+        self._made_ns = 0
         self.trial: Trial | None = None
         self.active = min(autotuner.active or 0, limit)
 
@@ -232,6 +233,10 @@ class Tuning:
             self._looked_ns, self._unlooked_ns = None, _LOOK_NS
         return True
 
+    def made_here(self, wall: int) -> None:
+        """Take in that the consumer made batches that are not noted."""
+        self._made_ns += wall
+
     def _try(self, threads: int, before: Trial | None = None) -> bool:
         self.trial = Trial(threads, self._autotuner.trial_ns, self._clock_ns(), before)
         self.active = threads
@@ -243,8 +248,8 @@ class Tuning:
         self._unlooked_ns += wall
         if self._unlooked_ns < _LOOK_NS:
             return False
-        worked_ns, before_ns = self._unlooked_ns, self._looked_ns
-        self._unlooked_ns, self._looked_ns = 0, self._clock_ns()
+        worked_ns, before_ns = self._unlooked_ns + self._made_ns, self._looked_ns
+        self._unlooked_ns, self._made_ns, self._looked_ns = 0, 0, self._clock_ns()
         costs = tuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS

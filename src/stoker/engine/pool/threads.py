@@ -296,6 +296,11 @@ class WorkerPool:
         self._chore = None
         self._broken = None  # its traceback holds all that ran
 
+    def made_here(self, wall: int) -> None:
+        """Take in that the consumer made outputs without a task; with the lock held."""
+        if self._tuning is not None:
+            self._tuning.made_here(wall)
+
     def _call_all(self) -> None:
         """Have everybody see what changed."""
         for condition in (self._work, self._bench, self._progress):

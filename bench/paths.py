@@ -26,25 +26,25 @@ Results::
     [results/paths.json]
     a second                         limit            peers     stoker                   ratio  goal
     ------------------------------------------------------------------------------------------------
-    warm cache, 110 KB, inline     184,089                     116,618   0.629 (0.59 .. 0.638)  0.90
-    warm cache, 110 KB, 2 thr.     187,670   inline 118,311    120,991   0.992 (0.932 .. 1.04)  1.00
-    warm cache, 110 KB, 4 thr.     186,613   inline 118,733    118,140   0.995 (0.927 .. 1.06)  1.00
-    warm cache, 110 KB, 8 thr.     190,058   inline 117,867    117,386   0.986 (0.934 .. 1.01)  1.00
-    warm cache, arrays of 3 KB     439,578     files 79,410    215,120     2.76 (2.53 .. 2.79)  2.00
-    photographs, echo 2, crop        4,541                       4,403   0.976 (0.932 .. 1.01)  0.90
-    photographs, echo 4, crop        9,041                       8,121   0.872 (0.84 .. 0.943)  0.90
-    dicts of 12 fields             807,821     torch 80,699    195,076     2.43 (2.37 .. 2.48)  1.50
-    nested examples                           torch 153,478    349,559     2.28 (2.24 .. 2.35)  1.50
-    ragged, padded                          torch 1,022,015  1,084,643    1.06 (0.995 .. 1.12)  1.00
-    batches of 1                               torch 62,543    123,373     1.97 (1.93 .. 1.98)  1.00
-    batches of 8                              torch 256,166    459,807      1.82 (1.77 .. 1.9)  1.00
-    2 processes, 1 KB rows                     torch 23,350     64,560     2.86 (2.29 .. 3.08)  1.00
-    2 processes, 150 KB rows                    torch 7,357      9,457     1.26 (1.16 .. 1.42)  1.00
-    random flip                               torch 165,216    176,431     1.04 (1.01 .. 1.08)  1.00
-    windows of an array         15,594,164    torch 480,529  6,434,634  0.405 (0.368 .. 0.472)  0.90
-    every other column           1,327,138    torch 361,598  1,130,614  0.858 (0.746 .. 0.987)  0.90
-    echo around a fast loader       27,448                      28,513        1.04 (1 .. 1.07)  0.98
-    first batch, 100,000 files          10                          13     1.28 (1.25 .. 1.42)  0.67
+    warm cache, 110 KB, inline     192,511                     120,524  0.637 (0.621 .. 0.679)  0.90
+    warm cache, 110 KB, 2 thr.     194,249   inline 122,319    122,761   0.998 (0.941 .. 1.02)  1.00
+    warm cache, 110 KB, 4 thr.     193,251   inline 123,822    122,249   0.998 (0.955 .. 1.01)  1.00
+    warm cache, 110 KB, 8 thr.     192,582   inline 119,508    121,511     1.02 (1.01 .. 1.06)  1.00
+    warm cache, arrays of 3 KB     447,863     files 78,794    219,238     2.79 (2.72 .. 2.81)  2.00
+    photographs, echo 2, crop        3,008                       3,134        1.04 (1 .. 1.08)  0.90
+    photographs, echo 4, crop        6,048                       5,625  0.938 (0.917 .. 0.956)  0.90
+    dicts of 12 fields             816,261     torch 81,911    203,195      2.48 (2.4 .. 2.55)  1.50
+    nested examples                           torch 156,684    360,792     2.32 (2.29 .. 2.34)  1.50
+    ragged, padded                          torch 1,097,517  1,154,685      1.06 (1.04 .. 1.1)  1.00
+    batches of 1                               torch 63,164    125,940     2.01 (1.99 .. 2.03)  1.00
+    batches of 8                              torch 257,929    490,530     1.93 (1.86 .. 1.96)  1.00
+    2 processes, 1 KB rows                     torch 31,220     66,422     2.06 (1.91 .. 2.22)  1.00
+    2 processes, 150 KB rows                    torch 8,266      9,761    1.18 (0.943 .. 1.29)  1.00
+    random flip                               torch 173,533    180,858     1.03 (0.99 .. 1.07)  1.00
+    windows of an array         16,424,946    torch 485,083  7,668,234  0.458 (0.453 .. 0.602)  0.90
+    every other column           1,323,338    torch 367,374  1,495,083     1.11 (1.04 .. 1.18)  0.90
+    echo around a fast loader       28,115                      28,971    1.02 (0.998 .. 1.07)  0.98
+    first batch, 100,000 files           9                          13     1.39 (1.27 .. 1.45)  0.67
     [end]
 
 Where it is behind, and why:

@@ -1121,6 +1121,16 @@ def test_a_stage_that_fails_is_named_as_without_a_cache(
     assert str(again) == str(plain)
 
 
+def test_maps_that_write_into_what_they_are_given_may_stand_before_a_cache(tmp_path: Path) -> None:
+    def counted(window: Any) -> Any:
+        window.inputs[...] += 1
+        return window
+
+    np.arange(40, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    plain = stoker.from_tokens(tmp_path / "a.bin", 4, dtype="uint16", seed=0).map(counted)
+    assert stream(plain.cache(LIMIT, version="1")) == stream(plain)
+
+
 def test_a_map_before_the_cache_fails_each_time_and_is_not_kept() -> None:
     pipeline = stoker.from_dataset(Rows(8), on_error=1).map(hurt, on="id").cache(LIMIT).workers(0)
     for hits in (0, 7):

@@ -1085,3 +1085,17 @@ def test_a_short_last_step_of_which_nobody_knew_that_it_was_the_last_resumes(
         resumed = build()
         resumed.load_state_dict(through_json(pipeline.state_dict()))
         assert seen | {i for each in resumed for i in each.tolist()} == good
+
+
+@pytest.mark.parametrize("n", [7, 1000])
+def test_what_a_drain_repeats_in_a_batch_is_fresh_once(n: int) -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_dataset(range(7), seed=0).filter(lambda x: x % 2 == 0).echo(3).batch(n)
+
+    train = build()
+    for _ in train:
+        assert train.clock.fresh_examples <= 7
+        assert train.progress <= 1
+    state = train.state_dict()
+    build().load_state_dict(state)
+    assert train.stats().fresh_examples == 7

@@ -72,7 +72,9 @@ class Pad:
             import torch
 
             padded = self._padded([np.asarray(value) for value in column])
-            return Padded(torch.from_numpy(padded.values), torch.from_numpy(padded.lengths))
+            return Padded(
+                torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
+            )
         forms = {(array.dtype.str, array.shape[1:]) for array in column}
         if len(forms) > 1:
             seen = ", ".join(f"{array.dtype} {list(array.shape)}" for array in column[:4])

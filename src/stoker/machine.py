@@ -33,6 +33,12 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+def user_folder(variable: str, usual: str) -> str:
+    """Return a base folder as the XDG specification has it: relative paths are passed over."""
+    given = os.environ.get(variable, "")
+    return given if os.path.isabs(given) else os.path.expanduser(usual)
+
+
 def format_bytes(count: float) -> str:
     """Write bytes for people: ``"1.5 GiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

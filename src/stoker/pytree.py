@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 _USUAL_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
@@ -176,7 +177,12 @@ def _leaf_bytes(leaf: Any) -> int:
 
 def is_immutable(leaf: Any) -> bool:
     """Tell whether a leaf can never change, so that it need not be copied."""
-    return isinstance(leaf, _IMMUTABLE)
+    return isinstance(leaf, _IMMUTABLE) and not isinstance(leaf, np.void)  # fields are written to
+
+
+def is_frozen(value: Any) -> bool:
+    """Tell whether neither a value nor what is in it can ever change."""
+    return all(map(is_frozen, value)) if isinstance(value, tuple) else is_immutable(value)
 
 
 def copied(value: Any) -> Any:
@@ -213,6 +219,11 @@ def _owned_leaf(leaf: Any) -> Any:
     if is_tensor(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone()
     return leaf
+
+
+def native(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in the byte order of this machine, as torch and JAX want it."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 class FieldError(LookupError):

@@ -356,3 +356,16 @@ def test_a_number_is_the_same_beside_nulls_and_alone() -> None:
         assert [type(value) for value in one.values()] == [type(v) for v in other.values()]
         assert one == other
     assert isinstance(together[0]["n"], np.int64)
+
+
+def test_runs_are_decoded() -> None:
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), pa.array(["a", None]))
+    numbers = pa.RunEndEncodedArray.from_arrays(pa.array([1, 5], pa.int16()), pa.array([7, 8]))
+    table = pa.table({"runs": runs, "numbers": numbers}).slice(1)
+    expected = [(None if n else "a", 8) for n in range(4)]
+    assert [(row["runs"], row["numbers"]) for row in stoker.from_table(table)] == expected
+    coded = pa.RunEndEncodedArray.from_arrays(
+        pa.array([1], pa.int32()), pa.array(["a"]).dictionary_encode()
+    )
+    with pytest.raises(ValueError, match=r"column 'coded'.*run_end"):
+        stoker.from_table(pa.table({"coded": coded}))

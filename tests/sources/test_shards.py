@@ -130,6 +130,37 @@ def test_process_workers_and_a_cache(tmp_path: Path) -> None:
     assert first == stream(train.workers(0))
 
 
+def test_archives_behind_one_another_are_one_shard(tmp_path: Path) -> None:
+    first = Path(pack(tmp_path / "0.tar", pairs(0, 3))).read_bytes()
+    second = Path(pack(tmp_path / "1.tar", pairs(3, 2))).read_bytes()
+    both = tmp_path / "both.tar"
+    both.write_bytes(first + second)
+    examples = list(stoker.from_tar(both))
+    assert examples == grouped(pairs(0, 5))
+    zipped = tmp_path / "both.tar.gz"
+    zipped.write_bytes(gzip.compress(first) + gzip.compress(second))
+    with pytest.warns(UserWarning, match="compressed"):
+        assert list(stoker.from_tar(zipped)) == examples
+    for behind in (b"no header" * 100, b"x"):
+        both.write_bytes(first + behind)
+        assert list(stoker.from_tar(both)) == examples[:3]
+    both.write_bytes(first + second[:520])
+    with pytest.warns(UserWarning, match="truncated"):
+        assert len(list(stoker.from_tar(both, on_error=1))) == 3
+
+
+def test_a_relative_folder_for_indexes_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert len(stoker.from_tar(pack(tmp_path / "a.tar", pairs(0, 3)))) == 3
+    assert not list((tmp_path / "here").iterdir())
+    assert (tmp_path / "home/.cache/stoker/indexes").is_dir()
+
+
 def test_an_index_is_kept_until_the_shard_changes(tmp_path: Path, cache_folder: Path) -> None:
     shard = pack(tmp_path / "a.tar", pairs(0, 3))
     assert len(stoker.from_tar(shard)) == 3

@@ -441,3 +441,39 @@ def test_copies_of_tensors_are_what_clones_are(tensor: Any) -> None:
     assert (copy.layout, copy.requires_grad) == (clone.layout, False)
     assert copy.is_sparse or copy.stride() == clone.stride()
     assert torch.equal(copy.to_dense(), clone.to_dense())
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_structured_arrays_beside_others(workers: int, kind: str) -> None:
+    points = np.array([(1, 0.5), (2, 1.5), (3, 2.5)], [("x", np.int32), ("y", np.float64)])
+    train = stoker.from_arrays(points, np.arange(3), seed=0).batch(2).workers(workers, kind=kind)
+    batches = list(train)
+    assert np.concatenate([batch[0] for batch in batches]).tolist() == points.tolist()
+    assert {batch[0].dtype for batch in batches} == {points.dtype}
+
+
+def test_arrays_of_the_other_byte_order_beside_tensors() -> None:
+    swapped = np.arange(3).astype(np.dtype(np.int32).newbyteorder())
+    (batch,) = batched([(torch.zeros(2), swapped)] * 2)
+    assert batch[1].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_numbers_of_the_other_byte_order_are_put_right_for_any_workers(
+    workers: int, kind: str
+) -> None:
+    swapped = np.arange(5).astype(np.dtype(np.int32).newbyteorder())
+    train = stoker.from_arrays(swapped, seed=0).batch(5).map(np.negative)
+    (batch,) = train.workers(workers, kind=kind)
+    assert batch.tolist() == [0, -1, -2, -3, -4]
+    assert batch.dtype == np.int32
+
+
+def test_a_pool_keeps_structured_rows_from_those_who_write() -> None:
+    def moved(point: Any, rng: np.random.Generator) -> Any:
+        point["x"] += 1
+        return point
+
+    points = np.array([(1,), (2,)], [("x", np.int32)])
+    train = stoker.from_arrays(points, seed=0).echo(3).random_map(moved)
+    assert sorted(int(point["x"]) for point in train) == [2, 2, 2, 3, 3, 3]

@@ -34,6 +34,14 @@ def test_the_cpu_shares_memory_and_yields_tensors() -> None:
         assert np.array_equal(array, tensor.numpy())
 
 
+@pytest.mark.parametrize("swapped", [">i4", "<i4", ">u2", ">f8"])
+def test_arrays_of_any_byte_order_become_tensors(swapped: str) -> None:
+    given = np.arange(5).astype(swapped)
+    (tensor,) = stoker.from_arrays(given, seed=0).batch(5).to("cpu")
+    assert tensor.tolist() == given.tolist()
+    assert str(tensor.dtype) == f"torch.{given.dtype.newbyteorder('=')}"
+
+
 def test_batch_echoing_behind_to_resumes_exactly() -> None:
     check_resume(lambda: _pipeline("cpu", echo=2.5).random_map(_noise), every=5)
 

@@ -168,8 +168,7 @@ def _file_system(folder: str) -> str:
 
 
 def _list_folder() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "stoker", "caches")
+    return os.path.join(machine.user_folder("XDG_STATE_HOME", "~/.local/state"), "stoker", "caches")
 
 
 def _link(path: str) -> str:

@@ -331,11 +331,10 @@ class Work:
 
     def _again(self, miss: Miss, ordinal: int) -> tuple[Any, bool]:
         """Make an example again, up to the cache; return it, and whether it was left out."""
-        if self._indexed.path(miss.index) is None:
-            (value,) = self._indexed.fetch([miss.index])
+        if self._indexed.path(miss.index) is not None and pytree.is_frozen(miss.value):
+            one = [miss.value]  # of a file, and maps cannot have changed it
         else:
-            value = miss.value  # of a file: maps cannot have changed it
-        one = [value]
+            one = self._indexed.fetch([miss.index])
         self._apply(slice(self._cache_at), one, [ordinal], None, [0] * self._after)
         if type(one[0]) is Failure and one[0] is not REJECTED:
             raise one[0].error

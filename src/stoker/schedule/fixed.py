@@ -246,10 +246,10 @@ class Pool:
         distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
         ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
         self._after[slots] = self.step + 1
-        self.seen += len(slots) - int(np.count_nonzero(uses))
         duplicates = 0
         if self.ended and len(slots) > self._held_before:
             duplicates = _number_repeats(slots, uses, remaining)
+        self.seen += len(slots) - int(np.count_nonzero(uses))
         self._remaining[slots] = remaining  # of a slot that occurs twice the last value stays
         last = remaining == 0
         gone = slots[last]

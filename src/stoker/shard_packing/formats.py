@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from stoker import pytree
 from stoker.sources.arrow_rows import import_pyarrow
 from stoker.sources.open_files import OpenFile
 from stoker.sources.shards.index import build_index
@@ -168,7 +169,10 @@ class ParquetShard:
         kinds = [(n, table.field(n).type, self._schema.field(n).type) for n in names]
         for name, given, before in kinds:
             if before == self._pa.null() != given:
-                raise ValueError(f"{name!r} is {given}, and was None in all examples before")
+                raise ValueError(
+                    f"{name!r} is {given}, and was None in all examples before, which had its type "
+                    "told: pack an example that has it first, or give all of them a value"
+                )
         made = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
         for name, given, before in kinds:
             if given != before and not _same(made[name].to_pylist(), table[name].to_pylist()):
@@ -215,7 +219,7 @@ def _as_cell(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return [_as_cell(row) for row in value]
     if isinstance(value, np.ndarray) and value.ndim:
-        return value.astype(value.dtype.newbyteorder("="), copy=False)
+        return pytree.native(value)
     if isinstance(value, np.ndarray):
         value = value[()]
     return value.item() if isinstance(value, (np.datetime64, np.timedelta64)) else value

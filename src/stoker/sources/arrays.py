@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.columns import column_of
+from stoker.sources.columns import Column, column_of
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 
@@ -30,8 +30,7 @@ class ArraySource(IndexedSource, Rows):
         lengths = [column.shape[0] for column in self._columns]
         if len(set(lengths)) > 1:
             raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
-        # Strings and objects go the way of single examples: batches of them are lists.
-        self._stacks = all(column.dtype.kind in "biufcmM" for column in self._columns)
+        self._stacks = all(map(_is_stacked, self._columns))
 
     @property
     def name(self) -> str:
@@ -53,7 +52,7 @@ class ArraySource(IndexedSource, Rows):
 
     @property
     def rows(self) -> Rows | None:
-        """This, unless the arrays hold strings or objects."""
+        """This, unless batches are others than copies of rows: of strings or objects, say."""
         return self if self._stacks else None
 
     def __len__(self) -> int:
@@ -92,6 +91,15 @@ class ArraySource(IndexedSource, Rows):
 
     def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> Any:
         return _batch([column.gathered(indices, recycler) for column in self._columns])
+
+
+def _is_stacked(column: Column) -> bool:
+    """Whether batches are copies of rows, and so need no single examples.
+
+    Those of strings and objects are lists; NumPy's numbers are of this machine's byte order.
+    """
+    is_native = column.dtype.isnative or len(column.shape) > 1
+    return is_native and column.dtype.kind in "biufcmM"
 
 
 def _batch(outs: list[NDArray[Any]]) -> Any:

@@ -53,7 +53,22 @@ def to_table(data: Any, asked: str) -> Any:
     again = sorted({name for name in names if names.count(name) > 1})
     if again:
         raise ValueError(f"{asked}: two columns are called {again[0]!r}")
-    return without_views(table.select(names))
+    return without_views(_without_runs(table.select(names), asked))
+
+
+def _without_runs(table: Any, asked: str) -> Any:
+    """Return a table whose run-end-encoded columns are decoded: Arrow takes no rows of those."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_run_end_encoded(field.type):
+            compute = import_pyarrow(asked, "pyarrow.compute")
+            try:
+                column = compute.run_end_decode(table.column(place))
+            except pa.ArrowNotImplementedError as error:  # of dictionaries, of views
+                raise ValueError(f"{asked}: column {field.name!r}: {error}") from error
+            table = table.set_column(place, field.with_type(column.type), column)
+    return table
 
 
 def without_views(table: Any) -> Any:

@@ -248,7 +248,7 @@ class _Leaf(ABC):
         if tensors and isinstance(self.out, np.ndarray):
             import torch
 
-            return torch.from_numpy(self.out)
+            return torch.from_numpy(pytree.native(self.out))
         return self.out
 
     def text(self, value: Any) -> str:
@@ -341,6 +341,8 @@ class _ScalarLeaf(_Leaf):
             issubclass(self._kind, np.generic) and any(v.dtype != dtype for v in column)
         ):
             raise self.ragged([*column, self._first])
+        else:
+            column = list(column)  # NumPy takes a tuple for one structured value
         self.out[start : start + len(column)] = column
 
 

@@ -171,9 +171,10 @@ class Mover:
 def _writable(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array that torch takes: no tensor is read-only.
 
-    A feed's views are read-only, on memory that is this process's to write to. Other read-only
-    arrays are copied.
+    Bytes are put into this machine's order. A feed's views are read-only, on memory that is this
+    process's to write to. Other read-only arrays are copied.
     """
+    array = pytree.native(array)
     if array.flags.writeable:
         return array
     root: Any = array

@@ -64,6 +64,8 @@ class JaxMover:
             leaf = leaf.detach().cpu().numpy()
         if not _is_numeric(leaf):
             return leaf
+        if isinstance(leaf, np.ndarray):
+            leaf = pytree.native(leaf)
         if not self._is_sharded:
             return self._jax.device_put(leaf, self._place)
         if pytree.is_jax_array(leaf):

@@ -96,6 +96,7 @@ def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str
             opener(path, "rb") as raw,
             tarfile.open(fileobj=raw, mode="r|") as tar,
         ):
+            tar.ignore_zeros = True  # another archive may follow; that this is one is known now
             for member in tar:
                 named = split_name(member.name) if member.isreg() else None
                 if named is None:

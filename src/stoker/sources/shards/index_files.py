@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 import xxhash
 
+from stoker.machine import user_folder
 from stoker.sources.names import Names
 from stoker.sources.open_files import FileVersion
 from stoker.sources.shards.index import Places, ShardIndex
 
-_FORMAT = 2
+_FORMAT = 3
 _DIGEST_BYTES = 16
 _LENGTH_BYTES = 4  # of the path that follows: so that it can be read alone
 _NEW = ".new-"
@@ -44,8 +45,7 @@ class _Stored(msgspec.Struct, array_like=True):
 
 def index_folder() -> str:
     """Return where indexes lie."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "stoker", "indexes")
+    return os.path.join(user_folder("XDG_CACHE_HOME", "~/.cache"), "stoker", "indexes")
 
 
 def load_index(path: str, version: FileVersion) -> ShardIndex | None:

@@ -23,6 +23,8 @@ _ZEROS = bytes(HEADER_BYTES)
 def tar_members(file: ShardFile) -> ArchiveMembers:
     """Yield the regular files of an archive; links, folders and devices are passed over.
 
+    What is behind its end is read on if it is another archive (``cat a.tar b.tar``).
+
     A member that reaches beyond the end of the file is yielded, too, before the end is told.
 
     Raises DamagedError, UnusableShardError for what is no tar archive or has sparse files.
@@ -31,16 +33,23 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
     at = 0
     long_name: str | None = None
     long_size: int | None = None
+    has_ended = False
     while at < size:
+        if size - at < HEADER_BYTES and has_ended:
+            return
         if size - at < HEADER_BYTES:
             raise DamagedError(f"is truncated: a header at byte {at:,} is cut off")
         head = file.read(at, HEADER_BYTES)
         if head == _ZEROS:
-            return
+            has_ended, at = True, at + HEADER_BYTES
+            continue
         if not is_header(head):
+            if has_ended:
+                return
             if at == 0:
                 raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
+        has_ended = False
         kind = head[156:157]
         nbytes, start = _number(head[124:136]), at + HEADER_BYTES
         if kind in (b"L", b"x"):

@@ -478,7 +478,9 @@ BUILDS = {
     "plain": lambda: arrays.to("cpu"),
     "DataLoader": lambda: arrays.to("cpu").as_dataloader(),
     "rounds": lambda: arrays.repeat().steps(4).to("cpu"),
-    "two": lambda: pl.utilities.CombinedLoader([arrays.to("cpu"), arrays.to("cpu").repeat().steps(5)]),
+    "two": lambda: pl.utilities.CombinedLoader(
+        [arrays.to("cpu"), arrays.to("cpu").repeat().steps(5)]
+    ),
 }
 
 

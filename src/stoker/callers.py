@@ -55,8 +55,9 @@ def _fit_loop() -> Any:
 def ends_epoch() -> bool:
     """Return whether Lightning is calling, and is through with its epoch, however much it left."""
     loop = _fit_loop()
-    progress = None if loop is None else loop.epoch_loop.batch_progress
-    return progress is not None and progress.is_last_batch and not _untrained(loop)
+    if loop is None or not loop.epoch_loop.batch_progress.is_last_batch:
+        return False
+    return not _untrained(loop)
 
 
 def untrained() -> int:
@@ -68,7 +69,7 @@ def untrained() -> int:
 def _untrained(loop: Any) -> int:
     current = loop.epoch_loop.batch_progress.current
     fetched = getattr(loop._data_fetcher, "fetched", 0)
-    return max(0, min(current.ready, fetched) - current.processed)
+    return int(max(0, min(current.ready, fetched) - current.processed))
 
 
 def left_aside(is_for: Callable[[Any], bool]) -> Any:

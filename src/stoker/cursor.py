@@ -124,7 +124,7 @@ class Cursor:
             self.load(saved)
 
     def _is_of(self, loader: Any) -> bool:
-        """Return whether this is the cursor of a pipeline, or of what ``as_dataloader`` returned."""
+        """Return whether this is a pipeline's cursor, or that of what ``as_dataloader`` made."""
         return getattr(getattr(loader, "pipeline", loader), "_cursor", None) is self
 
     def _begin_pass(self) -> PipelineIterator[Any]:

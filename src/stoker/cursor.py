@@ -398,7 +398,14 @@ class Cursor:
 
     def _is_left(self) -> bool:
         """Return whether Lightning asks for no more of the epoch at hand, which is not over."""
-        return not self._fresh_start and not self.chain.source.takes_state and ends_epoch()
+        return not self._fresh_start and ends_epoch()
+
+    def _left_a_pass(self) -> bool:
+        """Return whether a loader stands in a pass that ``.steps(n)``, say, ended in its middle."""
+        run, source = self._run, self.chain.source
+        if run is None or not source.is_counted:
+            return False
+        return 0 < (run.loaded if source.yields_batches else run.fresh) < source.count()
 
     @staticmethod
     def _late(run: Run) -> int:
@@ -413,8 +420,9 @@ class Cursor:
         epoch, position, before = self.where()
         if position.yielded:
             chain.source.check_state(chain)
-        else:
-            position = replace(position, loader_state=chain.source.state_between())
+        elif position.loader_state is None:
+            between = chain.source.state_between(left=self._left_a_pass())
+            position = replace(position, loader_state=between)
         outline, handed_out = chain.outline(), self._handed_out()
         return state.saved(outline, chain.seed, epoch, position, self.sizes, before, handed_out)
 

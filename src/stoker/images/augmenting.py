@@ -191,6 +191,8 @@ def _images(batch: Any, name: str) -> Any:
         if found:
             break
     shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
+    if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
+        shapes += " (files are no images yet: decode or crop them first)"
     problem = "more than one that could be images" if found else "no images"
     raise ValueError(
         f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "
@@ -217,8 +219,22 @@ def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
         )
     if _is_torch(labels):
         torch = sys.modules["torch"]
+        if labels.is_floating_point():
+            raise _no_classes(labels, classes)
         return labels, torch.nn.functional.one_hot(labels.long(), classes).float()
-    return labels, np.eye(classes, dtype=np.float32)[labels]
+    if labels.dtype.kind not in "biu" or (
+        labels.size and not 0 <= labels.min() <= labels.max() < classes
+    ):
+        raise _no_classes(labels, classes)
+    return labels, np.eye(classes, dtype=np.float32)[labels.astype(np.intp)]
+
+
+def _no_classes(labels: Any, classes: int) -> ValueError:
+    ends = f", from {labels.min()} to {labels.max()}" if len(labels) else ""
+    return ValueError(
+        f"stoker.images.mixup takes labels from 0 to {classes - 1}, whole numbers, or class "
+        f"probabilities [n, classes]; these are {labels.dtype}{ends}"
+    )
 
 
 def _axes(images: Any) -> tuple[int, int, int | None]:

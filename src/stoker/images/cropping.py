@@ -320,10 +320,10 @@ def _words(size: Size) -> str:
 
 def _check_range(name: str, given: Any) -> None:
     pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
-    if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1]:
+    if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] < math.inf:
         raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
 
 
-def _check_probability(name: str, given: float) -> None:
-    if not 0 <= given <= 1:
+def _check_probability(name: str, given: Any) -> None:
+    if not is_number(given) or not 0 <= given <= 1:
         raise ValueError(f"{name}= takes a probability, not {given!r}")

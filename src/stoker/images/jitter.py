@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -115,7 +116,7 @@ def _factors(name: str, given: Strength) -> Range:
         low, high = max(0.0, 1 - given), 1 + given
     else:
         low, high = _ends(given)
-    if not 0 <= low <= high:
+    if not 0 <= low <= high < math.inf:
         raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
     return None if low == high == 1 else (low, high)
 

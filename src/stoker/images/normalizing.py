@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.lending import reads_only
@@ -16,9 +18,10 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def normalize(
-    mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
-) -> Callable[[Any], Any]:
+Channels = Sequence[float] | NDArray[np.floating[Any]]
+
+
+def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> Callable[[Any], Any]:
     """Subtract a mean from each channel, and divide by a standard deviation.
 
     Args:
@@ -32,11 +35,20 @@ def normalize(
         is as long as ``mean``.
 
     Raises:
-        ValueError: ``mean`` and ``std`` are of different lengths, or a deviation is not above 0.
+        TypeError: ``mean`` or ``std`` are no numbers.
+        ValueError: they are of different lengths, or a deviation is not above 0.
     """
-    if len(mean) != len(std) or not mean or min(std) <= 0:
-        raise ValueError(f"normalize takes as many means as deviations above 0, not {mean}, {std}")
-    return _Normalized(tuple(map(float, mean)), tuple(map(float, std)))
+    try:
+        means, stds = ([float(each) for each in given] for given in (mean, std))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"normalize takes a mean and a deviation for each channel, not {mean!r}, {std!r}"
+        ) from error
+    if len(means) != len(stds) or not means or not all(0 < each < math.inf for each in stds):
+        raise ValueError(
+            f"normalize takes as many means as deviations above 0, not {means}, {stds}"
+        )
+    return _Normalized(tuple(means), tuple(stds))
 
 
 @reads_only
@@ -76,6 +88,8 @@ class _Normalized:
         mean, std = (np.array(x, np.float32).reshape(shape) for x in (self.mean, self.std))
         is_tensor = pytree.is_tensor(images)
         if not (images.is_floating_point() if is_tensor else images.dtype.kind == "f"):
+            if str(images.dtype).removeprefix("torch.") != "uint8":
+                raise TypeError(f"normalize takes uint8 or floating point, not {images.dtype}")
             mean, std = mean * 255, std * 255
         if is_tensor:
             torch = sys.modules["torch"]

@@ -184,6 +184,17 @@ def test_images_are_turned_as_exif_says_if_that_is_asked_for(kind: str, turn: in
     assert size(data, orient=True) == upright.shape[:2]
 
 
+@pytest.mark.parametrize("turn", [3, 6])
+def test_tiffs_are_turned_once(turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encoded(Image.fromarray(gradient(3)), "TIFF", exif=exif)
+    upright = np.rot90(gradient(3), {3: 2, 6: 3}[turn])
+    assert np.array_equal(decode(data, orient=True), upright)
+    assert np.array_equal(decode(data), upright)  # Pillow does it
+    assert size(data) == size(data, orient=True) == upright.shape[:2]
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_larger_images_than_allowed_are_refused(kind: str) -> None:
     data = encoded(Image.fromarray(gradient(3)), kind)

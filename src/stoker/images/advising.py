@@ -204,7 +204,7 @@ def _file(example: Any, on: str | int | None) -> bytes:
 
 def _sound(files: list[bytes], whole: Callable[[bytes], Any], crop: Any) -> list[bytes]:
     """Return the files that can be decoded and cropped; raises as they do where none can."""
-    sound = []
+    sound: list[bytes] = []
     for at, data in enumerate(files):
         try:
             _costs_s([data], whole, crop)

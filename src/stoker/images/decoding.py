@@ -112,6 +112,15 @@ def file_bytes(data: Any) -> bytes:
     raise TypeError(f"an image file is bytes, not {what}: {instead}")
 
 
+def check_is_no_image(given: Any, what: str, made: str) -> None:
+    """Raise TypeError where what makes a map is given an image, as the map itself is."""
+    if is_file(given) or getattr(given, "ndim", 0) > 1:
+        raise TypeError(
+            f"this is given an image instead of {what}: a map takes what is made with {what}, as "
+            f"{made}"
+        )
+
+
 def is_jpeg(data: bytes) -> bool:
     """Return whether this is how a JPEG begins."""
     return data.startswith(b"\xff\xd8\xff")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.checks import is_number
+from stoker.images.decoding import check_is_no_image
 from stoker.images.image_map import RandomImageMap
 from stoker.images.resampling import Pixels, Reading
 
@@ -38,8 +39,12 @@ def color_jitter(
         an image still encoded, or a batch of either, and returns ``uint8``.
 
     Raises:
+        TypeError: it is given an image.
         ValueError: a factor could be below 0, or a hue beyond half the circle.
     """
+    check_is_no_image(
+        brightness, "strengths", ".random_map(stoker.images.color_jitter(0.4), on='image')"
+    )
     factors = {
         "brightness": _factors("brightness", brightness),
         "contrast": _factors("contrast", contrast),

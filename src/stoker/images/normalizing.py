@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import pytree
+from stoker.images.decoding import check_is_no_image
 from stoker.lending import reads_only
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -38,6 +39,7 @@ def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> C
         TypeError: ``mean`` or ``std`` are no numbers.
         ValueError: they are of different lengths, or a deviation is not above 0.
     """
+    check_is_no_image(mean, "means", ".map(stoker.images.normalize(), on='image')")
     try:
         means, stds = ([float(each) for each in given] for given in (mean, std))
     except (TypeError, ValueError) as error:

@@ -203,6 +203,15 @@ def test_larger_images_than_allowed_are_refused(kind: str) -> None:
         decode(data, max_pixels=24 * 32 - 1)
 
 
+def test_no_memory_is_asked_for_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(encoded(Image.fromarray(gradient(3)), "JPEG"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # height and width
+    monkeypatch.setattr(np, "empty", pytest.fail)
+    with pytest.raises(ValueError, match="65500 x 65500 pixels: more than|too large for Pillow"):
+        decode(data)
+
+
 def test_a_file_of_too_many_scans_is_refused() -> None:
     data = encoded(Image.fromarray(gradient(3)), "JPEG", progressive=True)
     assert decode(data, max_pixels=24 * 32 * 8).shape == (24, 32, 3)

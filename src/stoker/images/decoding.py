@@ -59,6 +59,7 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
         return _turned(np.array(image), _orientation(data) if orient else 1)
     turn = _orientation(data) if orient else 1
     height, width = library.jpeg_size(data)
+    _check_pixels(height, width, max_pixels)  # before there is an array for them
     pixels = library.jpeg_decode(data, (0, 0, width, height), **limits)
     return _turned(pixels, turn)
 
@@ -175,10 +176,14 @@ def _opened(data: bytes) -> Any:
         raise OSError(f"the image is damaged: {error}") from error
 
 
-def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
-    width, height = image.size
+def _check_pixels(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
+
+
+def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
+    width, height = image.size
+    _check_pixels(height, width, max_pixels)
     # A scan begins with this marker, which occurs nowhere else but in previews.
     scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
     if scans > 1 and width * height * scans > _SCANS * max_pixels:

@@ -101,6 +101,11 @@ def test_arrays_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
         resize(8)(np.zeros(shape, np.uint8))
 
 
+def test_grey_arrays_are_told_what_they_lack() -> None:
+    with pytest.raises(ValueError, match=r"a grey one is image\[\.\.\., None\]"):
+        resize(8)(ROWS[..., 0])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, bool])
 def test_arrays_of_other_dtypes_are_refused(dtype: Any) -> None:
     with pytest.raises(TypeError, match=f"before they are {np.dtype(dtype)}"):

@@ -193,6 +193,8 @@ def _images(batch: Any, name: str) -> Any:
     shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
     if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
         shapes += " (files are no images yet: decode or crop them first)"
+    if any(pytree.is_jax_array(leaf) for leaf in pytree.leaves(batch)):
+        shapes += " (those of JAX are changed before .to())"
     problem = "more than one that could be images" if found else "no images"
     raise ValueError(
         f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "

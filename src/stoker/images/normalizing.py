@@ -59,10 +59,10 @@ def to_chw(images: Any) -> Any:
 
     Args:
         images: one image ``[height, width, channels]`` or a batch ``[n, height, width, channels]``,
-            an array or a torch tensor.
+            an array, of JAX too, or a torch tensor.
 
     Returns:
-        A new array or tensor of the same dtype, contiguous.
+        A new array or tensor of the same kind and dtype, contiguous.
 
     Raises:
         TypeError: it is neither.
@@ -73,6 +73,8 @@ def to_chw(images: Any) -> Any:
         raise ValueError(f"images have three axes, a batch of them four, not {list(images.shape)}")
     if pytree.is_tensor(images):
         return images.movedim(-1, -3).contiguous()
+    if pytree.is_jax_array(images):
+        return images.swapaxes(-1, -2).swapaxes(-2, -3)
     return np.ascontiguousarray(np.moveaxis(images, -1, -3))
 
 

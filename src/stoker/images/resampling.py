@@ -168,8 +168,10 @@ def _checked(image: Any) -> Pixels:
     if image.dtype != np.uint8:
         raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
     if image.ndim != 3 or image.shape[2] not in _MODES or not image.size:
+        grey = ": a grey one is image[..., None]" if image.ndim == 2 else ""
         raise ValueError(
-            f"an image is [height, width, channels] of 1, 3 or 4 channels, not {list(image.shape)}"
+            "an image is [height, width, channels] of 1, 3 or 4 channels, not "
+            f"{list(image.shape)}{grey}"
         )
     return image
 

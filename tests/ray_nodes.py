@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import secrets
 from collections.abc import Iterator
 from types import ModuleType
@@ -49,4 +50,6 @@ def ray_cluster(*sent: ModuleType) -> Iterator[Any]:
         yield made
         ray.shutdown()
         made.shutdown()
+        del made
     Config.initialize("")
+    gc.collect()  # a forked child that freed Ray's clients would wait for threads it has not got

@@ -440,6 +440,9 @@ def test_what_a_map_does_in_place_is_no_other_example(tmp_path: Path) -> None:
     assert stream(rows.cache(LIMIT)) == stream(rows)
     dataset = stoker.from_dataset(Rows(8)).map(in_place, on="x")
     assert stream(dataset.cache(LIMIT)) == stream(dataset)
+    np.save(tmp_path / "tokens.npy", np.arange(100))
+    windows = stoker.from_tokens(tmp_path / "tokens.npy", 10).map(in_place, on="inputs")
+    assert stream(windows.cache(LIMIT)) == stream(windows)
     bytes_of_files = stoker.from_folder(pets(tmp_path / "train")).map(bytearray, on="image")
     assert quiet(bytes_of_files.map(bytes, on="image").cache(LIMIT))
 

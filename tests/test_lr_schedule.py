@@ -196,3 +196,17 @@ def test_a_scheduler_that_echoing_carries_past_its_end_is_noticed(case: str, epo
         assert "after 16.7 epochs" in texts[0]
     else:
         assert not texts
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_an_epoch_that_echoed_but_one_batch_tells_nothing_of_schedulers(is_wrapped: bool) -> None:
+    loader = batches_of(8, 30)
+    train, optimizer = stoker.echo(loader, 1.25), optimizer_of()
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=3 * len(loader))
+    schedule = stoker.lr_schedule(cosine, train) if is_wrapped else cosine
+    for _ in range(2):  # warnings are errors
+        for _ in train:
+            optimizer.step()
+            schedule.step()
+    assert (len(loader), len(train)) == (4, 5)
+    assert cosine.last_epoch == (8 if is_wrapped else 10)

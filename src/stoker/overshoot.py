@@ -38,7 +38,7 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
         unechoed = chain.count_unechoed()
     except Exception:  # a foreign loader's len() may raise anything
         return
-    if epoch_steps <= unechoed:
+    if epoch_steps <= unechoed + 1:  # one that is stepped for fresh batches has taken as many
         return
     planned = chain.sure_count()  # of a fixed factor: a schedule may well count these
     for found in gc.get_objects():

@@ -79,9 +79,17 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
     assert read_report(tmp_path / "report.json") == report
 
 
-def test_examples_that_are_no_files(tmp_path: Path) -> None:
-    train = stoker.from_arrays(np.zeros((400, 8)), seed=0).batch(8)
-    report = stoker.analyze(train, lambda batch: time.sleep(0.02), budget_s=3)
+def windows(folder: Path) -> stoker.Pipeline:
+    tokens = folder / "tokens.npy"
+    np.save(tokens, np.zeros(3200, np.uint16))
+    return stoker.from_tokens(tokens, 8, seed=0)
+
+
+@pytest.mark.parametrize("what", ["arrays", "windows of one file"])
+def test_examples_that_are_no_files(what: str, tmp_path: Path) -> None:
+    arrays = stoker.from_arrays(np.zeros((400, 8)), seed=0)
+    train = (arrays if what == "arrays" else windows(tmp_path)).batch(8)
+    report = stoker.analyze(train, lambda batch: time.sleep(0.02), budget_s=2)
     assert report.bound == "compute"
     assert report.rates.S is None
     assert "not files" in report.reasons["S"]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.pool.autotune import Autotuner, CostEstimate
+from stoker.engine.pool.autotune import Autotuner
+from stoker.engine.pool.cost import CostEstimate
 from stoker.engine.pool.threads import CHUNK_NS, Task, WorkerPool, is_worker
 from strategies import few
 

@@ -251,13 +251,13 @@ class PipelineJob:
 
 
 def _list_files(pipeline: Pipeline) -> list[str]:
-    """Return the files of all examples; none where some are not files."""
+    """Return the files of all examples; none where some are not files of their own."""
     source = pipeline.chain.plan.indexed
     if source is None:
         return []
-    found = itertools.takewhile(bool, map(source.path, range(len(source))))
+    found = itertools.takewhile(bool, map(source.local_path, range(len(source))))
     paths = [path for path in found if path is not None]
-    return paths if len(paths) == len(source) else []
+    return list(dict.fromkeys(paths)) if len(paths) == len(source) else []
 
 
 def _note_rows(batches: Iterable[Any], rows: list[Row], epoch: int, flag: int) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.engine.items import Item, Tally
-from stoker.engine.pool.autotune import CostEstimate
+from stoker.engine.pool.cost import CostEstimate
 from stoker.engine.pool.threads import Request, Task, WorkerPool
 from stoker.engine.work import REJECTED, Failure, Work
 from stoker.signals import pass_on

@@ -43,7 +43,7 @@ from stoker.engine.items import (
     done_item,
     like,
 )
-from stoker.engine.pool.autotune import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
+from stoker.engine.pool.cost import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.pool.threads import Task
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work import ENDED, Failure

@@ -331,11 +331,9 @@ class Work:
 
     def _again(self, miss: Miss, ordinal: int) -> tuple[Any, bool]:
         """Make an example again, up to the cache; return it, and whether it was left out."""
-        if self._indexed.path(miss.index) is None:
-            (value,) = self._indexed.fetch([miss.index])
-        else:
-            value = miss.value  # of a file: maps cannot have changed it
-        one = [value]
+        one = [miss.value]  # of a file, mostly
+        if not _is_immutable(miss.value):  # maps may have changed it
+            one = self._indexed.fetch([miss.index])
         self._apply(slice(self._cache_at), one, [ordinal], None, [0] * self._after)
         if type(one[0]) is Failure and one[0] is not REJECTED:
             raise one[0].error
@@ -424,6 +422,12 @@ class Work:
 
     def _error(self, stage: str, error: Exception, index: int) -> StageError:
         return StageError(stage, error, index=index, path=self._indexed.path(index))
+
+
+def _is_immutable(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_immutable, value))
+    return value is None or type(value) in (bytes, str, int, float, bool)
 
 
 def _ready(

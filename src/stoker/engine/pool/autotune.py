@@ -19,11 +19,6 @@ Never a number between. The stream does not depend on it. The decision:
 4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
    it is repeated, longer and ever more rarely, and what most of the last three say counts.
 
-Examples differ, and other programs run. So two trials are not compared by how long their rows took,
-but by how much longer than their threads had, or wanted, a processor: that is how long they waited
-for each other. Threads that take the GIL from one another all the time need far more of the
-processor for the same, beyond what examples differ: that counts, too.
-
 ``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
 one in which examples were missing from a cache: what is found there costs less.
 """
@@ -32,69 +27,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-INLINE_BATCH_NS = 1_000_000
-GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
-IMAGE_ROW_NS = 200_000  # smaller images are mostly Python's own work
+from stoker.engine.pool.cost import GATHER_INLINE_BATCH_NS, INLINE_BATCH_NS, CostEstimate
+from stoker.engine.pool.trial import Trial
+
 _INLINE_TRIAL_NS = 5_000_000
 _LOOK_NS = 1_000_000  # of inline work, from one look at it to the next
-_TRIAL_TASKS = 12
 _TRIAL_NS = 20_000_000  # of each thread
 _LATER_TRIAL_NS = 100_000_000
 _REST_NS = 500_000_000  # of work of each thread, from the first trial to the next; then doubled
 _LONGEST_REST_NS = 64 * _REST_NS
 _VOTES = 3
-_CLEARLY = 0.9  # of the time: what counts as faster
 _WORTH_HIDING = 0.03  # of the time between two batches
-_THEIRS = 2.5  # times the work of threads: so much slower they can make the consumer
-_BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
-_CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
-
-
-class CostEstimate:
-    """Measured work of one segment, kept from epoch to epoch."""
-
-    def __init__(self, rows_per_batch: int) -> None:
-        self.rows_per_batch = rows_per_batch
-        self.row_ns: float | None = None
-        self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
-        self.whole = False  # whether a chunk is always a whole batch
-        self.light = False  # whether rows are but copied: nothing to be careful about at first
-        self.chunk_rows = rows_per_batch  # at most
-        self.releases_gil = False  # whether almost all of it is done without the GIL
-        self.gil_row_ns = 0  # if so, from which time of a row on: what it needs the GIL for
-        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
-        self.work_ns = 0
-        self.rows = 0
-
-    def chunk(self, target_ns: int) -> int:
-        """Return how many rows make a chunk."""
-        if self.whole:
-            return self.rows_per_batch
-        if self.row_ns is None:
-            return self.chunk_rows if self.light else 1
-        return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether threads are sure to do it faster."""
-        return self.releases_gil and (self.row_ns or 0.0) >= self.gil_row_ns
-
-    def batch_ns(self) -> float:
-        """Return what a batch costs, 0 while that is not known."""
-        return (self.row_ns or 0.0) * self.rows_per_batch
-
-    def note(self, rows: int, work_ns: int) -> None:
-        """Take a measurement in."""
-        each = work_ns / rows
-        if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
-            self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
-        else:
-            # Once another process had the processor for a while, that is no news about the work.
-            self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
-        self.rows += rows
-        self.work_ns += work_ns
 
 
 class Autotuner:
@@ -273,125 +218,3 @@ class Tuning:
         own_ns = self._autotuner.own_ns
         is_worth = batch_ns > max(GATHER_INLINE_BATCH_NS, _WORTH_HIDING * (own_ns + batch_ns))
         return is_worth and own_ns > batch_ns and self._autotuner.rest_ns <= 0
-
-
-def choose_threads(
-    limit: int,
-    work_ns: Mapping[int, float],
-    inline_ns: float,
-    own_ns: float = 0.0,
-    period_ns: float = 0.0,
-) -> int:
-    """Return how many threads are to take part; 0: none, the consumer does the work.
-
-    Args:
-        limit: how many there are.
-        work_ns: the work of a batch, summed over the threads that do it, by how many take part:
-            for all of them, and for a single one where that was tried.
-        inline_ns: the same for the consumer alone; 0: not known.
-        own_ns: what the consumer does between two batches, besides.
-        period_ns: how long it was from one batch to the next in the last of these trials.
-    """
-    many = max(work_ns)
-    best, batch_ns = limit, work_ns[many] / many
-    if many > 1 and 1 in work_ns:
-        best = many
-        if batch_ns > _CLEARLY * work_ns[1]:
-            best, batch_ns = 1, work_ns[1]
-    if not 0 < inline_ns < INLINE_BATCH_NS:
-        return best
-    # Threads that take the GIL from the consumer make it slower, but not without limit.
-    # What is beyond that is its own work, which has become more.
-    takes_ns = max(batch_ns, period_ns if best == min(work_ns) else 0.0)
-    is_theirs = takes_ns <= own_ns + _THEIRS * max(batch_ns, inline_ns)
-    return 0 if is_theirs and takes_ns > own_ns + _CLEARLY * inline_ns else best
-
-
-class _Spent:
-    """What rows of one segment took of time; for how long threads had or wanted a processor."""
-
-    def __init__(self) -> None:
-        self.rows = self.wall = self.busy = self.cpu = 0
-
-    def add(self, rows: int, wall: int, busy: int, cpu: int) -> None:
-        self.rows += rows
-        self.wall += wall
-        self.busy += busy
-        self.cpu += cpu
-
-    def slowed(self, other: _Spent) -> float:
-        """Return how much longer rows took than they had to, compared with the other trial."""
-        waited = self.wall / max(1, self.busy)
-        burnt = self.cpu * other.rows / max(1, other.cpu * self.rows)
-        return waited * burnt if burnt > _BURNS else waited
-
-
-class Trial:
-    """Work measured while a given number of threads took part.
-
-    Args:
-        threads: how many.
-        least_ns: of work of each of them.
-        began_ns: when, by the clock.
-        before: the trial with all of them, if this is the one with a single thread.
-    """
-
-    def __init__(
-        self, threads: int, least_ns: int, began_ns: int, before: Trial | None = None
-    ) -> None:
-        self.threads = threads
-        self._least_ns = threads * least_ns
-        self._began_ns = began_ns
-        self._before = before
-        self._pieces = 0
-        self._all = _Spent()
-        self._each: dict[CostEstimate, _Spent] = {}
-
-    def note(self, cost: CostEstimate, rows: int, wall: int, busy: int, cpu: int) -> None:
-        """Take a measurement in."""
-        self._pieces += 1
-        self._all.add(rows, wall, busy, cpu)
-        self._each.setdefault(cost, _Spent()).add(rows, wall, busy, cpu)
-
-    @property
-    def over(self) -> bool:
-        """Whether it was long enough."""
-        return self._pieces >= _TRIAL_TASKS and self._all.wall >= self._least_ns
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether one thread need not be tried, too."""
-        if self.threads == 1 or self._all.busy < 0.5 / self.threads * self._all.wall:
-            return True  # more of those that mostly sleep always help
-        each = self._each.items()
-        work_ns = sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
-        least_ns = sum(spent.busy / spent.rows * cost.rows_per_batch for cost, spent in each)
-        return work_ns / self.threads <= _CERTAINLY * least_ns
-
-    def verdict(self, limit: int, own_ns: float, now_ns: int) -> int:
-        """Return how many threads are to take part; for ``own_ns`` see ``Autotuner``."""
-        before = self._before
-        shared = before._each.keys() & self._each.keys() if before is not None else set()
-        if before is not None and shared:
-            work_ns = {before.threads: 0.0, self.threads: 0.0}
-            for cost in shared:
-                many, one = before._each[cost], self._each[cost]
-                row_ns = (many.busy + one.busy) / (many.rows + one.rows) * cost.rows_per_batch
-                work_ns[before.threads] += row_ns * many.slowed(one)
-                work_ns[self.threads] += row_ns * one.slowed(many)
-        else:
-            each = self._each.items()
-            work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}
-        inline_ns = sum(self._inline_row_ns(c) * c.rows_per_batch for c in self._each)
-        batch_ns = sum(s.wall / s.rows * c.rows_per_batch for c, s in self._each.items())
-        period_ns = (now_ns - self._began_ns) * batch_ns / self._all.wall
-        return choose_threads(limit, work_ns, inline_ns, own_ns, period_ns)
-
-    def _inline_row_ns(self, cost: CostEstimate) -> float:
-        """Return what a row costs the consumer, 0 where it never made one.
-
-        What it made first may have cost more than later ones do: files were opened, caches were
-        empty. It would not take longer than a thread alone.
-        """
-        spent, made = self._each[cost], cost.inline_row_ns or 0.0
-        return min(made, spent.wall / spent.rows) if self.threads == 1 else made

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.engine.pool.autotune import Autotuner, CostEstimate, Tuning
+from stoker.engine.pool.autotune import Autotuner, Tuning
+from stoker.engine.pool.cost import CostEstimate
 from stoker.machine import thread_busy_ns
 
 CHUNK_NS = 1_000_000

@@ -209,7 +209,7 @@ def test_no_memory_is_asked_for_what_is_refused(monkeypatch: pytest.MonkeyPatch)
     data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # height and width
     monkeypatch.setattr(np, "empty", pytest.fail)
     with pytest.raises(ValueError, match=r"65500 x 65500 pixels: more than|too large for Pillow"):
-        decode(data)
+        decode(bytes(data))
 
 
 def test_a_file_of_too_many_scans_is_refused() -> None:

@@ -8,7 +8,8 @@ returns a new batch, and leaves the one that it was given as it is.
 The images of a batch are its only array of four axes, or of three if none has four: ``[n, height,
 width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``. Channels are an axis
 of length 1, 3 or 4. If both could be, a tensor has its channels first and an array last. Three axes
-of which the last is one of channels are one image, ``[height, width, channels]``.
+of which the last is one of channels are one image, ``[height, width, channels]``. One image with
+its channels first would be taken for a batch of grey ones.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     nor where labels say where something is (boxes, masks): those stay as they are.
 
     Args:
-        batch: images, or a structure with images in it.
+        batch: images, or a structure with images in it: a batch, or one image with channels last.
         rng: a ``numpy.random.Generator``, or a ``torch.Generator`` of the images' device.
         p: the probability.
 

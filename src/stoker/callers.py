@@ -68,7 +68,7 @@ def untrained() -> int:
 
 def _untrained(loop: Any) -> int:
     current = loop.epoch_loop.batch_progress.current
-    fetched = getattr(loop._data_fetcher, "fetched", 0)
+    fetched = getattr(getattr(loop, "_data_fetcher", None), "fetched", 0)
     return int(max(0, min(current.ready, fetched) - current.processed))
 
 
@@ -82,7 +82,7 @@ def left_aside(is_for: Callable[[Any], bool]) -> Any:
     states = getattr(loop, "_combined_loader_states_to_load", None)
     if not states or loop.restarting:
         return None
-    combined = getattr(loop._combined_loader, "flattened", ())
+    combined = getattr(getattr(loop, "_combined_loader", None), "flattened", ())
     loaders = [each for each in combined if hasattr(each, "load_state_dict")]
     for number, loader in enumerate(loaders):
         if is_for(loader) and len(loaders) == len(states):

@@ -172,6 +172,24 @@ def test_mixup_says_what_it_misses(batch: Any, why: str) -> None:
         mixup(batch, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("labels", [[-1, 0, 1, 1], [0, 1, 2, 3], [0.0, 1.0, 1.0, 0.0]])
+def test_mixup_refuses_labels_of_no_class(labels: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"labels from 0 to 2, whole numbers, .* these are"):
+        mixup((np.zeros((4, 8, 8)), np.array(labels)), np.random.default_rng(0), classes=3)
+
+
+def test_mixup_takes_truth_values() -> None:
+    batch = np.zeros((4, 8, 8)), np.array([True, False, True, True])
+    _, shares = mixup(batch, np.random.default_rng(0), classes=2)
+    _, numbers = mixup((batch[0], batch[1] * 1), np.random.default_rng(0), classes=2)
+    assert np.array_equal(shares, numbers)
+
+
+def test_files_are_no_images_yet() -> None:
+    with pytest.raises(ValueError, match="decode or crop them first"):
+        random_flip(([b"file"] * 2, np.arange(2)), np.random.default_rng(0))
+
+
 def batches_of(size: int, examples: int) -> Any:
     numbers: Any = torch.arange(examples)
     return torch.utils.data.DataLoader(numbers, size)

@@ -262,6 +262,23 @@ def test_the_state_of_a_stateful_loader_is_nested(workers: int, taken: int) -> N
     assert set(seen(restored)) == set(range(LENGTH))
 
 
+def test_an_epoch_that_ends_within_a_pass_leaves_its_rest_after_a_resume_too() -> None:
+    def make() -> stoker.Pipeline[Any]:
+        return stoker.from_loader(stateful(), seed=0).steps(3)
+
+    pipeline = make()
+    seen(pipeline)
+    restored = make()
+    restored.load_state_dict(pipeline.state_dict())
+    assert len(seen(restored)) == len(set(seen(restored))) == 3 * BATCH
+    whole = stoker.from_loader(stateful(), seed=0)
+    seen(whole)
+    state = whole.state_dict()
+    again = stoker.from_loader(stateful(), seed=0)
+    again.load_state_dict(state)
+    assert str(again.state_dict()) == str(state)  # not that of a loader that has not begun
+
+
 def test_states_that_a_loader_cannot_go_on_from_are_refused() -> None:
     for pipeline, says in (
         (stoker.echo(DataLoader(Numbers(), batch_size=BATCH)), "StatefulDataLoader"),

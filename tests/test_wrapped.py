@@ -448,6 +448,62 @@ for kind, step, acknowledges in CASES:
     else:
         train = build(kind)
         say(json.dumps([first, fit(Stop(None, acknowledges), "checkpoint"), train.epoch]))
+
+
+class Save(pl.Callback):
+    def on_train_epoch_end(self, trainer, module):
+        trainer.save_checkpoint(f"epoch-{trainer.current_epoch}")
+
+    def on_exception(self, trainer, *_):
+        trainer.save_checkpoint("in the step")
+
+
+def epochs(build, checkpoint=None, fails_at=None, **limits):
+    model = Model()
+    if fails_at is not None:
+        model.on_train_batch_start = lambda batch, index: 1 / (fails_at - len(model.seen))
+    trainer = pl.Trainer(
+        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[Save()], **limits,
+    )
+    try:
+        trainer.fit(model, build(), ckpt_path=checkpoint)
+    except ZeroDivisionError:
+        pass
+    return model.seen
+
+
+arrays = stoker.from_arrays(np.arange(48), seed=0).shuffle().batch(8)
+BUILDS = {
+    "plain": lambda: arrays.to("cpu"),
+    "DataLoader": lambda: arrays.to("cpu").as_dataloader(),
+    "rounds": lambda: arrays.repeat().steps(4).to("cpu"),
+    "two": lambda: pl.utilities.CombinedLoader(
+        [arrays.to("cpu"), arrays.to("cpu").repeat().steps(5)]
+    ),
+}
+
+
+class Model(Model):
+    def training_step(self, batch, index):
+        batch = batch if isinstance(batch, torch.Tensor) else torch.cat(batch)
+        return super().training_step(batch, index)
+
+
+inexact = []
+for name, build in BUILDS.items():
+    for limit in 1.0, 3:
+        whole = epochs(build, limit_train_batches=limit)
+        for last in range(3):
+            rest = epochs(build, f"epoch-{last}", limit_train_batches=limit)
+            if rest != [each for each in whole if each[0] > last]:
+                inexact.append([name, limit, last])
+    whole = epochs(build)
+    for failing in 2, 5:
+        first = epochs(build, fails_at=failing)
+        if len(first) != failing or first + epochs(build, "in the step") != whole:
+            inexact.append([name, "in the step", failing])
+say(json.dumps(inexact))
 """
 
 RESUMED = [("plain", 3, False), ("plain", 8, False), ("auto", 3, True), ("loader", 16, False)]
@@ -459,7 +515,8 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     folder = tmp_path_factory.mktemp("lightning")
     cases = [*RESUMED, REFUSED]
     settings = f"import warnings\nFOLDER, CASES = {str(folder)!r}, {cases!r}\n"
-    return dict(zip(cases, run(folder, settings + LIGHTNING), strict=True))
+    said = run(folder, settings + LIGHTNING)
+    return dict(zip([*cases, "inexact"], said, strict=True))
 
 
 @pytest.mark.parametrize("case", RESUMED)
@@ -470,6 +527,12 @@ def test_lightning_trains_each_epoch_whole_across_a_resume(case: Any, fitted: An
     for number in range(2):
         seen = {i for each, batch in first + rest if each == number for i in batch}
         assert seen == set(range(128))
+
+
+def test_lightning_goes_on_from_any_of_its_checkpoints_as_if_it_had_not_stopped(
+    fitted: Any,
+) -> None:
+    assert fitted["inexact"] == []
 
 
 def test_lightning_without_a_length_is_refused_a_state_that_would_lose_a_batch(fitted: Any) -> None:

@@ -6,7 +6,7 @@ Frameworks do not say who they are. Nothing here imports one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -42,6 +42,53 @@ def overfits() -> bool:
             if trainer is not None:
                 return bool(getattr(trainer, "overfit_batches", 0))
     return False
+
+
+def _fit_loop() -> Any:
+    """Return Lightning's loop over epochs of training, None where it is not calling."""
+    for module, frame in _frames():
+        if module.startswith(_LIGHTNING) and module.endswith(".loops.fit_loop"):
+            return frame.f_locals.get("self")
+    return None
+
+
+def ends_epoch() -> bool:
+    """Return whether Lightning is calling, and is through with its epoch, however much it left."""
+    loop = _fit_loop()
+    if loop is None or not loop.epoch_loop.batch_progress.is_last_batch:
+        return False
+    return not _untrained(loop)
+
+
+def untrained() -> int:
+    """Return how many batches Lightning was handed that it is training on: it may never end."""
+    loop = _fit_loop()
+    return 0 if loop is None else _untrained(loop)
+
+
+def _untrained(loop: Any) -> int:
+    current = loop.epoch_loop.batch_progress.current
+    fetched = getattr(getattr(loop, "_data_fetcher", None), "fetched", 0)
+    return int(max(0, min(current.ready, fetched) - current.processed))
+
+
+def left_aside(is_for: Callable[[Any], bool]) -> Any:
+    """Return, once, the state in Lightning's checkpoint of the loader that this is true for.
+
+    None where there is none, and where Lightning loads it itself: it does in the middle of an
+    epoch. Behind a whole one it would have loaders begin with their first epoch again.
+    """
+    loop = _fit_loop()
+    states = getattr(loop, "_combined_loader_states_to_load", None)
+    if not states or loop.restarting:
+        return None
+    combined = getattr(getattr(loop, "_combined_loader", None), "flattened", ())
+    loaders = [each for each in combined if hasattr(each, "load_state_dict")]
+    for number, loader in enumerate(loaders):
+        if is_for(loader) and len(loaders) == len(states):
+            saved, states[number] = states[number], None
+            return saved
+    return None
 
 
 def distributing() -> str | None:

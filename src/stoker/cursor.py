@@ -17,7 +17,7 @@ import numpy as np
 from stoker import state
 from stoker.accelerate_signal import EndSignal
 from stoker.buffers import Recycler
-from stoker.callers import overfits, reads_ahead
+from stoker.callers import ends_epoch, left_aside, overfits, reads_ahead, untrained
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
@@ -110,9 +110,22 @@ class Cursor:
                     "pipeline of its own (every method returns a new one)",
                 )
             live.close()
-        if overfits() and not self.is_loaded:
-            self.set_epoch(0)
+        self._heed_lightning()
         return self._begin_pass()
+
+    def _heed_lightning(self) -> None:
+        """Be where Lightning wants an epoch to begin, if it is calling and does not say so."""
+        if overfits():
+            if not self.is_loaded:
+                self.set_epoch(0)
+            return
+        saved = left_aside(self._is_of)
+        if saved is not None:
+            self.load(saved)
+
+    def _is_of(self, loader: Any) -> bool:
+        """Return whether this is a pipeline's cursor, or that of what ``as_dataloader`` made."""
+        return getattr(getattr(loader, "pipeline", loader), "_cursor", None) is self
 
     def _begin_pass(self) -> PipelineIterator[Any]:
         """Start a pass over the data, or go on in one that was loaded."""
@@ -274,7 +287,7 @@ class Cursor:
                 self._fresh_start = True
             elif run.yielded > run.began_at:
                 self._leave_unfinished(run)
-                self.position = run.last_position()
+                self.position = run.position(0)
             else:
                 self._go_back()
         finally:  # should Ctrl-C come in between
@@ -362,21 +375,44 @@ class Cursor:
                 raise StateError(FORGOTTEN)
             return epoch, oldest, before
         if run is None or run.closed:
+            if self._is_left():
+                return self.epoch + 1, Position(), self.before + self.of_epoch()
             return self.epoch, self.position or Position(), self.before
         if run.is_inherited:
             raise StateError(
                 "the epoch is iterated by the process that this one was forked from: save there"
             )
+        late = self._late(run)
+        if not late and run.is_over:
+            epoch, before = self._behind(run)
+            return epoch, run.next_start() or Position(), before
+        if not late and self._is_left():
+            return self.epoch + 1, Position(), self.before + self.of_epoch()
         if run.wrapper and run.finished is None and run.yielded > run.began_at:
             raise StateError(
                 f"{run.wrapper} reads a batch ahead where the number of batches is not known, and "
                 "would lose it on a resume: give epochs a length with .steps(n), or call "
                 "pipeline.acknowledge() behind each training step (in on_train_batch_end)"
             )
-        if run.finished in (None, run.yielded) and run.is_over:
-            epoch, before = self._behind(run)
-            return epoch, run.next_start() or Position(), before
-        return self.epoch, run.position(), self.before
+        return self.epoch, run.position(late), self.before
+
+    def _is_left(self) -> bool:
+        """Return whether Lightning asks for no more of the epoch at hand, which is not over."""
+        return not self._fresh_start and ends_epoch()
+
+    def _left_a_pass(self) -> bool:
+        """Return whether a loader stands in a pass that ``.steps(n)``, say, ended in its middle."""
+        run, source = self._run, self.chain.source
+        if run is None or not source.is_counted:
+            return False
+        return 0 < (run.loaded if source.yields_batches else run.fresh) < source.count()
+
+    @staticmethod
+    def _late(run: Run) -> int:
+        """Return how many of the outputs handed out last the trainer has not finished with."""
+        if run.finished is not None:
+            return run.late
+        return min(untrained(), run.yielded - run.began_at)
 
     def saved(self) -> dict[str, Any]:
         """Return the state where ``where()`` says, ready for JSON but for a loader's own state."""
@@ -384,8 +420,9 @@ class Cursor:
         epoch, position, before = self.where()
         if position.yielded:
             chain.source.check_state(chain)
-        else:
-            position = replace(position, loader_state=chain.source.state_between())
+        elif position.loader_state is None:
+            between = chain.source.state_between(left=self._left_a_pass())
+            position = replace(position, loader_state=between)
         outline, handed_out = chain.outline(), self._handed_out()
         return state.saved(outline, chain.seed, epoch, position, self.sizes, before, handed_out)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from stoker import state
 from stoker.accelerate_signal import EndSignal
-from stoker.callers import overfits, reads_ahead
+from stoker.callers import ends_epoch, reads_ahead
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
@@ -54,8 +54,7 @@ class Rounds(Cursor):
             live.close()
         if self._run is not None and self._run.is_inherited:
             self._pass = None
-        if overfits() and not self._goes_on:
-            self.set_epoch(0)
+        self._heed_lightning()
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_round * (self.chain.steps or 0)
@@ -69,6 +68,10 @@ class Rounds(Cursor):
         for _ in range(missed):
             next(iterator, None)
         return iterator
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._goes_on
 
     @property
     def next_round(self) -> int:
@@ -223,13 +226,18 @@ class Rounds(Cursor):
         """A round begins: what was not acknowledged of those before counts as finished."""
         self._unfinished.clear()
         run = self._live_run()
-        if run is not None and run.finished is not None:
-            run.acknowledge(run.yielded - run.finished)
+        if run is not None and run.late:
+            run.acknowledge(run.late)
 
     def _handed_out(self) -> int:
-        run = self._live_run()
-        late = 0 if run is None or run.finished is None else run.yielded - run.finished
-        return self.handed_out - late - len(self._unfinished)
+        run, steps = self._live_run(), self.chain.steps
+        late = 0 if run is None else self._late(run)
+        finished = self.handed_out - late - len(self._unfinished)
+        return -(-finished // steps) * steps if steps and ends_epoch() else finished
+
+    def _is_left(self) -> bool:
+        """Return False: the next epoch goes on behind the last output."""
+        return False
 
     def load(self, saved: dict[str, Any]) -> state.Loaded:
         loaded = super().load(saved)

@@ -51,6 +51,14 @@ if __name__ == "__main__":
     train.load_state_dict(state)
     assert numbers(train) == whole[2]
 
+    for prepare, take in (prep.batches, lambda p: p), (prep.examples, lambda p: p.batch(8)):
+        short = take(stoker.share(prepare, name=f"{name}-{prepare.__name__}")).steps(5)
+        numbers(short)
+        state = json.loads(json.dumps(short.state_dict()))
+        following = numbers(short)
+        short.load_state_dict(state)
+        assert numbers(short) == following, "an epoch that was left went on"
+
     ahead = stoker.share(prep.batches, name=name + "-ahead")
     ahead.acknowledge(0)
     iterator = iter(ahead)

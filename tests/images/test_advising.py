@@ -60,7 +60,31 @@ def test_costs_of_a_pipelines_own_images(train: Any, capsys: pytest.CaptureFixtu
     assert train.state_dict() == before
 
 
+def test_all_files_that_can_be_cropped_are_tried() -> None:
+    in_arrays = [np.frombuffer(data, np.uint8) for data in FILES]
+    assert images.advise(stoker.from_dataset(in_arrays, seed=0).random_map(CROP)).images == 3
+    damaged = stoker.from_dataset([FILES[0], b"no image", FILES[1]], seed=0, on_error=1)
+    assert images.advise(damaged.map(images.decode).random_map(CROP)).images == 2
+    with pytest.raises(OSError, match="cannot identify"):
+        images.advise(stoker.from_dataset([b"no image"], seed=0).random_map(CROP))
+
+
+def test_steps_are_of_batches_and_end_no_trial() -> None:
+    train = files().map(images.decode, on="image").random_map(CROP, on="image").batch(1)
+    assert images.advise(train.steps(1)).images == 3
+    assert images.advise(train.steps(100)).images == 3  # and nothing is warned of
+    assert images.advise(train.repeat().steps(2)).images == 3
+
+
+def test_each_part_of_a_mixture_may_decode() -> None:
+    one, two = (files().map(images.decode, on="image") for _ in range(2))
+    found = images.advise(stoker.mix({one: 1, two: 1}, seed=0).random_map(CROP, on="image"))
+    assert found.images == 6
+
+
 def test_what_cannot_be_answered() -> None:
+    with pytest.raises(TypeError, match="a pipeline, not list"):
+        images.advise([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no crop"):
         images.advise(files().map(images.decode, on="image"))
     whole = files().map(images.decode, on="image")

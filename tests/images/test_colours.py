@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import math
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,14 @@ def test_factors_are_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"brightness": -1}, {"contrast": (2.0, 1.0)}, {"hue": 0.6}, {"saturation": (-1, 1)}]
+    "wrong",
+    [
+        {"brightness": -1},
+        {"brightness": math.inf},
+        {"contrast": (2.0, 1.0)},
+        {"hue": 0.6},
+        {"saturation": (-1, 1)},
+    ],
 )
 def test_wrong_factors_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -88,6 +96,17 @@ def test_normalizing() -> None:
         fn(ROWS[..., :2])
     with pytest.raises(ValueError, match="as many means"):
         normalize([0.5], [0.1, 0.2])
+    with pytest.raises(ValueError, match="above 0"):
+        normalize([0.5], [math.nan])
+    with pytest.raises(TypeError, match="for each channel"):
+        normalize(0.5, 0.2)  # type: ignore[arg-type]
+    assert np.array_equal(normalize(mean, std)(ROWS), fn(ROWS))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, bool])
+def test_only_bytes_and_floating_point_are_normalized(dtype: Any) -> None:
+    with pytest.raises(TypeError, match=f"or floating point, not {np.dtype(dtype)}"):
+        normalize()(ROWS.astype(dtype))
 
 
 def test_normalizing_tensors() -> None:

@@ -132,6 +132,19 @@ def test_random_crops_are_slices(form: str) -> None:
         assert (windows == made).all((2, 3, 4)).any()
 
 
+@every_form
+def test_crops_beside_the_image_are_empty(form: str) -> None:
+    image = forms()[form]
+    rows = pixels_of(image)
+    height, width = rows.shape[:2]
+    padded = np.pad(rows, ((90, 90), (90, 90), (0, 0)))
+    for seed in range(12):
+        draw = rng(seed)
+        top, left = int(draw.random() * (height + 161)), int(draw.random() * (width + 161))
+        made = random_crop(20, 90)(image, rng(seed))
+        assert np.array_equal(made, padded[top : top + 20, left : left + 20])
+
+
 def test_random_crops_take_every_place() -> None:
     marked = np.arange(16, dtype=np.uint8).reshape(4, 4, 1)
     generator = rng()
@@ -340,6 +353,10 @@ def test_generators_of_a_device_are_refused() -> None:
         (lambda: random_crop(8, -1), "padding="),
         (lambda: random_resized_crop(8, scale=(0.0, 1.0)), "scale="),
         (lambda: random_resized_crop(8, ratio=(2.0, 1.0)), "ratio="),
+        (lambda: random_resized_crop(8, scale=(0.5, float("inf"))), "scale="),
+        (lambda: random_resized_crop(8, max_pixels=None), "max_pixels="),  # type: ignore[arg-type]
+        (lambda: resize(8, max_pixels=0), "max_pixels="),
+        (lambda: random_resized_crop(8, flip_p="x"), "flip_p="),  # type: ignore[arg-type]
         (lambda: random_resized_crop(8, flip_p=1.5), "flip_p="),
         (lambda: resized_center_crop(9, 8), "cannot be cropped"),
     ],
@@ -347,6 +364,21 @@ def test_generators_of_a_device_are_refused() -> None:
 def test_wrong_arguments_are_refused(wrong: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         wrong()
+
+
+@every_form
+def test_numbers_of_numpy_are_numbers(form: str) -> None:
+    image = forms()[form]
+    size: Any = np.int64(20)
+    given: Any = {
+        "flip_p": np.float32(0.5),
+        "antialias": np.True_,
+        "max_pixels": np.int64(10**6),
+        "scale": (np.float32(0.25), np.float64(1)),
+    }
+    plain: Any = {"flip_p": 0.5, "antialias": True, "max_pixels": 2**70, "scale": (0.25, 1.0)}
+    made = random_resized_crop(size, **given)(image, rng(5))
+    assert np.array_equal(made, random_resized_crop(20, **plain)(image, rng(5)))
 
 
 def test_flips_of_one_image_and_of_many() -> None:

@@ -184,12 +184,32 @@ def test_images_are_turned_as_exif_says_if_that_is_asked_for(kind: str, turn: in
     assert size(data, orient=True) == upright.shape[:2]
 
 
+@pytest.mark.parametrize("turn", [3, 6])
+def test_tiffs_are_turned_once(turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encoded(Image.fromarray(gradient(3)), "TIFF", exif=exif)
+    upright = np.rot90(gradient(3), {3: 2, 6: 3}[turn])
+    assert np.array_equal(decode(data, orient=True), upright)
+    assert np.array_equal(decode(data), upright)  # Pillow does it
+    assert size(data) == size(data, orient=True) == upright.shape[:2]
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_larger_images_than_allowed_are_refused(kind: str) -> None:
     data = encoded(Image.fromarray(gradient(3)), kind)
     assert decode(data, max_pixels=24 * 32).shape == (24, 32, 3)
     with pytest.raises(ValueError, match=f"32 x 24 pixels: more than {24 * 32 - 1}"):
         decode(data, max_pixels=24 * 32 - 1)
+
+
+def test_no_memory_is_asked_for_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(encoded(Image.fromarray(gradient(3)), "JPEG"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # height and width
+    monkeypatch.setattr(np, "empty", pytest.fail)
+    with pytest.raises(ValueError, match=r"65500 x 65500 pixels: more than|too large for Pillow"):
+        decode(bytes(data))
 
 
 def test_a_file_of_too_many_scans_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from encoded_images import FILES, by_pillow, encoded, levels_apart, photograph
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from backends import backend  # noqa: F401 - for every test here
 from stoker.images import (
@@ -73,6 +73,21 @@ def test_images_of_pillow_are_to_be_arrays() -> None:
     assert resize(8)(np.array(Image.fromarray(ROWS))).shape == (8, 10, 3)
 
 
+def test_tensors_are_to_be_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    for fn in (resize(8), decode):
+        with pytest.raises(
+            TypeError, match=r"not Tensor: a \.map\(numpy\.array, on=\.\.\.\) before"
+        ):
+            fn(torch.from_numpy(ROWS))
+
+
+@pytest.mark.parametrize("name", ["cats/1.jpg", Path("cats/1.jpg")])
+def test_names_are_not_cropped(name: Any) -> None:
+    with pytest.raises(TypeError, match=r"not its name, 'cats/1\.jpg': Path"):
+        resize(8)(name)
+
+
 def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
     data: Any = np.frombuffer(JPEG, np.uint8)
     assert np.array_equal(decode(data), decode(JPEG))
@@ -84,6 +99,11 @@ def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
 def test_arrays_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="of 1, 3 or 4 channels, not "):
         resize(8)(np.zeros(shape, np.uint8))
+
+
+def test_grey_arrays_are_told_what_they_lack() -> None:
+    with pytest.raises(ValueError, match=r"a grey one is image\[\.\.\., None\]"):
+        resize(8)(ROWS[..., 0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, bool])
@@ -163,6 +183,18 @@ def test_damage_is_an_error_of_the_system_whatever_pillow_calls_it() -> None:
         decode(data[:second] + b"$7\xdd\xed" + data[second + 4 :])
 
 
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+@pytest.mark.parametrize("read", [decode, resize(8)])
+def test_damage_of_other_formats_is_an_error_of_the_system_too(read: Any) -> None:
+    data = encoded(ROWS, "AVIF")
+    assert read(data).shape[2] == 3
+    at = data.index(b"mdat") + 4
+    with pytest.raises(OSError, match=r"the (AVIF|image) is damaged"):
+        read(data[:at] + bytes(len(data) - at))
+    with pytest.raises(OSError, match="the image is damaged"):
+        read(data.replace(b"av01", b"av00", 1))
+
+
 @pytest.mark.parametrize("name", ["ycck", "cmyk-plain"])
 def test_inks_are_taken_as_pillow_takes_them(name: str) -> None:
     data = FILES[name]
@@ -213,6 +245,12 @@ def test_results_of_more_pixels_than_allowed_are_refused() -> None:
 def test_a_map_of_what_makes_a_map_says_so(make: Any, image: Any) -> None:
     with pytest.raises(TypeError, match=r"an image instead of a size: .* \.map\(stoker"):
         make(image)
+
+
+@pytest.mark.parametrize(("make", "what"), [(normalize, "means"), (color_jitter, "strengths")])
+def test_so_do_those_that_take_no_size(make: Any, what: str) -> None:
+    with pytest.raises(TypeError, match=rf"instead of {what}: .*map\(stoker"):
+        make(ROWS)
 
 
 @pytest.mark.parametrize("fn", [normalize(), to_chw])

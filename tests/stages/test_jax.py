@@ -126,6 +126,19 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
         echoed = stoker.echo([jnp.full((4, 2), i) for i in range(5)], 2)
         assert len(list(echoed)) == 10
         assert echoed.stats().uses == 40 and echoed.stats().read_bytes == 5 * 4 * 2 * 4
+
+        # Images stay where they are.
+        pixels = np.arange(8 * 2 * 5 * 3).reshape(8, 2, 5, 3).astype(np.uint8)
+        placed = jax.device_put(pixels, sharding)
+        for fn in (stoker.images.to_chw, stoker.images.normalize()):
+            assert fn(placed).devices() == set(devices)
+            assert np.allclose(fn(placed), fn(pixels), atol=1e-5)
+        try:
+            stoker.images.flip(placed)
+        except ValueError as error:
+            assert "those of JAX are changed before .to()" in str(error)
+        else:
+            raise AssertionError
         """,
         tmp_path,
     )

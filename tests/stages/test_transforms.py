@@ -56,6 +56,13 @@ class Fixed(Jitter):
         return {**data, "image": data["image"] * 2}
 
 
+class ByName(Jitter):
+    """Takes its arguments by name alone, as its signature says."""
+
+    def __call__(self, *, image: np.ndarray) -> dict[str, Any]:
+        return {"image": image + self.rng.random()}
+
+
 def rows(kind: str) -> Any:
     values: list[Any] = [np.full((3, 4), float(i), np.float32) for i in range(24)]
     if kind == "module":
@@ -81,6 +88,13 @@ def test_the_same_stream_for_any_workers(kind: str) -> None:
     for workers, how in ((1, "thread"), (3, "thread"), (2, "process")):
         again = rows(kind).random_map(transform(kind)).batch(4).workers(workers, kind=how)
         np.testing.assert_array_equal(stream(again), found)
+
+
+def test_what_takes_names_alone_is_called_with_names() -> None:
+    for chain in (rows("seeded").map(ByName()), rows("seeded").random_map(ByName())):
+        assert stream(chain.batch(4), epochs=1).shape == (48, 3, 4)
+    with pytest.raises(TypeError, match="does not take"):
+        rows("seeded").filter(ByName())
 
 
 def test_no_global_generator_moves() -> None:

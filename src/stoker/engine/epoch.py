@@ -297,25 +297,23 @@ class Run:
             return deque()
         handed = [_Handed(*at) for at in self._handed]
         known = [at for at in handed if self.finished <= at.yielded < self.yielded]
-        forgotten = self.yielded - self.finished - len(known)
+        forgotten = self.late - len(known)
         return deque([*[None] * forgotten, *map(self._position, known)])
 
-    def position(self) -> Position:
-        """Return the position after the last acknowledged output, else after the last one yielded.
+    @property
+    def late(self) -> int:
+        """The outputs that are not acknowledged; none if ``acknowledge`` was never called."""
+        return 0 if self.finished is None else self.yielded - self.finished
+
+    def position(self, late: int) -> Position:
+        """Return the position before so many of the outputs handed out last.
 
         For a loader or a stream it has no snapshots, as nothing can be made again; and it does not
         wait for the thread that may be reading.
         """
-        if self.finished is None:
-            return self.last_position()
-        oldest = _Handed(*self._handed[0])
-        if oldest.yielded != self.finished:
+        if late >= len(self._handed):
             raise StateError(FORGOTTEN)
-        return self._position(oldest)
-
-    def last_position(self) -> Position:
-        """Return where the last output stands that was handed out."""
-        return self._position(_Handed(*self._handed[-1]))
+        return self._position(_Handed(*self._handed[-1 - late]))
 
     def _position(self, at: _Handed) -> Position:
         head = self._streams.head

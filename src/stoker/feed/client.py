@@ -64,14 +64,17 @@ class FeedClient:
 
     def __iter__(self) -> FeedEpoch:
         """Begin the next epoch, or go on at a state that was loaded."""
-        if self._epoch is not None and (before := self._epoch()) is not None:
-            before.close()
+        self._leave_epoch()
         if not self.is_own:  # the connection and the leases are the parent's
             self.at = None
             self._connect(self._connection)
         epoch = FeedEpoch(self)
         self._epoch = weakref.ref(epoch)
         return epoch
+
+    def _leave_epoch(self) -> None:
+        if self._epoch is not None and (before := self._epoch()) is not None:
+            before.close()
 
     def __len__(self) -> int:
         """Return the outputs of an epoch; TypeError where only its end tells."""
@@ -105,6 +108,7 @@ class FeedClient:
         most = messages.LARGEST if self.about.length is None else self.about.length
         if not _is_whole(number, most) or not (epoch is None or _is_whole(epoch, messages.LARGEST)):
             raise StateError(f"the feed {self.name!r} has no output {number!r} of epoch {epoch!r}")
+        self._leave_epoch()  # later it would move on from where this goes
         if epoch is None:
             self.at = None
             return

@@ -35,6 +35,9 @@ class FeedBatches(LoaderSource):
         lag: int = self.loader.lag_outputs
         return lag
 
+    def state_between(self, *, left: bool) -> Any:
+        return _between(self.loader, left)
+
 
 class FeedExamples(IterableSource):
     """The examples of a feed: a stream that can begin in the middle of a pass."""
@@ -64,8 +67,16 @@ class FeedExamples(IterableSource):
     def state(self, number: int) -> Any:
         return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}
 
-    def state_between(self) -> Any:
-        return self._client.state_dict()
+    def state_between(self, *, left: bool) -> Any:
+        return _between(self._client, left)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: the feed tells the epoch."""
+
+
+def _between(client: FeedClient, left: bool) -> dict[str, Any]:
+    """Return a job's state between epochs; behind one that was left, that of the next."""
+    saved: dict[str, Any] = client.state_dict()
+    if left and saved["number"]:
+        return {**saved, "epoch": saved["epoch"] + 1, "number": 0}
+    return saved

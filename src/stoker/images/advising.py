@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stoker.images.decoding import decode
+from stoker.images.decoding import decode, file_bytes, is_file
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.pytree import Field
 
@@ -103,17 +103,21 @@ def advise(pipeline: Pipeline[Any]) -> CropAdvice:
         ValueError: there is no such crop, or other functions stand between it and the decoding, or
             there are no examples.
         TypeError: what is to be decoded or cropped is no file, ``bytes``.
+        OSError: none of the images can be decoded. Those that cannot are left out.
     """
+    if not hasattr(pipeline, "chain"):
+        raise TypeError(f"advise takes a pipeline, not {type(pipeline).__name__}")
     stages = pipeline.chain.stages
     first, crop_at = _places(stages)
     crop, on = stages[crop_at].fn, stages[first].on  # type: ignore[attr-defined]
     reading = tuple(s for s in stages[:first] if not _is_passed_over(s))
-    reader = type(pipeline)(dataclasses.replace(pipeline.chain, stages=reading))
-    with closing(iter(reader)) as examples:
+    chain = dataclasses.replace(pipeline.chain, stages=reading, steps=None, flows=False)
+    with closing(iter(type(pipeline)(chain))) as examples:
         files = [_file(example, on) for example in islice(examples, _IMAGES)]
     if not files:
         raise ValueError("there are no examples to try this with")
     whole = stages[first].fn if first < crop_at else decode  # type: ignore[attr-defined]
+    files = _sound(files, whole, crop)
     costs_s = np.min([_costs_s(files, whole, crop) for _ in range(_ROUNDS)], axis=0).mean(axis=0)
     advice = CropAdvice(len(files), *(1000 * costs_s).tolist())
     _measured[crop] = weakref.ref(pipeline.chain.source), advice
@@ -163,7 +167,11 @@ def _places(stages: Sequence[Any]) -> tuple[int, int]:
             ".random_map(stoker.images.random_resized_crop(224), on='image')"
         )
     first = next((at for at in called if at <= crop_at and _decodes(stages[at].fn)), crop_at)
-    between = [stages[at].name for at in called if first < at < crop_at]
+    between = [
+        stages[at].name
+        for at in called
+        if first < at < crop_at and not _decodes(stages[at].fn)  # each part of a mixture may
+    ]
     if between:
         raise ValueError(f"cropping files is no choice: {between[0]} is given whole images before")
     if stages[first].on != stages[crop_at].on:
@@ -189,9 +197,23 @@ def _is_passed_over(stage: Any) -> bool:
 
 def _file(example: Any, on: str | int | None) -> bytes:
     data = example if on is None else Field(on).get(example)
-    if not isinstance(data, (bytes, bytearray)):
+    if not is_file(data):
         raise TypeError(f"the images are {type(data).__name__}, and not files: nothing to decode")
-    return bytes(data)
+    return file_bytes(data)
+
+
+def _sound(files: list[bytes], whole: Callable[[bytes], Any], crop: Any) -> list[bytes]:
+    """Return the files that can be decoded and cropped; raises as they do where none can."""
+    sound: list[bytes] = []
+    for at, data in enumerate(files):
+        try:
+            _costs_s([data], whole, crop)
+        except (OSError, ValueError):
+            if not sound and at == len(files) - 1:
+                raise
+        else:
+            sound.append(data)
+    return sound
 
 
 def _costs_s(

@@ -8,7 +8,8 @@ returns a new batch, and leaves the one that it was given as it is.
 The images of a batch are its only array of four axes, or of three if none has four: ``[n, height,
 width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``. Channels are an axis
 of length 1, 3 or 4. If both could be, a tensor has its channels first and an array last. Three axes
-of which the last is one of channels are one image, ``[height, width, channels]``.
+of which the last is one of channels are one image, ``[height, width, channels]``. One image with
+its channels first would be taken for a batch of grey ones.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     nor where labels say where something is (boxes, masks): those stay as they are.
 
     Args:
-        batch: images, or a structure with images in it.
+        batch: images, or a structure with images in it: a batch, or one image with channels last.
         rng: a ``numpy.random.Generator``, or a ``torch.Generator`` of the images' device.
         p: the probability.
 
@@ -191,6 +192,10 @@ def _images(batch: Any, name: str) -> Any:
         if found:
             break
     shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
+    if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
+        shapes += " (files are no images yet: decode or crop them first)"
+    if any(pytree.is_jax_array(leaf) for leaf in pytree.leaves(batch)):
+        shapes += " (those of JAX are changed before .to())"
     problem = "more than one that could be images" if found else "no images"
     raise ValueError(
         f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "
@@ -217,8 +222,22 @@ def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
         )
     if _is_torch(labels):
         torch = sys.modules["torch"]
+        if labels.is_floating_point():
+            raise _no_classes(labels, classes)
         return labels, torch.nn.functional.one_hot(labels.long(), classes).float()
-    return labels, np.eye(classes, dtype=np.float32)[labels]
+    if labels.dtype.kind not in "biu" or (
+        labels.size and not 0 <= labels.min() <= labels.max() < classes
+    ):
+        raise _no_classes(labels, classes)
+    return labels, np.eye(classes, dtype=np.float32)[labels.astype(np.intp)]
+
+
+def _no_classes(labels: Any, classes: int) -> ValueError:
+    ends = f", from {labels.min()} to {labels.max()}" if len(labels) else ""
+    return ValueError(
+        f"stoker.images.mixup takes labels from 0 to {classes - 1}, whole numbers, or class "
+        f"probabilities [n, classes]; these are {labels.dtype}{ends}"
+    )
 
 
 def _axes(images: Any) -> tuple[int, int, int | None]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.checks import is_number, is_whole_number
-from stoker.images.decoding import MAX_PIXELS, is_file
+from stoker.images.decoding import MAX_PIXELS, check_is_no_image
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Box, Pixels, Reading, size_of
 
@@ -299,11 +299,7 @@ def _shorter_side(height: int, width: int, to: int) -> tuple[int, int]:
 
 
 def _size(size: Any) -> tuple[int, int]:
-    if is_file(size) or (isinstance(size, np.ndarray) and size.ndim > 1):
-        raise TypeError(
-            "this is given an image instead of a size: a map takes what is made with a size, as "
-            ".map(stoker.images.resize(224), on='image')"
-        )
+    check_is_no_image(size, "a size", ".map(stoker.images.resize(224), on='image')")
     sides = [size, size] if is_whole_number(size) else size
     if (
         not isinstance(sides, Sequence)
@@ -320,10 +316,10 @@ def _words(size: Size) -> str:
 
 def _check_range(name: str, given: Any) -> None:
     pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
-    if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1]:
+    if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] < math.inf:
         raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
 
 
-def _check_probability(name: str, given: float) -> None:
-    if not 0 <= given <= 1:
+def _check_probability(name: str, given: Any) -> None:
+    if not is_number(given) or not 0 <= given <= 1:
         raise ValueError(f"{name}= takes a probability, not {given!r}")

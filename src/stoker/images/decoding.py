@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import native
+from stoker.checks import is_whole_number
 from stoker.images.image_map import without_gil
 from stoker.lending import reads_only
+from stoker.pytree import is_tensor
+from stoker.signals import pass_on
 
 MAX_PIXELS = 89_478_485
 """Images of more are refused: as many as Pillow takes without a warning."""
@@ -19,7 +22,12 @@ MAX_PIXELS = 89_478_485
 _SCANS = 10
 """How often a file may go over as many pixels: those of photographs do so about ten times."""
 
+_MOST = 1 << 40  # more than any file has, and ten times that fits into an int64
+
 _ORIENTATION = 0x0112  # the tag of EXIF
+
+_DAMAGE = (SyntaxError, ValueError, RuntimeError)
+"""What Pillow raises for some damage, beside OSError."""
 
 
 @without_gil
@@ -42,21 +50,17 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
         ImportError: Pillow is missing.
         TypeError: the data is no bytes.
         PIL.UnidentifiedImageError, OSError: the data is no image, or is damaged or cut short.
-        ValueError: the image is too large.
+        ValueError: the image is too large, or ``max_pixels`` is no number of pixels.
     """
-    data = file_bytes(data)
+    data, limits = file_bytes(data), limits_of(max_pixels)
     library = native.library()
     if library is None or not is_jpeg(data):
         image = by_pillow(data, max_pixels)
         return _turned(np.array(image), _orientation(data) if orient else 1)
     turn = _orientation(data) if orient else 1
     height, width = library.jpeg_size(data)
-    pixels = library.jpeg_decode(
-        data,
-        (0, 0, width, height),
-        max_pixels=max_pixels,
-        max_scan_pixels=scan_limit(max_pixels),
-    )
+    _check_pixels(height, width, max_pixels)  # before there is an array for them
+    pixels = library.jpeg_decode(data, (0, 0, width, height), **limits)
     return _turned(pixels, turn)
 
 
@@ -70,6 +74,7 @@ def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
 
     Raises:
         ImportError, TypeError, PIL.UnidentifiedImageError, OSError: as ``decode``.
+        ValueError: the image is no JPEG, and larger than Pillow opens at all.
     """
     data = file_bytes(data)
     library = native.library()
@@ -101,9 +106,20 @@ def file_bytes(data: Any) -> bytes:
         )
     what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
     instead = "on= says which field of an example it is"
+    if is_tensor(data):
+        instead = "a .map(numpy.array, on=...) before this makes an array of it"
     if type(data) is list:
         instead = "files are decoded one by one, before .batch()"
     raise TypeError(f"an image file is bytes, not {what}: {instead}")
+
+
+def check_is_no_image(given: Any, what: str, made: str) -> None:
+    """Raise TypeError where what makes a map is given an image, as the map itself is."""
+    if is_file(given) or getattr(given, "ndim", 0) > 1:
+        raise TypeError(
+            f"this is given an image instead of {what}: a map takes what is made with {what}, as "
+            f"{made}"
+        )
 
 
 def is_jpeg(data: bytes) -> bool:
@@ -111,9 +127,15 @@ def is_jpeg(data: bytes) -> bool:
     return data.startswith(b"\xff\xd8\xff")
 
 
-def scan_limit(max_pixels: int) -> int:
-    """Return how many pixels, times scans, an image of at most so many pixels may have."""
-    return _SCANS * max_pixels
+def limits_of(max_pixels: int) -> dict[str, int]:
+    """Return what the library is told: at most so many pixels, and pixels times scans.
+
+    Raises ValueError where that is no number of pixels.
+    """
+    if not is_whole_number(max_pixels) or max_pixels < 1:
+        raise ValueError(f"max_pixels= takes a number of pixels, not {max_pixels!r}")
+    most = min(int(max_pixels), _MOST)
+    return {"max_pixels": most, "max_scan_pixels": _SCANS * most}
 
 
 def by_pillow(data: bytes, max_pixels: int) -> Any:
@@ -122,7 +144,8 @@ def by_pillow(data: bytes, max_pixels: int) -> Any:
         _check_size(data, image, max_pixels)
         try:
             return _as_rgb(image)
-        except (SyntaxError, ValueError) as error:  # so Pillow calls some damage
+        except _DAMAGE as error:
+            pass_on(error)
             raise OSError(f"the {image.format} is damaged: {error}") from error
 
 
@@ -148,17 +171,24 @@ def _opened(data: bytes) -> Any:
     except Image.UnidentifiedImageError as error:
         what = f"{len(data)} bytes that begin with {data[:12]!r}" if data else "an empty file"
         raise Image.UnidentifiedImageError(f"cannot identify an image in {what}") from error
+    except _DAMAGE as error:
+        pass_on(error)
+        raise OSError(f"the image is damaged: {error}") from error
+
+
+def _check_pixels(height: int, width: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
 
 
 def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     width, height = image.size
-    if width * height > max_pixels:
-        raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
+    _check_pixels(height, width, max_pixels)
     # A scan begins with this marker, which occurs nowhere else but in previews.
     scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
-    if scans > 1 and width * height * scans > scan_limit(max_pixels):
+    if scans > 1 and width * height * scans > _SCANS * max_pixels:
         raise ValueError(
-            f"{width} x {height} pixels in {scans} scans: more than {scan_limit(max_pixels)} "
+            f"{width} x {height} pixels in {scans} scans: more than {_SCANS * max_pixels} "
             "times pixel"
         )
 
@@ -170,7 +200,10 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _orientation(data: bytes) -> int:
+    """Return how an image is to be turned: 1 for not at all, as TIFFs, which Pillow has turned."""
     with _opened(data) as image:
+        if image.format == "TIFF":
+            return 1
         try:
             turn = image.getexif().get(_ORIENTATION, 1)
         except SyntaxError:  # so Pillow says that it cannot read the EXIF data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.checks import is_number
+from stoker.images.decoding import check_is_no_image
 from stoker.images.image_map import RandomImageMap
 from stoker.images.resampling import Pixels, Reading
 
@@ -37,8 +39,12 @@ def color_jitter(
         an image still encoded, or a batch of either, and returns ``uint8``.
 
     Raises:
+        TypeError: it is given an image.
         ValueError: a factor could be below 0, or a hue beyond half the circle.
     """
+    check_is_no_image(
+        brightness, "strengths", ".random_map(stoker.images.color_jitter(0.4), on='image')"
+    )
     factors = {
         "brightness": _factors("brightness", brightness),
         "contrast": _factors("contrast", contrast),
@@ -115,7 +121,7 @@ def _factors(name: str, given: Strength) -> Range:
         low, high = max(0.0, 1 - given), 1 + given
     else:
         low, high = _ends(given)
-    if not 0 <= low <= high:
+    if not 0 <= low <= high < math.inf:
         raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
     return None if low == high == 1 else (low, high)
 

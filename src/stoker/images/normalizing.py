@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker import pytree
+from stoker.images.decoding import check_is_no_image
 from stoker.lending import reads_only
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def normalize(
-    mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
-) -> Callable[[Any], Any]:
+Channels = Sequence[float] | NDArray[np.floating[Any]]
+
+
+def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> Callable[[Any], Any]:
     """Subtract a mean from each channel, and divide by a standard deviation.
 
     Args:
@@ -32,11 +36,21 @@ def normalize(
         is as long as ``mean``.
 
     Raises:
-        ValueError: ``mean`` and ``std`` are of different lengths, or a deviation is not above 0.
+        TypeError: ``mean`` or ``std`` are no numbers.
+        ValueError: they are of different lengths, or a deviation is not above 0.
     """
-    if len(mean) != len(std) or not mean or min(std) <= 0:
-        raise ValueError(f"normalize takes as many means as deviations above 0, not {mean}, {std}")
-    return _Normalized(tuple(map(float, mean)), tuple(map(float, std)))
+    check_is_no_image(mean, "means", ".map(stoker.images.normalize(), on='image')")
+    try:
+        means, stds = ([float(each) for each in given] for given in (mean, std))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"normalize takes a mean and a deviation for each channel, not {mean!r}, {std!r}"
+        ) from error
+    if len(means) != len(stds) or not means or not all(0 < each < math.inf for each in stds):
+        raise ValueError(
+            f"normalize takes as many means as deviations above 0, not {means}, {stds}"
+        )
+    return _Normalized(tuple(means), tuple(stds))
 
 
 @reads_only
@@ -45,10 +59,10 @@ def to_chw(images: Any) -> Any:
 
     Args:
         images: one image ``[height, width, channels]`` or a batch ``[n, height, width, channels]``,
-            an array or a torch tensor.
+            an array, of JAX too, or a torch tensor.
 
     Returns:
-        A new array or tensor of the same dtype, contiguous.
+        A new array or tensor of the same kind and dtype, contiguous.
 
     Raises:
         TypeError: it is neither.
@@ -59,6 +73,8 @@ def to_chw(images: Any) -> Any:
         raise ValueError(f"images have three axes, a batch of them four, not {list(images.shape)}")
     if pytree.is_tensor(images):
         return images.movedim(-1, -3).contiguous()
+    if pytree.is_jax_array(images):
+        return images.swapaxes(-1, -2).swapaxes(-2, -3)
     return np.ascontiguousarray(np.moveaxis(images, -1, -3))
 
 
@@ -76,6 +92,8 @@ class _Normalized:
         mean, std = (np.array(x, np.float32).reshape(shape) for x in (self.mean, self.std))
         is_tensor = pytree.is_tensor(images)
         if not (images.is_floating_point() if is_tensor else images.dtype.kind == "f"):
+            if str(images.dtype).removeprefix("torch.") != "uint8":
+                raise TypeError(f"normalize takes uint8 or floating point, not {images.dtype}")
             mean, std = mean * 255, std * 255
         if is_tensor:
             torch = sys.modules["torch"]

@@ -7,6 +7,7 @@ else is decoded in full first.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +19,14 @@ from stoker.images.decoding import (
     MAX_PIXELS,
     by_pillow,
     decode,
+    file_bytes,
     is_file,
     is_jpeg,
+    limits_of,
     pillow,
-    scan_limit,
 )
 from stoker.images.sound_files import SoundFiles
+from stoker.pytree import is_tensor
 
 Pixels = NDArray[np.uint8]
 Opened = Any
@@ -58,6 +61,9 @@ class Reading:
     max_pixels: int = MAX_PIXELS
     sound: SoundFiles = field(default_factory=SoundFiles, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        limits_of(self.max_pixels)  # refuses what is none, where the pipeline is written
+
     def opened(self, image: Any, *, scaled: bool = False) -> Opened:
         """Open what holds an image; ``scaled`` where the codec is to make it smaller.
 
@@ -80,20 +86,17 @@ class Reading:
         """Return all pixels of what holds an image; raises as ``opened``."""
         return decode(image, max_pixels=self.max_pixels) if is_file(image) else _checked(image)
 
-    @property
-    def _limits(self) -> dict[str, int]:
-        return {"max_pixels": self.max_pixels, "max_scan_pixels": scan_limit(self.max_pixels)}
-
     def cut(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
         """Return a part of an opened image as it is, a new array; what lies outside is 0."""
         rows, columns = size_of(image)
         first, last = max(top, 0), min(top + height, rows)
         begin, end = max(left, 0), min(left + width, columns)
+        if first >= last or begin >= end:
+            channels = image.shape[2] if isinstance(image, np.ndarray) else 3
+            return np.zeros((height, width, channels), np.uint8)
         if isinstance(image, bytes):
             box = (begin, first, end - begin, last - first)
-            if min(box[2:]) < 1:
-                return np.zeros((height, width, 3), np.uint8)
-            found: Pixels = _library().jpeg_decode(image, box, **self._limits)
+            found: Pixels = _library().jpeg_decode(image, box, **limits_of(self.max_pixels))
         elif isinstance(image, np.ndarray):
             found = image[first:last, begin:end]
         else:
@@ -130,10 +133,15 @@ class Reading:
         if library is None:
             return _with_pillow(image, box, size, flip, antialias, beyond)
         crop = library.Crop(
-            box.left, box.top, box.width, box.height, *size, flip, antialias, beyond, dct_scaling
+            box.left,
+            box.top,
+            box.width,
+            box.height,
+            *size,
+            *map(bool, (flip, antialias, beyond, dct_scaling)),
         )
         if isinstance(image, bytes):
-            return np.asarray(library.jpeg_crop(image, crop, **self._limits))
+            return np.asarray(library.jpeg_crop(image, crop, **limits_of(self.max_pixels)))
         return np.asarray(library.pixels_crop(image, crop))
 
 
@@ -149,17 +157,21 @@ def size_of(image: Opened) -> tuple[int, int]:
 
 def _checked(image: Any) -> Pixels:
     """Return pixels that can be cropped and resized. Raises TypeError, ValueError."""
+    if isinstance(image, (str, os.PathLike)):
+        file_bytes(image)  # says what to do
     if not isinstance(image, np.ndarray):
         what = type(image)
         instead = "on= says which field of an example it is"
-        if what.__module__.startswith("PIL."):
+        if what.__module__.startswith("PIL.") or is_tensor(image):
             instead = "a .map(numpy.array, on=...) before this makes an array of it"
         raise TypeError(f"an image is bytes or an array, not {what.__name__}: {instead}")
     if image.dtype != np.uint8:
         raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
     if image.ndim != 3 or image.shape[2] not in _MODES or not image.size:
+        grey = ": a grey one is image[..., None]" if image.ndim == 2 else ""
         raise ValueError(
-            f"an image is [height, width, channels] of 1, 3 or 4 channels, not {list(image.shape)}"
+            "an image is [height, width, channels] of 1, 3 or 4 channels, not "
+            f"{list(image.shape)}{grey}"
         )
     return image
 

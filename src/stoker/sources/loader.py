@@ -72,7 +72,8 @@ class LoaderSource(Source):
                 self._has_state = False
         return None
 
-    state_between = state
+    def state_between(self, *, left: bool) -> Any:
+        return None if left else self.state()
 
     def load(self, state: Any) -> None:
         self.loader.load_state_dict(state)

@@ -78,8 +78,11 @@ class Source(ABC):
         """Whether it has a state of its own to go on from."""
         return False
 
-    def state_between(self) -> Any:
-        """Return its own state between epochs, None if it has none."""
+    def state_between(self, *, left: bool) -> Any:
+        """Return its own state between epochs, None if it has none.
+
+        A pass that was ``left`` in its middle is over: the next epoch begins another.
+        """
         return None
 
     @abstractmethod

@@ -16,6 +16,7 @@ from stoker.lending import only_reads
 from stoker.sources.source import check_fields
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import PoolSize, Stage
+from stoker.stages.transforms import takes_seed
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
@@ -135,7 +136,8 @@ def checked_budget(
     """
     if not callable(fn):
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
-    _check_signature(method, fn, is_random)
+    if method == "filter" or not takes_seed(fn):
+        _check_signature(method, fn, is_random)
     if on is not None and (isinstance(on, bool) or not isinstance(on, (str, int))):
         raise TypeError(f"on= takes a field's name, key or position, not {on!r}")
     return None if on_error is None else budget_of(on_error)

@@ -24,7 +24,7 @@ _SEEDS = 1 << 32  # what all libraries take
 
 def called_alone(fn: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return a function of a value for ``.map()``."""
-    return _by_name(fn) if _has_seed(fn) else fn
+    return _by_name(fn) if takes_seed(fn) else fn
 
 
 def called_with_rng(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
@@ -32,7 +32,7 @@ def called_with_rng(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
     It need not pickle: it is made where it is called.
     """
-    if _has_seed(fn):
+    if takes_seed(fn):
         return _Seeded(fn)
     return _Drawing(fn) if takes_no_rng(fn) else fn
 
@@ -53,7 +53,8 @@ def takes_no_rng(fn: Any) -> bool:
     )
 
 
-def _has_seed(fn: Any) -> bool:
+def takes_seed(fn: Any) -> bool:
+    """Return whether it is seeded by ``set_random_seed``, and so called with names."""
     return callable(getattr(fn, "set_random_seed", None)) and not isinstance(fn, type)
 
 

@@ -405,7 +405,11 @@ class Cursor:
         run, source = self._run, self.chain.source
         if run is None or not source.is_counted:
             return False
-        return 0 < (run.loaded if source.yields_batches else run.fresh) < source.count()
+        try:
+            whole = source.count()
+        except Exception:  # a stream has none, and a foreign loader's len() may raise anything
+            return False
+        return 0 < (run.loaded if source.yields_batches else run.fresh) < whole
 
     @staticmethod
     def _late(run: Run) -> int:

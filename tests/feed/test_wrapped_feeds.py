@@ -19,6 +19,10 @@ def batches():
 
 def examples():
     return stoker.from_arrays(np.arange(96), seed=0).shuffle()
+
+
+def chosen():  # how long an epoch is only its end tells
+    return examples().filter(lambda number: number % 9).batch(8)
 """
 JOB = """
 import json
@@ -51,10 +55,12 @@ if __name__ == "__main__":
     train.load_state_dict(state)
     assert numbers(train) == whole[2]
 
-    for prepare, take in (prep.batches, lambda p: p), (prep.examples, lambda p: p.batch(8)):
-        short = take(stoker.share(prepare, name=f"{name}-{prepare.__name__}")).steps(5)
-        numbers(short)
-        state = json.loads(json.dumps(short.state_dict()))
+    for prepare in (prep.batches, prep.examples, prep.chosen):
+        short = stoker.share(prepare, name=f"{name}-{prepare.__name__}")
+        short = (short.batch(8) if prepare is prep.examples else short).steps(5)
+        iterator = iter(short)
+        numbers(next(iterator) for _ in range(5))
+        state = json.loads(json.dumps(short.state_dict()))  # before the loop has ended
         following = numbers(short)
         short.load_state_dict(state)
         assert numbers(short) == following, "an epoch that was left went on"

@@ -77,6 +77,6 @@ class FeedExamples(IterableSource):
 def _between(client: FeedClient, left: bool) -> dict[str, Any]:
     """Return a job's state between epochs; behind one that was left, that of the next."""
     saved: dict[str, Any] = client.state_dict()
-    if left and saved["number"]:
+    if saved["number"] and (left or client.about.length is None):  # only the end tells
         return {**saved, "epoch": saved["epoch"] + 1, "number": 0}
     return saved

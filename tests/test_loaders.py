@@ -233,12 +233,14 @@ def test_a_function_makes_a_new_iterator_every_epoch() -> None:
         list(again)
 
 
-def stateful(**arguments: Any) -> Any:
+def stateful(examples: Any = None, **arguments: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of what torchdata calls
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        return StatefulDataLoader(Numbers(), batch_size=BATCH, shuffle=True, **arguments)
+        if examples is None:
+            examples, arguments = Numbers(), {"shuffle": True, **arguments}
+        return StatefulDataLoader(examples, batch_size=BATCH, **arguments)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -277,6 +279,18 @@ def test_an_epoch_that_ends_within_a_pass_leaves_its_rest_after_a_resume_too() -
     again = stoker.from_loader(stateful(), seed=0)
     again.load_state_dict(state)
     assert str(again.state_dict()) == str(state)  # not that of a loader that has not begun
+
+
+@pytest.mark.parametrize("steps", [3, LENGTH // BATCH])
+def test_no_epoch_over_a_stream_is_empty_after_a_resume(steps: int) -> None:
+    def make() -> stoker.Pipeline[Any]:
+        return stoker.from_loader(stateful(Stream()), seed=0).steps(steps)
+
+    pipeline = make()
+    epoch = seen(pipeline)
+    restored = make()
+    restored.load_state_dict(pipeline.state_dict())
+    assert seen(restored) == seen(pipeline) == epoch
 
 
 def test_states_that_a_loader_cannot_go_on_from_are_refused() -> None:

@@ -403,8 +403,10 @@ class Cursor:
     def _left_a_pass(self) -> bool:
         """Return whether a loader stands in a pass that ``.steps(n)``, say, ended in its middle."""
         run, source = self._run, self.chain.source
-        if run is None or not source.is_counted:
+        if run is None:
             return False
+        if not source.is_counted:
+            return run.yielded == run.steps
         try:
             whole = source.count()
         except Exception:  # a stream has none, and a foreign loader's len() may raise anything

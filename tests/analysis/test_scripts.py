@@ -165,6 +165,21 @@ SCRIPTS = {
                 epoch(sized)
                 epoch(unsized)
         """,
+    "a dataset for one worker alone": """
+        class Alone(Counted):
+            def __getitem__(self, index):
+                assert torch.utils.data.get_worker_info().num_workers == 1
+                return super().__getitem__(index)
+
+        if __name__ == "__main__":
+            loader = DataLoader(Alone(), 4, num_workers=1)
+            while True:
+                given = 0
+                for x, y in loader:
+                    step(x)
+                    given += 1
+                assert given == len(loader), given
+        """,
     "a stateful loader": """
         from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -196,7 +211,7 @@ def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) 
     found = analyze(tmp_path, "train.py", minutes=0.5)
     unharmed(found)
     assert found.report is not None
-    assert found.report["starts"] == 1
+    assert found.report["starts"] == 1, (found.report["notes"], found.errors)
     assert not any("failed" in note for note in found.report["notes"]), found.report["notes"]
     assert any(point["trained"] is not None for point in found.report["prep"])
 

@@ -30,6 +30,10 @@ class Stopped(Exception):
     """The job, or the time for the analysis, came to an end during a phase."""
 
 
+class DrainFailed(Stopped):
+    """A drain gave too few batches in its time, or none."""
+
+
 @dataclass(frozen=True)
 class PhaseLimits:
     """How long the phases last, in seconds, and how much is tried."""
@@ -81,7 +85,7 @@ class DrivenJob(Protocol):
         """Read the loader with no training step in between (``RankTrace.drains[name]``).
 
         ``fresh``: the first time; later drains read what this one read, round and round, or
-        ``once``.
+        ``once``. May raise DrainFailed, and appends nothing then.
         """
 
     def find_files(self) -> list[str]:
@@ -140,7 +144,13 @@ def _drain_warm(job: DrivenJob) -> None:
             turn = f"{count} worker{'s' * (count != 1)}, round {again + 1} of {rounds}"
             job.say(f"P: data in memory, {turn}")
             drain_s = limits.warm_drain_s if own else limits.other_warm_drain_s
-            job.drain(f"warm-{count}", count, drain_s)
+            try:
+                job.drain(f"warm-{count}", count, drain_s)
+            except DrainFailed:
+                if own and not again:
+                    raise
+                trace.note(f"{turn}: the loader gave too few batches, and this is left out")
+                continue
             job.say(f"training on data in memory, {turn}")
             job.train(count, (rounds - again) * len(counts) - place)
     with contextlib.suppress(OSError):

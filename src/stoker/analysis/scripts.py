@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.analysis import cold_reads, rates
-from stoker.analysis.phases import PhaseLimits, Stopped, run_phases
+from stoker.analysis.phases import DrainFailed, PhaseLimits, Stopped, run_phases
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.script_run import Session, make_folder
@@ -286,18 +286,20 @@ class ScriptJob:
             "once": once,
         }
         answers = session.send(command)
-        for rank, recorded, answer in zip(self._ranks, self._recorded, answers, strict=True):
+        for answer in answers:
             if "arrivals_ns" not in answer:
                 self.trace.note(f"{name}: the loader could not be read again: {answer['error']}")
-                raise Stopped
+                raise DrainFailed
             if answer["error"]:
-                self.trace.note(f"{name}: the loader ended with {answer['error']}")
+                self.trace.note(f"{name}: the loader ended with {_in_a_line(answer['error'])}")
+        fewest = 1 if fresh or once else 2  # an epoch may be one
+        if any(len(answer["arrivals_ns"]) < fewest for answer in answers):
+            self.trace.reasons["P"] = (
+                "read alone, the loader gave too few batches in its time: use a larger --budget"
+            )
+            raise DrainFailed
+        for rank, recorded, answer in zip(self._ranks, self._recorded, answers, strict=True):
             arrivals_ns = answer["arrivals_ns"]
-            if len(arrivals_ns) < (1 if fresh or once else 2):  # an epoch may be one
-                self.trace.reasons["P"] = (
-                    "read alone, the loader gave too few batches in its time: use a larger --budget"
-                )
-                raise Stopped
             work, opened = session.read_drain(tag, rank)
             recorded.opened += opened
             drain = Drain(
@@ -365,6 +367,12 @@ def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
 
 
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
+
+
+def _in_a_line(error: str) -> str:
+    """Return what was raised, without the traceback of a worker."""
+    lines = error.strip().splitlines()
+    return error if len(lines) < 2 else f"{lines[0]} {lines[-1]}"
 
 
 def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:

@@ -195,7 +195,7 @@ class LoaderDrains:
         began, cpu = _clock(), 0
         until = began + int(command["seconds"] * 1e9)
         longest = began + int(command["longest"] * 1e9)
-        iterator = iter(loader)
+        iterator = _begun(loader)
         try:
             while len(arrivals) != most:
                 try:
@@ -203,7 +203,7 @@ class LoaderDrains:
                 except StopIteration:
                     if not arrivals or once or fresh or not self._iterable:
                         break
-                    iterator = iter(loader)
+                    iterator = _begun(loader)
                     continue
                 except Exception as problem:
                     error = f"{type(problem).__name__}: {problem}"
@@ -227,8 +227,8 @@ class LoaderDrains:
         """Return batches of what the first drain read, without end."""
         loader = self._make_loader(itertools.cycle(self._indices), workers, "", False)
         if self._iterable:
-            return itertools.chain.from_iterable(itertools.repeat(loader))
-        return iter(loader)
+            return itertools.chain.from_iterable(map(_begun, itertools.repeat(loader)))
+        return _begun(loader)
 
     def _make_loader(self, indices: Any, count: int, tag: str, hears: bool) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
@@ -248,9 +248,21 @@ class LoaderDrains:
                 "timeout": loader.timeout,
                 "worker_init_fn": functools.partial(_init, tag, hears, loader.worker_init_fn),
             }
-        with warnings.catch_warnings():  # of more workers than processors, which is meant
-            warnings.simplefilter("ignore")
+        with _many_workers_are_meant():
             return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
+
+
+@contextlib.contextmanager
+def _many_workers_are_meant() -> Iterator[None]:
+    """Keep torch from warning of more workers than processors: warnings may be errors."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
+
+
+def _begun(loader: Any) -> Iterator[Any]:
+    with _many_workers_are_meant():
+        return iter(loader)
 
 
 def _name_sampler(sampler: Any) -> str:

@@ -68,12 +68,12 @@ class RequestRunner:
     def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
         segment, indices, use_keys = work.segment, request.indices, request.use_keys
         values = _separate(request.values or [])
+        source = segment.source
+        if indices is not None and source is not None and not source.runs_user_code:
+            # No code of the user's: nothing to seed for.
+            values, indices = work.fetch(indices, ns), None
         if indices is None and segment.is_plain:
             return values
-        source = segment.source
-        if source is not None and not source.runs_user_code and segment.is_plain:
-            assert indices is not None
-            return work.fetch(indices, ns)  # no code of the user's: nothing to seed for
         examples = []
         for i, ordinal in enumerate(request.ordinals):
             self._reseed(work, ordinal, use_keys[i] if use_keys else 0)

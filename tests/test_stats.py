@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from stoker import ThreadTrial
 from strategies import (
     Examples,
     Spec,
@@ -132,6 +134,45 @@ def test_before_the_first_epoch_there_are_zeros() -> None:
     assert stats.wait_fraction == 0
     assert stats.pools[0].size == 8
     assert str(stats)
+
+
+def test_threads_that_wait_for_each_other_are_told_of() -> None:
+    pipeline = built(Spec(20, 4))
+    list(pipeline)
+    stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
+    told = replace(stats, thread_trial=ThreadTrial(8, 1.0))
+    assert '.workers(8, kind="process")' in str(told)
+    assert all(len(line) <= 60 for line in told.drawn(60).splitlines())
+    assert "wait for each other" not in str(replace(told, consumer_wait_s=0.0))  # nor does training
+    assert "wait for each other" not in str(replace(stats, thread_trial=ThreadTrial(8, 7.0)))
+    assert told.as_dict()["thread_trial"]["wait_for_each_other"]
+    assert stats.as_dict()["thread_trial"] is None
+
+
+def test_code_that_holds_the_gil_is_told_of() -> None:
+    """By one trial of threads, if not by another: programs beside them mislead them."""
+
+    def holds(value: Any) -> Any:
+        for _ in range(5000):
+            pass
+        return value
+
+    chain = stoker.from_arrays(np.arange(20_000), seed=0).map(holds).batch(64)
+
+    def found() -> ThreadTrial | None:
+        train = chain.workers(2)
+        with iter(train) as batches:
+            for _ in batches:
+                trial = train.stats().thread_trial
+                if trial is not None and trial.wait_for_each_other:
+                    return trial
+        return None
+
+    trial = next(filter(None, (found() for _ in range(50))))
+    assert trial.threads == 2
+    alone = chain.workers(0)
+    next(iter(alone))
+    assert alone.stats().thread_trial is None
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])

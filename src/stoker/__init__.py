@@ -40,7 +40,17 @@ from stoker.iterator import PipelineIterator
 from stoker.lending import reads_only
 from stoker.mixing import mix
 from stoker.pipeline import Pipeline
-from stoker.stats import CacheStats, Clock, PartStats, PoolStats, StageStats, Stats, Totals, Uses
+from stoker.stats import (
+    CacheStats,
+    Clock,
+    PartStats,
+    PoolStats,
+    StageStats,
+    Stats,
+    ThreadTrial,
+    Totals,
+    Uses,
+)
 from stoker.version import __version__
 
 __all__ = [
@@ -96,6 +106,7 @@ __all__ = [
     "Stats",
     "StokerError",
     "testing",
+    "ThreadTrial",
     "TokenError",
     "Totals",
     "Uses",

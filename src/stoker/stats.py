@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import Skip
 from stoker.machine import format_bytes
 
+_SCALES = 0.6  # of each thread's share that all of them have to do
 _BAR = 24
 _SHORT_BAR = 8
 
@@ -33,6 +34,21 @@ class StageStats:
     def rate(self) -> float:
         """Examples per second of work in this stage, on one worker."""
         return self.examples / self.seconds if self.seconds > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class ThreadTrial:
+    """How threads did that compute, when all of them were last tried against a single one."""
+
+    threads: int
+    """How many were tried."""
+    speedup: float
+    """How many times as fast they were as one."""
+
+    @property
+    def wait_for_each_other(self) -> bool:
+        """Whether much of what they could do was lost: code that holds the GIL, or another lock."""
+        return self.speedup < _SCALES * self.threads
 
 
 @dataclass(frozen=True)
@@ -264,6 +280,8 @@ class Stats:
     feed_lag_outputs: int | None = None
     """Outputs that a feed had ready beyond this job's last one: 0 where the job waits for the feed,
     many where others wait for the job. None without a feed."""
+    thread_trial: ThreadTrial | None = None
+    """How threads did when they were tried; None where that was not worth it, or not needed."""
     totals: Totals = Totals()
     """What was spent since the pipeline was made, in this process."""
 
@@ -373,6 +391,13 @@ class Stats:
             f"workers taking part: {self.workers}; window {self.window_ready} of "
             f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
         ]
+        trial = self.thread_trial
+        if trial is not None and trial.wait_for_each_other and bottleneck != "consumer":
+            texts.append(
+                f"threads wait for each other: {trial.threads} are {trial.speedup:.1f} times as "
+                "fast as one. Where it is for the GIL, processes are faster: "
+                f'.workers({trial.threads}, kind="process")'
+            )
         if self.filtered_examples or self.skipped_examples:
             texts.append(
                 f"left out: {self.filtered_examples:,} by filters, {self.skipped_examples:,} "

@@ -24,8 +24,10 @@ from stoker.analysis.terminal import show_answer
 from stoker.analysis.verdict import write_verdict
 from stoker.analysis.what_if import answer
 from stoker.cli import app
+from stoker.stats import ThreadTrial
 
 CODES = {
+    "processes": 'kind="process"',
     "workers": "num_workers=",
     "hosts": "cluster=",
     "cache": "cache",
@@ -213,6 +215,33 @@ def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:
         assert "stoker.from_files(...).cache(...)" in found.code
         assert "iB" not in found.title + found.code
     assert cached(PORT).code == 'dataset = stoker.cached(Photographs(root), "19.6 GiB")'
+
+
+@pytest.mark.parametrize(
+    ("trial", "processes"),
+    [
+        (ThreadTrial(8, 1.1), 8),
+        (ThreadTrial(16, 1.1), 8),  # there are so many cores
+        (ThreadTrial(8, 4.0), 8),  # sixteen cores might hide that they wait, half of the time
+        (ThreadTrial(8, 6.0), None),
+        (None, None),
+    ],
+)
+def test_processes_are_named_where_threads_wait_for_each_other(
+    trial: ThreadTrial | None, processes: int | None
+) -> None:
+    found = job(G=3_000, P={1: 180, 8: 200}, workers=8, S=2_500, cached_fraction=0.3)
+    report = replace(found, thread_trial=trial)
+    actions = [action for action in advise(report) if "process" in action.code]
+    assert [action.code for action in actions] == (
+        [f'.workers({processes}, kind="process")'] if processes else []
+    )
+    for action in actions:
+        assert 4 < action.gain.value < 8 * 180 / 200
+
+
+def test_processes_are_not_named_where_training_does_not_wait() -> None:
+    assert "processes" not in named(replace(COMPUTE, thread_trial=ThreadTrial(8, 1.0)))
 
 
 def test_less_is_kept_of_decoded_examples_than_of_files() -> None:

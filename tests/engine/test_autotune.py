@@ -227,7 +227,9 @@ def test_one_trial_that_misleads_decides_nothing(hindered: list[bool]) -> None:
     work = Work(4)
     for each in hindered:
         work.until_judged(ALIKE, HINDERED if each else FREE)
-    assert work.tuning.active == work.autotuner.active == (1 if sum(hindered[-3:]) > 1 else 4)
+    most = sum(hindered[-3:]) > 1
+    assert work.tuning.active == work.autotuner.active == (1 if most else 4)
+    assert work.autotuner.speedup == (pytest.approx(1.0) if most else None)
 
 
 def test_threads_are_tried_out_ever_more_rarely() -> None:
@@ -242,6 +244,7 @@ def test_threads_that_sleep_all_stay() -> None:
     for _ in range(2):
         work.until_judged(ALIKE, {4: 50.0})  # one alone is not tried
         assert work.tuning.active == 4
+        assert work.autotuner.speedup is None
 
 
 def test_threads_that_never_wait_for_each_other_all_stay() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stoker.analysis.echo_prices import Kind, find_price
-from stoker.analysis.formulas import most_workers, smallest_cache
+from stoker.analysis.formulas import interpolate, most_workers, prep_rate, smallest_cache
 from stoker.analysis.gains import WORTH, predict_gain
 from stoker.analysis.model import (
     NETWORK_MBPS,
@@ -30,6 +30,7 @@ _MEMORY = 0.5  # of the host's, that a cache may take
 _SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
 _COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
 _KEPT_BYTES = 512  # beside its arrays, of an example in a cache
+_CROSSING = 0.8  # of a thread's rate that a process has: 0.77 to 0.96 with small JPEGs
 _OVERHEAD_S = 1e-4  # a pipeline's, for an example
 
 
@@ -41,6 +42,7 @@ def advise(report: Report) -> list[Action]:
     """
     found = [
         *_advise_workers(report),
+        *_advise_processes(report),
         *_advise_cache(report),
         *_advise_storage(report),
         *advise_records(report),
@@ -78,6 +80,22 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
         predict_gain(report, job=lambda case: _with_workers(case, best)),
         why,
+    )
+
+
+def _advise_processes(report: Report) -> Iterator[Action]:
+    """Processes, for what threads cannot do side by side."""
+    trial = report.thread_trial
+    if trial is None or not trial.wait_for_each_other:
+        return
+    count = min(trial.threads, report.cores)
+    yield Action(
+        f"use {count} worker processes: threads wait for each other, {trial.threads} are "
+        f"{trial.speedup:.1f} times as fast as one",
+        f'.workers({count}, kind="process")',
+        predict_gain(report, job=lambda case: _with_processes(case, count)),
+        f"where it is the GIL that they wait for. Each process is taken to do {_CROSSING:.0%} of "
+        "what one thread does alone, for it hands examples over; all start anew in every epoch",
     )
 
 
@@ -302,6 +320,14 @@ def _with_workers(case: Measured, count: int) -> Measured:
     readers = Change(cores=count)
     storage, cache = storage_rate(case, readers), cache_rate(case, readers)
     return replace(case, workers=count, storage=storage, cache=cache)
+
+
+def _with_processes(case: Measured, count: int) -> Measured:
+    """Have that many workers, none of which waits for another."""
+    many = _with_workers(case, count)
+    cpu_s = interpolate(case.prep_cpu, 1)
+    rate = _CROSSING * count * prep_rate(case.prep, 1)
+    return replace(many, prep=((count, rate),), prep_cpu=((count, cpu_s / _CROSSING),))
 
 
 def _with_faster_prep(case: Measured, faster: float) -> Measured:

@@ -326,6 +326,7 @@ class _RankFindings:
             packing=self._estimate_packing(examples),
             port=find_port(self.about, rank.described),
             stages=self.stages,
+            thread_trial=trace.thread_trial,
         )
 
     def _estimate_packing(self, examples: int | None) -> Packing | None:

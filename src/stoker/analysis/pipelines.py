@@ -155,7 +155,7 @@ class PipelineJob:
         """Read the pipeline with no training step in between."""
         pipeline = self._copy(workers)
         until = time.monotonic() + seconds
-        total, is_enough = 0, False
+        total, is_enough, is_warm = 0, False, name.startswith("warm-")
         while not is_enough:
             arrivals: list[int] = []
             began, cpu_s = time.perf_counter_ns(), _read_cpu_s()
@@ -175,8 +175,11 @@ class PipelineJob:
             pipeline.set_epoch(self._pipeline.epoch)
         if fresh:
             self._most = total
-        if name == f"warm-{self._rank.workers}":
-            self._note_stages(pipeline.stats())
+        if is_warm:
+            stats = pipeline.stats()
+            self.trace.thread_trial = stats.thread_trial or self.trace.thread_trial
+            if workers == self._rank.workers:
+                self._note_stages(stats)
 
     def find_files(self) -> list[str]:
         """Say which files there are; return none, for nobody tells which of them a drain reads."""

@@ -15,6 +15,7 @@ from stoker.analysis.calibration import calibrate
 from stoker.analysis.formulas import INFINITE
 from stoker.analysis.model import Measured, warm_rate
 from stoker.analysis.porting import Port
+from stoker.stats import ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
 
@@ -232,6 +233,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a pipeline in place of the loader needs; None where none would do what it does."""
     stages: dict[str, Rate] = {}
     """Of a pipeline: what each stage alone gives on one worker, examples/s."""
+    thread_trial: ThreadTrial | None = None
+    """Of a pipeline: how its threads did when they were tried against one; None: they were not."""
     ranks: list[Rank] = []
     phases: list[dict[str, Any]] = []
     """The raw figures of each phase."""

@@ -12,6 +12,7 @@ from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.report import Crash
 from stoker.analysis.request_trial import RequestTrial
 from stoker.analysis.trial_shard import PackingTrial
+from stoker.stats import ThreadTrial
 
 
 @dataclass
@@ -96,6 +97,8 @@ class Trace:
     seconds: float = 0.0
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
+    thread_trial: ThreadTrial | None = None
+    """Of a pipeline: how threads did, by the last warm drain in which they were tried."""
     after_s: dict[str, float] | None = None
     """Of a pipeline: worker seconds an example behind each place of an echo."""
     crash: Crash | None = None

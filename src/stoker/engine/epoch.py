@@ -430,6 +430,7 @@ class Run:
             skips=tuple(self._skip_log.skips),
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,
+            thread_trial=self._streams.worker_pool.thread_trial,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 

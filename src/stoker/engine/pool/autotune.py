@@ -25,6 +25,7 @@ one in which examples were missing from a cache: what is found there costs less.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class Autotuner:
         self.rest_ns = 0
         self.trial_ns = _TRIAL_NS
         self.own_ns = 0.0
+        self._speedups: deque[float] = deque(maxlen=_VOTES)
         self._rest_ns = _REST_NS
         self._verdicts: deque[int] = deque(maxlen=_VOTES)
 
@@ -88,8 +90,20 @@ class Autotuner:
         own_ns = batch_ns * max(0.0, for_each)
         self.own_ns += 0.2 * (min(own_ns, 2 * self.own_ns + batch_ns) - self.own_ns)
 
-    def judge(self, threads: int) -> None:
-        """Take in what a trial said; what most of the last ones say counts, more in a tie."""
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast all threads are as one, by the last trials; None: not known."""
+        found = sorted(self._speedups)[len(self._speedups) // 2 :][:1]
+        return found[0] if found and found[0] < math.inf else None
+
+    def judge(self, threads: int, speedup: float | None) -> None:
+        """Take in what a trial said; what most of the last ones say counts, more in a tie.
+
+        Args:
+            threads: how many are to take part.
+            speedup: see ``Trial``.
+        """
+        self._speedups.append(math.inf if speedup is None else speedup)
         if threads:
             self._verdicts.append(threads)
             self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
@@ -171,7 +185,7 @@ class Tuning:
             return self._try(1, before=now)
         self.trial = None
         threads = now.verdict(self._limit, self._autotuner.own_ns, self._clock_ns())
-        self._autotuner.judge(threads)
+        self._autotuner.judge(threads, now.speedup)
         self.active = self._autotuner.active or 0
         if not threads:  # until a batch turns out to be costly after all
             cost.inline_ns = INLINE_BATCH_NS

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from stoker.engine.pool.autotune import Autotuner, Tuning
 from stoker.engine.pool.cost import CostEstimate
 from stoker.machine import thread_busy_ns
+from stoker.stats import ThreadTrial
 
 CHUNK_NS = 1_000_000
 PROCESS_CHUNK_NS = 20_000_000  # larger: each chunk costs two wake-ups
@@ -149,6 +150,7 @@ class WorkerPool:
         self.limit = threads
         self._remotes = remotes
         self.closed = False
+        self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
@@ -180,6 +182,12 @@ class WorkerPool:
     def workers(self) -> int:
         """How many threads or processes take part."""
         return self.active // self._threads_each
+
+    @property
+    def thread_trial(self) -> ThreadTrial | None:
+        """How threads did when they were tried."""
+        speedup = self._autotuner.speedup
+        return ThreadTrial(self.limit, speedup) if speedup and not self.remote else None
 
     @property
     def inline(self) -> bool:

@@ -78,6 +78,10 @@ class Trial:
         least_ns: of work of each of them.
         began_ns: when, by the clock.
         before: the trial with all of them, if this is the one with a single thread.
+
+    Attributes:
+        speedup: once there is a verdict, how many times as fast all of them were as the single one;
+            None where only one number was tried.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Trial:
         self._least_ns = threads * least_ns
         self._began_ns = began_ns
         self._before = before
+        self.speedup: float | None = None
         self._pieces = 0
         self._all = _Spent()
         self._each: dict[CostEstimate, _Spent] = {}
@@ -123,6 +128,7 @@ class Trial:
                 row_ns = (many.busy + one.busy) / (many.rows + one.rows) * cost.rows_per_batch
                 work_ns[before.threads] += row_ns * many.slowed(one)
                 work_ns[self.threads] += row_ns * one.slowed(many)
+            self.speedup = work_ns[self.threads] * before.threads / work_ns[before.threads]
         else:
             each = self._each.items()
             work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}

@@ -17,16 +17,16 @@ Machine: two cores of an AMD EPYC, 23 GiB, no GPU; Python 3.11.7, NumPy 2.4.6.
 Results::
 
     [results/step.json]
-    images          step    ms  without threads       stoker / without
-    ------------------------------------------------------------------
-    8 x 8           none  0.33             0.32      1 (0.867 .. 1.08)
-    8 x 8    sleeps 1 ms  1.17             1.55    1.33 (1.06 .. 1.47)
-    8 x 8    sleeps 5 ms  5.26             5.98     1.14 (1.1 .. 1.15)
-    8 x 8       computes  0.89             1.02    1.21 (1.09 .. 1.25)
-    32 x 32         none  0.43             0.42  0.98 (0.957 .. 0.996)
-    32 x 32  sleeps 1 ms  1.29             1.87     1.33 (1.23 .. 1.5)
-    32 x 32  sleeps 5 ms  5.24             6.06     1.15 (1.11 .. 1.2)
-    32 x 32     computes  0.92             1.14    1.27 (1.14 .. 1.29)
+    images          step    ms  without threads        stoker / without
+    -------------------------------------------------------------------
+    8 x 8           none  0.31             0.31    0.971 (0.97 .. 1.01)
+    8 x 8    sleeps 1 ms  1.16             1.42    1.21 (0.989 .. 1.24)
+    8 x 8    sleeps 5 ms  5.15             5.53     1.07 (1.06 .. 1.08)
+    8 x 8       computes  0.77             0.93     1.25 (1.14 .. 1.28)
+    32 x 32         none  0.40             0.39  0.992 (0.967 .. 0.994)
+    32 x 32  sleeps 1 ms  1.16             1.50     1.32 (1.22 .. 1.34)
+    32 x 32  sleeps 5 ms  5.14             5.82      1.12 (1.1 .. 1.14)
+    32 x 32     computes  0.79             1.03      1.3 (1.25 .. 1.41)
     [end]
 
 Caveats: a step that holds the GIL all the time, of Python alone, is slower beside threads, and

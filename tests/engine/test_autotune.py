@@ -170,10 +170,15 @@ class Work:
         rows = 0
         for is_trial in (False, True):
             while (self.tuning.trial is not None) is is_trial:
-                threads = self.tuning.active
-                self._do(1, row_ns[threads], slowed[threads])
+                self.do(1, row_ns, slowed)
                 rows += 1
         return rows
+
+    def do(self, rows: int, row_ns: dict[int, float], slowed: dict[int, float]) -> None:
+        """Do so many rows."""
+        for _ in range(rows):
+            threads = self.tuning.active
+            self._do(1, row_ns[threads], slowed[threads])
 
 
 COSTLY_ROW_NS = 2 * INLINE_BATCH_NS
@@ -252,6 +257,18 @@ def test_threads_that_never_wait_for_each_other_all_stay() -> None:
     for _ in range(2):
         work.until_judged({4: 5e6}, {4: 1.1})  # nor here
         assert work.tuning.active == 4
+
+
+@pytest.mark.parametrize("slowed", [FREE, HINDERED], ids=["free", "hindered"])
+def test_epochs_may_be_shorter_than_a_trial(slowed: dict[int, float]) -> None:
+    work, judged = Work(4), 0
+    work.until_judged(ALIKE, slowed)
+    for _ in range(500):
+        is_tried = work.tuning.trial is not None
+        work.tuning = Tuning(4, work.autotuner)
+        work.do(4, ALIKE, slowed)
+        judged += is_tried and work.tuning.trial is None
+    assert judged >= 2
 
 
 def test_trials_go_on_in_the_next_epoch() -> None:

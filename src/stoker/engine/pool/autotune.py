@@ -49,6 +49,7 @@ class Autotuner:
     Attributes:
         active: how many threads take part, or None while nothing is known of that.
         is_settled: whether that stays, since there is nothing to try.
+        trial: what is tried out now; it goes on in the next epoch.
         rest_ns: the work that is done until it is tried out again.
         trial_ns: how long that takes, of each thread.
         own_ns: what the consumer did between two batches, besides making them, while it was inline.
@@ -64,6 +65,7 @@ class Autotuner:
     def _forget(self) -> None:
         self.active: int | None = None
         self.is_settled = False
+        self.trial: Trial | None = None
         self.rest_ns = 0
         self.trial_ns = _TRIAL_NS
         self.own_ns = 0.0
@@ -103,12 +105,13 @@ class Autotuner:
             threads: how many are to take part.
             speedup: see ``Trial``.
         """
-        self._speedups.append(math.inf if speedup is None else speedup)
         if threads:
+            self._speedups.append(math.inf if speedup is None else speedup)
             self._verdicts.append(threads)
             self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
             self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
         else:
+            self._speedups.clear()
             self._verdicts.clear()
             self.active, self.rest_ns, self.trial_ns = None, self._rest_ns, _TRIAL_NS
         self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
@@ -128,7 +131,6 @@ class Tuning:
 
     Attributes:
         active: how many take part now.
-        trial: what is tried out now; measurements then need the threads' busy time, too.
         is_over: whether ``active`` stays.
     """
 
@@ -144,8 +146,15 @@ class Tuning:
         self._unlooked_ns = _LOOK_NS
         self._looked_ns: int | None = None
         self._made_ns = 0
-        self.trial: Trial | None = None
         self.active = min(autotuner.active or 0, limit)
+        if self.trial is not None:
+            self.trial.resume()
+            self.active = min(self.trial.threads, limit)
+
+    @property
+    def trial(self) -> Trial | None:
+        """What is tried out now; measurements then need the threads' busy time, too."""
+        return self._autotuner.trial
 
     @property
     def is_over(self) -> bool:
@@ -159,6 +168,7 @@ class Tuning:
         busy: int = 0,
         trial: Trial | None = None,
         cpu: int = 0,
+        waited: int = 0,
     ) -> bool:
         """Take a measurement in; return whether ``active`` may be another now.
 
@@ -169,6 +179,7 @@ class Tuning:
             busy: how long the thread had a processor for it, or waited for one, in a trial.
             trial: the one under way when they were begun.
             cpu: how long the thread had a processor for it, in a trial.
+            waited: how long the consumer has waited so far.
         """
         if self.active == 0:
             return self._leaves_inline(cost, wall)
@@ -178,13 +189,13 @@ class Tuning:
             return self._autotuner.rest_ns <= 0 and self._try(self._limit)
         if trial is not now:
             return False
-        now.note(cost, rows, wall, busy, cpu)
+        now.note(cost, rows, wall, busy, cpu, self._clock_ns(), waited)
         if not now.over:
             return False
         if not now.is_clear:
             return self._try(1, before=now)
-        self.trial = None
-        threads = now.verdict(self._limit, self._autotuner.own_ns, self._clock_ns())
+        self._autotuner.trial = None
+        threads = now.verdict(self._limit, self._autotuner.own_ns)
         self._autotuner.judge(threads, now.speedup)
         self.active = self._autotuner.active or 0
         if not threads:  # until a batch turns out to be costly after all
@@ -197,7 +208,7 @@ class Tuning:
         self._made_ns += wall
 
     def _try(self, threads: int, before: Trial | None = None) -> bool:
-        self.trial = Trial(threads, self._autotuner.trial_ns, self._clock_ns(), before)
+        self._autotuner.trial = Trial(threads, self._autotuner.trial_ns, before)
         self.active = threads
         return True
 

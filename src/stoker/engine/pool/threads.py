@@ -157,9 +157,12 @@ class WorkerPool:
         self._chore_due = False
         self._chore_waits = False
         self._works_first = False
-        self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
         is_tuned = threads and remotes is None and not autotuner.is_settled
         self._tuning = Tuning(threads, autotuner) if is_tuned else None
+        if self._tuning is not None:
+            self.active = self._tuning.active
+        else:
+            self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
         self._threads_each = threads_each
@@ -401,7 +404,9 @@ class WorkerPool:
                 task.done_ns = began + wall
                 self._settle(task)
             tuning = self._tuning
-            if tuning is not None and tuning.note(runner.cost, rows, wall, busy, trial, cpu):
+            if tuning is not None and tuning.note(
+                runner.cost, rows, wall, busy, trial, cpu, self.waited_ns()
+            ):
                 self.active = tuning.active
                 if tuning.is_over:
                     self._tuning = None

@@ -76,7 +76,6 @@ class Trial:
     Args:
         threads: how many.
         least_ns: of work of each of them.
-        began_ns: when, by the clock.
         before: the trial with all of them, if this is the one with a single thread.
 
     Attributes:
@@ -84,20 +83,39 @@ class Trial:
             None where only one number was tried.
     """
 
-    def __init__(
-        self, threads: int, least_ns: int, began_ns: int, before: Trial | None = None
-    ) -> None:
+    def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
         self.threads = threads
         self._least_ns = threads * least_ns
-        self._began_ns = began_ns
         self._before = before
         self.speedup: float | None = None
         self._pieces = 0
         self._all = _Spent()
         self._each: dict[CostEstimate, _Spent] = {}
+        # From one piece to the next of the same epoch: the time, what of it the consumer waited,
+        # and the work that was done.
+        self._latest: tuple[int, int] | None = None
+        self._period_ns = self._waited_ns = self._work_ns = 0
 
-    def note(self, cost: CostEstimate, rows: int, wall: int, busy: int, cpu: int) -> None:
-        """Take a measurement in."""
+    def resume(self) -> None:
+        """Go on in another epoch."""
+        self._latest = None
+
+    def note(
+        self,
+        cost: CostEstimate,
+        rows: int,
+        wall: int,
+        busy: int,
+        cpu: int,
+        now_ns: int,
+        waited_ns: int,
+    ) -> None:
+        """Take a measurement in; and how long the consumer has waited in this epoch so far."""
+        if self._latest is not None:
+            self._period_ns += now_ns - self._latest[0]
+            self._waited_ns += waited_ns - self._latest[1]
+            self._work_ns += wall
+        self._latest = now_ns, waited_ns
         self._pieces += 1
         self._all.add(rows, wall, busy, cpu)
         self._each.setdefault(cost, _Spent()).add(rows, wall, busy, cpu)
@@ -117,8 +135,11 @@ class Trial:
         least_ns = sum(spent.busy / spent.rows * cost.rows_per_batch for cost, spent in each)
         return work_ns / self.threads <= _CERTAINLY * least_ns
 
-    def verdict(self, limit: int, own_ns: float, now_ns: int) -> int:
-        """Return how many threads are to take part; for ``own_ns`` see ``Autotuner``."""
+    def verdict(self, limit: int, own_ns: float) -> int:
+        """Return how many threads are to take part; for ``own_ns`` see ``Autotuner``.
+
+        Of that the consumer has no more than it did not wait for batches in this trial.
+        """
         before = self._before
         shared = before._each.keys() & self._each.keys() if before is not None else set()
         if before is not None and shared:
@@ -134,7 +155,9 @@ class Trial:
             work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}
         inline_ns = sum(self._inline_row_ns(c) * c.rows_per_batch for c in self._each)
         batch_ns = sum(s.wall / s.rows * c.rows_per_batch for c, s in self._each.items())
-        period_ns = (now_ns - self._began_ns) * batch_ns / self._all.wall
+        batches = max(1, self._work_ns) / batch_ns
+        period_ns = self._period_ns / batches
+        own_ns = min(own_ns, (self._period_ns - self._waited_ns) / batches)
         return choose_threads(limit, work_ns, inline_ns, own_ns, period_ns)
 
     def _inline_row_ns(self, cost: CostEstimate) -> float:

@@ -1,13 +1,15 @@
 """Sources with an index: as fast as each format's own reader, and shuffled truly?
 
-Eight tasks, whole epochs, two workers each; stoker chooses its own, at most two threads:
+Eight tasks, whole epochs, two workers each; stoker chooses its own, at most two threads, but where
+Pillow decodes: with images so small it holds the GIL, ``stats()`` says so, and two processes do it.
 
 - tar: shards of small JPEGs, sorted by class, decoded by Pillow; against WebDataset's reader
-  (shards shuffled, a buffer of 1,000).
+  (shards shuffled, a buffer of 1,000). And stoker with threads.
 - parquet: rows of a number and 1 KiB of bytes; against pyarrow reading one row group after
   another in random order, rows as they lie in it.
 - hugging face: the same JPEGs in a ``datasets.Dataset``, decoded by Pillow; against a torch
-  ``DataLoader`` over it, which decodes by ``Image()``. And stoker with ``stoker.images.decode``.
+  ``DataLoader`` over it, which decodes by ``Image()``. And stoker with threads, and these with
+  ``stoker.images.decode``.
 - hugging face, bytes: the same without decoding.
 - tokens: windows of 1,024 tokens; against a ``DataLoader`` over a memory map.
 - mix: the same shards as four sources, mixed evenly; against one source of all of them.
@@ -32,30 +34,39 @@ Results::
     [results/sources.json]
     task                                 case  examples/s             stoker / it  classes a batch
     ----------------------------------------------------------------------------------------------
-    tar                                stoker       8,752              1 (1 .. 1)             47.5
-    tar                            webdataset       6,794    1.24 (0.929 .. 1.44)             14.5
-    parquet                            stoker     595,804              1 (1 .. 1)             17.2
-    parquet               pyarrow, row groups   1,740,654  0.383 (0.275 .. 0.437)              1.0
-    hugging face                       stoker       9,886              1 (1 .. 1)             47.5
-    hugging face         stoker.images.decode      19,968  0.512 (0.446 .. 0.578)             47.5
-    hugging face             torch, 0 workers      11,326   0.934 (0.833 .. 1.05)             47.3
-    hugging face             torch, 2 workers      10,267   0.965 (0.919 .. 1.14)             47.4
-    hugging face, bytes                stoker     487,397              1 (1 .. 1)             47.5
-    hugging face, bytes      torch, 0 workers     173,982      2.8 (2.43 .. 3.19)             47.5
-    hugging face, bytes      torch, 2 workers      39,922       12.1 (10 .. 12.6)             47.6
-    tokens                             stoker     678,167              1 (1 .. 1)             47.4
-    tokens                   torch, 0 workers     124,963     5.77 (4.24 .. 6.18)             47.4
-    tokens                   torch, 2 workers      27,714     27.1 (17.7 .. 28.2)             47.4
-    mix                                stoker       9,259              1 (1 .. 1)             48.0
-    mix                            one source       9,384   0.993 (0.974 .. 1.05)             47.5
-    mix of rows                        stoker   4,044,935              1 (1 .. 1)             48.0
-    mix of rows                    one source   8,356,395  0.484 (0.447 .. 0.506)             47.4
+    tar                                stoker      17,751              1 (1 .. 1)             47.5
+    tar                       stoker, threads      10,206      1.7 (1.64 .. 2.03)             47.5
+    tar                            webdataset       9,174     1.95 (1.85 .. 1.97)             14.4
+    parquet                            stoker   1,361,618              1 (1 .. 1)             17.2
+    parquet               pyarrow, row groups   1,984,760    0.68 (0.652 .. 0.73)              1.0
+    hugging face                       stoker      18,396              1 (1 .. 1)             47.5
+    hugging face              stoker, threads      12,118     1.52 (1.43 .. 1.68)             47.5
+    hugging face         stoker.images.decode      30,654  0.616 (0.573 .. 0.675)             47.5
+    hugging face             torch, 0 workers      11,550     1.54 (1.37 .. 1.71)             47.4
+    hugging face             torch, 2 workers      13,035     1.39 (1.22 .. 1.66)             47.4
+    hugging face, bytes                stoker     801,263              1 (1 .. 1)             47.5
+    hugging face, bytes      torch, 0 workers     194,832     4.12 (3.79 .. 4.19)             47.7
+    hugging face, bytes      torch, 2 workers      57,437     14.2 (12.8 .. 16.8)             47.6
+    tokens                             stoker     724,506              1 (1 .. 1)             47.4
+    tokens                   torch, 0 workers     129,980     5.47 (4.17 .. 5.83)             47.5
+    tokens                   torch, 2 workers      33,519     20.6 (16.7 .. 22.3)             47.4
+    mix                                stoker      15,448              1 (1 .. 1)             48.0
+    mix                            one source      15,514    0.998 (0.94 .. 1.11)             47.5
+    mix of rows                        stoker   8,376,528              1 (1 .. 1)             48.0
+    mix of rows                    one source  11,948,085  0.701 (0.693 .. 0.725)             47.4
 
                                                 seconds  at most
     ------------------------------------------------------------
-    index of 1,000,000 members                      7.4     20.0
-    resume in the middle of 100,000,000 tokens  0.00197      0.1
+    index of 1,000,000 members                     6.87     20.0
+    resume in the middle of 100,000,000 tokens  0.00201      0.1
     [end]
+
+Behind, and why. Parquet: pyarrow hands out neighbours; of shuffled rows each KiB is a copy of its
+own, from anywhere in some 10 MB. That alone takes 25 us a batch, and reading the row groups 9,
+where pyarrow takes 21 to 32 in all: more than 0.8 cannot come of it. Hugging Face: decoding is 85
+of the 88 us that an image takes, whoever reads it, and two cores have no more than two of it at a
+time; ``stoker.images.decode`` is what makes it twice as fast. Mix of rows: a batch takes 5 us from
+one source and 7.5 from four, since each gives its rows by itself.
 
 Caveats: all files are in the page cache. WebDataset and pyarrow's row groups give an order that is
 less random, as the classes a batch tell; the figures are those of the orders that people take.
@@ -225,8 +236,9 @@ def mixed_shards(folder: Path) -> Any:
     return mixed([of_shards(shards[n::PARTS]) for n in range(PARTS)])
 
 
-def decoded_batches(examples: Any, batch: int) -> Epochs:
+def decoded_batches(examples: Any, batch: int, kind: str = "thread") -> Epochs:
     train = examples.map(decoded, on="jpg").map(int, on="cls").batch(batch)
+    train = train.workers(WORKERS, kind=kind)
     return lambda: ((each["jpg"], each["cls"]) for each in train)
 
 
@@ -263,11 +275,11 @@ def pyarrow_groups(path: Path, batch: int) -> Epochs:
     return epoch
 
 
-def stoker_huggingface(dataset: Any, batch: int, decode: Any = decoded) -> Epochs:
+def stoker_huggingface(dataset: Any, batch: int, decode: Any, kind: str = "thread") -> Epochs:
     train: Any = stoker.from_huggingface(dataset, seed=0).shuffle()
     if decode is not None:
         train = train.map(decode, on="image")
-    train = train.batch(batch)
+    train = train.batch(batch).workers(WORKERS, kind=kind)
     return lambda: ((each["image"], each["label"]) for each in train)
 
 
@@ -429,13 +441,17 @@ def main() -> None:
         dataset, tokens = write_dataset(folder, sizes), write_tokens(folder, sizes)
         windows = stoker_tokens(tokens, batch)
         tasks: dict[str, dict[str, Epochs]] = {
-            "tar": {"stoker": decoded_batches(of_shards(shards), batch)},
+            "tar": {
+                "stoker": decoded_batches(of_shards(shards), batch, "process"),
+                "stoker, threads": decoded_batches(of_shards(shards), batch),
+            },
             "parquet": {
                 "stoker": stoker_parquet(rows, batch),
                 "pyarrow, row groups": pyarrow_groups(rows, batch),
             },
             "hugging face": {
-                "stoker": stoker_huggingface(dataset, batch),
+                "stoker": stoker_huggingface(dataset, batch, decoded, "process"),
+                "stoker, threads": stoker_huggingface(dataset, batch, decoded),
                 "stoker.images.decode": stoker_huggingface(dataset, batch, stoker.images.decode),
                 **loaders(dataset, batch, stacked),
             },
@@ -447,8 +463,8 @@ def main() -> None:
             },
             "tokens": {"stoker": lambda: windows, **loaders(Windows(tokens), batch)},
             "mix": {
-                "stoker": decoded_batches(mixed_shards(folder), batch),
-                "one source": decoded_batches(of_shards(shards), batch),
+                "stoker": decoded_batches(mixed_shards(folder), batch, "process"),
+                "one source": decoded_batches(of_shards(shards), batch, "process"),
             },
             "mix of rows": {
                 "stoker": row_batches(mixed_rows(sizes.rows), batch),

@@ -19,14 +19,14 @@ Results::
     [results/step.json]
     images          step    ms  without threads        stoker / without
     -------------------------------------------------------------------
-    8 x 8           none  0.31             0.31    0.971 (0.97 .. 1.01)
-    8 x 8    sleeps 1 ms  1.16             1.42    1.21 (0.989 .. 1.24)
-    8 x 8    sleeps 5 ms  5.15             5.53     1.07 (1.06 .. 1.08)
-    8 x 8       computes  0.77             0.93     1.25 (1.14 .. 1.28)
-    32 x 32         none  0.40             0.39  0.992 (0.967 .. 0.994)
-    32 x 32  sleeps 1 ms  1.16             1.50     1.32 (1.22 .. 1.34)
-    32 x 32  sleeps 5 ms  5.14             5.82      1.12 (1.1 .. 1.14)
-    32 x 32     computes  0.79             1.03      1.3 (1.25 .. 1.41)
+    8 x 8           none  0.32             0.32  0.976 (0.953 .. 0.986)
+    8 x 8    sleeps 1 ms  1.18             1.46     1.21 (1.13 .. 1.35)
+    8 x 8    sleeps 5 ms  5.18             5.63     1.09 (1.07 .. 1.15)
+    8 x 8       computes  0.80             0.95      1.2 (1.16 .. 1.22)
+    32 x 32         none  0.43             0.43      0.989 (0.981 .. 1)
+    32 x 32  sleeps 1 ms  1.14             1.60      1.4 (1.39 .. 1.44)
+    32 x 32  sleeps 5 ms  5.18             5.69      1.1 (1.09 .. 1.14)
+    32 x 32     computes  0.81             1.07     1.35 (1.29 .. 1.36)
     [end]
 
 Caveats: a step that holds the GIL all the time, of Python alone, is slower beside threads, and

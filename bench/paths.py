@@ -24,27 +24,27 @@ Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, NumPy 2.
 Results::
 
     [results/paths.json]
-    a second                         limit            peers     stoker                   ratio  goal
-    ------------------------------------------------------------------------------------------------
-    warm cache, 110 KB, inline     192,511                     120,524  0.637 (0.621 .. 0.679)  0.90
-    warm cache, 110 KB, 2 thr.     194,249   inline 122,319    122,761   0.998 (0.941 .. 1.02)  1.00
-    warm cache, 110 KB, 4 thr.     193,251   inline 123,822    122,249   0.998 (0.955 .. 1.01)  1.00
-    warm cache, 110 KB, 8 thr.     192,582   inline 119,508    121,511     1.02 (1.01 .. 1.06)  1.00
-    warm cache, arrays of 3 KB     447,863     files 78,794    219,238     2.79 (2.72 .. 2.81)  2.00
-    photographs, echo 2, crop        3,008                       3,134        1.04 (1 .. 1.08)  0.90
-    photographs, echo 4, crop        6,048                       5,625  0.938 (0.917 .. 0.956)  0.90
-    dicts of 12 fields             816,261     torch 81,911    203,195      2.48 (2.4 .. 2.55)  1.50
-    nested examples                           torch 156,684    360,792     2.32 (2.29 .. 2.34)  1.50
-    ragged, padded                          torch 1,097,517  1,154,685      1.06 (1.04 .. 1.1)  1.00
-    batches of 1                               torch 63,164    125,940     2.01 (1.99 .. 2.03)  1.00
-    batches of 8                              torch 257,929    490,530     1.93 (1.86 .. 1.96)  1.00
-    2 processes, 1 KB rows                     torch 31,220     66,422     2.06 (1.91 .. 2.22)  1.00
-    2 processes, 150 KB rows                    torch 8,266      9,761    1.18 (0.943 .. 1.29)  1.00
-    random flip                               torch 173,533    180,858     1.03 (0.99 .. 1.07)  1.00
-    windows of an array         16,424,946    torch 485,083  7,668,234  0.458 (0.453 .. 0.602)  0.90
-    every other column           1,323,338    torch 367,374  1,495,083     1.11 (1.04 .. 1.18)  0.90
-    echo around a fast loader       28,115                      28,971    1.02 (0.998 .. 1.07)  0.98
-    first batch, 100,000 files           9                          13     1.39 (1.27 .. 1.45)  0.67
+    a second                        limit            peers     stoker                   ratio  goal
+    -----------------------------------------------------------------------------------------------
+    warm cache, 110 KB, inline    188,612                     121,261  0.638 (0.631 .. 0.647)  0.90
+    warm cache, 110 KB, 2 thr.    183,745   inline 117,593    116,489   0.997 (0.972 .. 1.03)  1.00
+    warm cache, 110 KB, 4 thr.    176,448   inline 111,541    112,343        1 (0.973 .. 1.1)  1.00
+    warm cache, 110 KB, 8 thr.    180,373   inline 110,141    109,160   0.992 (0.897 .. 1.01)  1.00
+    warm cache, arrays of 3 KB    406,640     files 74,775    200,330     2.71 (2.61 .. 2.74)  2.00
+    photographs, echo 2, crop       2,988                       2,991   0.995 (0.984 .. 1.02)  0.90
+    photographs, echo 4, crop       5,884                       5,529  0.953 (0.919 .. 0.984)  0.90
+    dicts of 12 fields            784,536     torch 77,690    190,638     2.44 (2.39 .. 2.54)  1.50
+    nested examples                          torch 147,366    342,100     2.33 (2.28 .. 2.39)  1.50
+    ragged, padded                         torch 1,039,824  1,116,770    1.07 (0.822 .. 1.14)  1.00
+    batches of 1                              torch 62,449    125,683        2.02 (2 .. 2.13)  1.00
+    batches of 8                             torch 267,457    523,942     1.97 (1.75 .. 2.07)  1.00
+    2 processes, 1 KB rows                    torch 25,368     60,461       2.4 (1.79 .. 2.7)  1.00
+    2 processes, 150 KB rows                   torch 7,007      8,363     1.25 (1.12 .. 1.34)  1.00
+    random flip                              torch 151,332    160,079    1.05 (0.995 .. 1.07)  1.00
+    windows of an array         9,698,339    torch 417,758  6,385,907  0.599 (0.549 .. 0.748)  0.90
+    every other column          1,319,835    torch 367,511  1,229,113      0.97 (0.7 .. 1.06)  0.90
+    echo around a fast loader      25,554                      27,243     1.07 (1.04 .. 1.13)  0.98
+    first batch, 100,000 files          9                          12      1.3 (1.27 .. 1.51)  0.67
     [end]
 
 Where it is behind, and why:

@@ -38,17 +38,27 @@ class StageStats:
 
 @dataclass(frozen=True)
 class ThreadTrial:
-    """How threads did that compute, when all of them were last tried against a single one."""
+    """How threads did that compute, when all of them were tried against a single one.
+
+    By the last trials, up to three: the median.
+    """
 
     threads: int
     """How many were tried."""
+    cores: int
+    """How many cores there are for them."""
     speedup: float
     """How many times as fast they were as one."""
 
     @property
+    def processes(self) -> int:
+        """How many processes could do the work side by side."""
+        return min(self.threads, self.cores)
+
+    @property
     def wait_for_each_other(self) -> bool:
         """Whether much of what they could do was lost: code that holds the GIL, or another lock."""
-        return self.speedup < _SCALES * self.threads
+        return self.processes > 1 and self.speedup < _SCALES * self.processes
 
 
 @dataclass(frozen=True)
@@ -396,7 +406,7 @@ class Stats:
             texts.append(
                 f"threads wait for each other: {trial.threads} are {trial.speedup:.1f} times as "
                 "fast as one. Where it is for the GIL, processes are faster: "
-                f'.workers({trial.threads}, kind="process")'
+                f'.workers({trial.processes}, kind="process")'
             )
         if self.filtered_examples or self.skipped_examples:
             texts.append(

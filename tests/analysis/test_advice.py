@@ -220,10 +220,12 @@ def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:
 @pytest.mark.parametrize(
     ("trial", "processes"),
     [
-        (ThreadTrial(8, 1.1), 8),
-        (ThreadTrial(16, 1.1), 8),  # there are so many cores
-        (ThreadTrial(8, 4.0), 8),  # sixteen cores might hide that they wait, half of the time
-        (ThreadTrial(8, 6.0), None),
+        (ThreadTrial(8, 8, 1.1), 8),
+        (ThreadTrial(16, 8, 1.1), 8),
+        (ThreadTrial(8, 8, 4.0), 8),
+        (ThreadTrial(8, 8, 6.0), None),
+        (ThreadTrial(8, 4, 3.0), None),  # no more could be had of so few cores
+        (ThreadTrial(8, 1, 1.0), None),
         (None, None),
     ],
 )
@@ -241,7 +243,7 @@ def test_processes_are_named_where_threads_wait_for_each_other(
 
 
 def test_processes_are_not_named_where_training_does_not_wait() -> None:
-    assert "processes" not in named(replace(COMPUTE, thread_trial=ThreadTrial(8, 1.0)))
+    assert "processes" not in named(replace(COMPUTE, thread_trial=ThreadTrial(8, 8, 1.0)))
 
 
 def test_less_is_kept_of_decoded_examples_than_of_files() -> None:

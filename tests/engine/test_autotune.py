@@ -252,6 +252,13 @@ def test_threads_that_sleep_all_stay() -> None:
         assert work.autotuner.speedup is None
 
 
+@pytest.mark.parametrize(("alone", "speedup"), [(1.5, 1.5), (4.0, None)])
+def test_who_does_not_compute_may_wait_for_storage(alone: float, speedup: float | None) -> None:
+    work = Work(4)
+    work.until_judged(ALIKE, {4: 4.0, 1: alone})
+    assert work.autotuner.speedup == (speedup and pytest.approx(speedup))
+
+
 def test_threads_that_never_wait_for_each_other_all_stay() -> None:
     work = Work(4)
     for _ in range(2):

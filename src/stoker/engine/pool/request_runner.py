@@ -10,10 +10,11 @@ import pickle
 import random
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker import pytree, rng
 from stoker.buffers import Recycler
@@ -24,6 +25,8 @@ from stoker.ipc.channel import Arena
 from stoker.ipc.flatten import Flattener
 from stoker.stages.batch import Builder, collated
 
+_AHEAD = 16  # examples that wait for their maps
+_AHEAD_BYTES = 1 << 20
 _BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
 
 
@@ -69,15 +72,17 @@ class RequestRunner:
         segment, indices, use_keys = work.segment, request.indices, request.use_keys
         values = _separate(request.values or [])
         source = segment.source
-        if indices is not None and source is not None and not source.runs_user_code:
-            # No code of the user's: nothing to seed for.
-            values, indices = work.fetch(indices, ns), None
+        draws = source is not None and source.runs_user_code
         if indices is None and segment.is_plain:
             return values
+        if indices is not None and segment.is_plain and not draws:
+            return work.fetch(indices, ns)
+        most = 1 if draws else _AHEAD  # each is read behind its seeds
+        coming = iter(values) if indices is None else _read(work, indices, ns, most)
         examples = []
         for i, ordinal in enumerate(request.ordinals):
             self._reseed(work, ordinal, use_keys[i] if use_keys else 0)
-            one = values[i : i + 1] if indices is None else work.fetch(indices[i : i + 1], ns)
+            one = [next(coming)]
             work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
             examples.append(one[0])
         return examples
@@ -90,6 +95,20 @@ class RequestRunner:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(seed)
+
+
+def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> Iterator[Any]:
+    """Yield examples. Up to ``most`` are read together, but no more than a MiB of them."""
+    start, count = 0, 1
+    while start < len(indices):
+        before = ns[-1]
+        values = work.fetch(indices[start : start + count], ns)
+        start += len(values)
+        each = (ns[-1] - before) // len(values)
+        count = max(1, min(most, _AHEAD_BYTES // max(1, each)))
+        values.reverse()
+        while values:
+            yield values.pop()
 
 
 def _sendable(work: Work, values: list[Any], ordinals: Sequence[int]) -> list[Any]:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from stoker.engine.pool.autotune import Autotuner, Tuning
 from stoker.engine.pool.cost import CostEstimate
-from stoker.machine import thread_busy_ns
+from stoker.machine import thread_busy_ns, usable_cores
 from stoker.stats import ThreadTrial
 
 CHUNK_NS = 1_000_000
@@ -190,7 +190,9 @@ class WorkerPool:
     def thread_trial(self) -> ThreadTrial | None:
         """How threads did when they were tried."""
         speedup = self._autotuner.speedup
-        return ThreadTrial(self.limit, speedup) if speedup and not self.remote else None
+        if speedup is None or self.remote:
+            return None
+        return ThreadTrial(self.limit, usable_cores(), speedup)
 
     @property
     def inline(self) -> bool:
@@ -403,7 +405,7 @@ class WorkerPool:
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            tuning = self._tuning
+            tuning = None if self.closed else self._tuning  # the next epoch has one of its own
             if tuning is not None and tuning.note(
                 runner.cost, rows, wall, busy, trial, cpu, self.waited_ns()
             ):

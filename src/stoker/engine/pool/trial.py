@@ -16,6 +16,7 @@ _TRIAL_TASKS = 12
 _CLEARLY = 0.9  # of the time: what counts as faster
 _THEIRS = 2.5  # times the work of threads: so much slower they can make the consumer
 _BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
+_COMPUTES = 0.5  # of its time, a thread alone; else threads may well wait for storage
 _CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
 
 
@@ -80,7 +81,7 @@ class Trial:
 
     Attributes:
         speedup: once there is a verdict, how many times as fast all of them were as the single one;
-            None where only one number was tried.
+            None where only one number was tried, or where even that one did not compute mostly.
     """
 
     def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
@@ -149,7 +150,9 @@ class Trial:
                 row_ns = (many.busy + one.busy) / (many.rows + one.rows) * cost.rows_per_batch
                 work_ns[before.threads] += row_ns * many.slowed(one)
                 work_ns[self.threads] += row_ns * one.slowed(many)
-            self.speedup = work_ns[self.threads] * before.threads / work_ns[before.threads]
+            if self._all.busy > _COMPUTES * self._all.wall:
+                many_ns = max(1.0, work_ns[before.threads] / before.threads)
+                self.speedup = work_ns[self.threads] / many_ns
         else:
             each = self._each.items()
             work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}

@@ -88,7 +88,7 @@ def _advise_processes(report: Report) -> Iterator[Action]:
     trial = report.thread_trial
     if trial is None or not trial.wait_for_each_other:
         return
-    count = min(trial.processes, report.cores)
+    count = trial.processes
     yield Action(
         f"use {count} worker processes: threads wait for each other, {trial.threads} are "
         f"{trial.speedup:.1f} times as fast as one",

@@ -73,6 +73,7 @@ class Gate:
         self.in_time = self.opened.wait(PATIENCE_S)
 
 
+@stoker.thread_safe  # one for all threads: it has gates
 class Held(Examples):
     """Waits at some examples until they are let go."""
 
@@ -882,6 +883,7 @@ def test_a_pool_is_taken_up_where_it_was_so_nothing_is_waited_for() -> None:
     assert len(second) > len(first)
 
 
+@stoker.thread_safe  # one for all threads: it counts
 class Counted(Slow):
     """Counts what is read."""
 

@@ -273,7 +273,14 @@ def shifted(_: int) -> None:
     dataset.offset = 1000
 
 
-@pytest.mark.parametrize("kind", ["fork", "fork, persistent", "forkserver, persistent"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fork",
+        "fork, persistent",
+        pytest.param("forkserver, persistent", marks=pytest.mark.full),
+    ],
+)
 def test_what_workers_set_reaches_the_dataset(kind: str) -> None:
     dataset = stoker.cached(Numbers(), "1MiB")
     loader = DataLoader(dataset, batch_size=BATCH, worker_init_fn=shifted, **LOADERS[kind])
@@ -404,13 +411,51 @@ def test_what_is_another_one_every_other_time_is_refused(seed: int) -> None:
         _ = stoker.cached(Flipped(), "1MiB")[0]
 
 
-class Drawing(Numbers):
-    """Draws, for nothing."""
+class Rarely(Numbers):
+    """Examples that are others once in a while, by chance."""
+
+    def __init__(self, library: str) -> None:
+        super().__init__()
+        self.library = library
 
     def __getitem__(self, index: int) -> Any:
-        random.random()
-        np.random.rand(2)
-        torch.rand(2)
+        drawn = {
+            "random": random.random,
+            "numpy.random": np.random.rand,
+            "torch": lambda: float(torch.rand(())),
+        }[self.library]()
+        return -1 if drawn < 1e-9 else super().__getitem__(index)
+
+
+@pytest.mark.parametrize("library", ["random", "numpy.random", "torch"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rare_randomness_is_told_by_the_generators(library: str, workers: int) -> None:
+    dataset = stoker.cached(Rarely(library), "1MiB")
+    loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers)
+    with pytest.raises(ValueError, match=f"draws from {library}, each time.*random part"):
+        next(iter(loader))
+    assert dataset.cache_stats().items == 0
+    with pytest.raises(ValueError, match=f"draws from {library}"):
+        _ = dataset[0]
+
+
+def test_rare_randomness_of_a_map_is_told_too() -> None:
+    rows = stoker.from_dataset(Rarely("random"), seed=0).cache("1MiB").workers(0)
+    with pytest.raises(stoker.StageError, match="draws from random, each time"):
+        list(rows)
+
+
+class Drawing(Numbers):
+    """Draws in every other reading, for nothing: what draws in each is refused."""
+
+    readings = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.readings += 1
+        if self.readings % 2 == 0:
+            random.random()
+            np.random.rand(2)
+            torch.rand(2)
         return super().__getitem__(index)
 
 
@@ -442,7 +487,7 @@ def test_read_by_another_thread_no_draws_are_set_back() -> None:
     reading.join()
     after = random.random()
     random.seed(1)
-    assert after == [random.random() for _ in range(10)][-1]  # nine readings came before
+    assert after == [random.random() for _ in range(5)][-1]  # nine readings came before
 
 
 class Interrupted(Numbers):

@@ -398,3 +398,16 @@ def test_the_memory_of_a_pool_is_that_of_its_items() -> None:
         assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
     finally:
         tracemalloc.stop()
+
+
+def test_a_pool_has_not_had_more_than_a_filter_left() -> None:
+    chain = stoker.from_dataset(Examples(60), seed=0).filter(lambda n: n % 5 > 0, on="id")
+    chain = chain.echo(2, pool=16)
+    pipeline = chain.batch(4).workers(0)
+    states = [pipeline.state_dict() for _ in pipeline]
+    state = states[-4]
+    assert state["pool_items"] == [48]
+    resumed = chain.batch(4).workers(0)
+    resumed.load_state_dict(signed({**state, "pool_items": [None]}))
+    with pytest.raises(stoker.StateError, match=r"a pool has had 5\d of 48 items"):
+        list(resumed)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.cluster.owners import Member, OwnerMap
 from stoker.cluster.pinned import PinnedOwners
 from stoker.dealing import dealt_to
-from stoker.orders import TRUE_PERMUTATION_LIMIT, Selection, Share
+from stoker.orders import TRUE_PERMUTATION_LIMIT, Cut, Selection, Share
 from strategies import few
 
 
@@ -69,7 +69,12 @@ def test_global_batches_stay_as_they_are(
     pairs = []
     for rank in range(world):
         dealt, undealt = (
-            Selection(True, Share(rank, world, False, True, is_dealt), None, between, last)
+            Selection(
+                True,
+                Share(rank, world, False, True, is_dealt),
+                between=Cut(0, between),
+                last=Cut(0, last),
+            )
             for is_dealt in (True, False)
         )
         assert dealt.count(length) == undealt.count(length)

@@ -34,7 +34,7 @@ def test_skipping_leaves_out_the_first_batches_and_nothing_else(spec: Spec, n: i
         plain = built(spec, 0)
         epochs = [stream(plain) for _ in range(2)]
         pipeline = built(spec, 0)
-        pipeline.skip(n)
+        pipeline.resume_at(n)
         assert stream(pipeline) == epochs[0][n:]
         assert stream(pipeline) == epochs[1]
         assert pipeline.clock == plain.clock
@@ -52,7 +52,7 @@ def test_where_numbers_tell_nothing_is_read_for_it() -> None:
             return np.array(index)
 
     pipeline = stoker.from_dataset(Data(), seed=0).shuffle().batch(4).workers(0)
-    pipeline.skip(249_998)
+    pipeline.resume_at(249_998)
     assert pipeline.state_dict()["yielded"] == 0  # not before it begins
     iterator = iter(pipeline)
     assert len(iterator) == 2
@@ -90,7 +90,7 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
             whole.append(batch.tolist())
             clocks.append(plain.clock)
         skipping = build()
-        skipping.skip(n)
+        skipping.resume_at(n)
         read.clear()
         iterator = iter(skipping)
         assert len(read) <= 4 * pool
@@ -120,34 +120,34 @@ def test_batches_behind_a_state_are_counted_from_the_epoch_s_beginning() -> None
     for skip, left in ((0, whole[2:]), (2, whole[2:]), (3, whole[3:])):
         resumed = small()
         resumed.load_state_dict(state)
-        resumed.skip(skip)
+        resumed.resume_at(skip)
         assert batches(resumed) == left
     resumed = small()
     resumed.load_state_dict(state)
-    resumed.skip(1)
+    resumed.resume_at(1)
     with pytest.raises(ValueError, match="the state that was loaded is behind 2"):
         iter(resumed)
 
 
 def test_an_iterator_that_handed_out_nothing_keeps_what_is_skipped() -> None:
     pipeline = small()
-    pipeline.skip(3)
+    pipeline.resume_at(3)
     iter(pipeline).close()
     assert batches(pipeline) == batches(small())[3:]
 
 
 def test_what_the_clock_decided_is_not_skipped_by_number() -> None:
     pipeline = stoker.from_arrays(np.arange(20), seed=0).echo().batch(4)
-    pipeline.skip(2)
+    pipeline.resume_at(2)
     with pytest.raises(ValueError, match="load the state"):
         iter(pipeline)
     rounds = stoker.from_arrays(np.arange(20), seed=0).echo().batch(4).repeat().steps(9)
-    rounds.skip(2)
+    rounds.resume_at(2)
     with pytest.raises(ValueError, match="load the state"):
         iter(rounds)
     for wrong in (-1, 0.5):
         with pytest.raises(ValueError, match="a whole number from 0"):
-            pipeline.skip(wrong)  # type: ignore[arg-type]
+            pipeline.resume_at(wrong)  # type: ignore[arg-type]
 
 
 # -- attributes

@@ -224,7 +224,7 @@ def test_errors_name_the_stage_and_what_failed(where: str, workers: int, kind: s
         "random_map": ("random_map(fail)", 9, None),
         "one field": ("map(fail, on='id')", 9, None),
         "batch map": ("map(fail)", None, 2),
-        "collate": ("batch(4)", None, 2),
+        "collate": ("batch(4)", 9, 2),
     }[where]
     if where == "random_map":
         chain = chain.random_map(fail)

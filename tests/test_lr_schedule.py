@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 import stoker
+from strategies import small_pools_allowed
 
 EPOCHS, EXAMPLES, BATCH = 3, 80, 8
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -76,6 +80,54 @@ def test_the_rate_is_that_of_training_without_echoing(name: str, factor: Any) ->
             assert schedule.get_last_lr()[0] == expected[int(fresh / EPOCHS + 1e-6)]
         assert schedule.get_last_lr()[0] == expected[(epoch + 1) * STEPS // EPOCHS]
         assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0]
+
+
+class Counting:
+    """A scheduler that counts its steps."""
+
+    optimizer = None
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def step(self) -> None:
+        self.taken += 1
+
+    def get_last_lr(self) -> list[float]:
+        return []
+
+
+@st.composite
+def chains_of_known_length(draw: st.DrawFn) -> Any:
+    made: Any = stoker.from_arrays(np.arange(draw(st.integers(1, 90))), seed=0)
+    made = made.shuffle() if draw(st.booleans()) else made
+    made = made.take(draw(st.integers(1, 60))) if draw(st.booleans()) else made
+    if draw(st.booleans()):
+        made = made.shard(rank=draw(st.integers(0, 2)), world=3, uneven=draw(st.booleans()))
+    factors = st.sampled_from([Fraction(1), Fraction(13, 10), Fraction(2), Fraction(7, 2)])
+    pools = st.sampled_from([8, 64])
+    made = made.echo(draw(factors), pool=draw(pools)) if draw(st.booleans()) else made
+    made = made.batch(draw(st.integers(1, 9)), drop_last=draw(st.booleans()))
+    made = made.echo(draw(factors), pool=draw(pools)) if draw(st.booleans()) else made
+    made = made.to("cpu") if draw(st.booleans()) else made
+    return made.workers(0)
+
+
+@given(chains_of_known_length(), st.integers(1, 3))
+def test_it_ends_with_the_epoch_of_any_chain_of_known_length(train: Any, epochs: int) -> None:
+    """Whatever a last batch leaves out: neither a step early nor late, and level without echoes."""
+    each = train.chain.count_unechoed()
+    assume(each)
+    scheduler = Counting()
+    schedule = stoker.lr_schedule(scheduler, train)
+    with small_pools_allowed():
+        for epoch in range(epochs):
+            for number, _ in enumerate(train, 1):
+                schedule.step()
+                assert scheduler.taken <= (epoch + 1) * each
+                if not train.chain.echoes:
+                    assert scheduler.taken == epoch * each + number
+            assert scheduler.taken == (epoch + 1) * each
 
 
 def test_a_loader_counts_its_batches() -> None:

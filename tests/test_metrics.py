@@ -263,6 +263,37 @@ def test_what_asks_for_nothing_good_is_answered_and_does_no_harm() -> None:
         assert "stoker_epoch" in asked(server.url)
 
 
+def test_who_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does who says a little, and who does not take the answer; more than it has room for."""
+    monkeypatch.setattr("stoker.adapters.exposition._ANSWER_S", 3600.0)
+    with stoker.serve_metrics(rows().batch(4), port=0) as server:
+        address = "127.0.0.1", server.port
+        silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
+        silent[1].sendall(b"GET /metr")
+        silent[2].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for _ in range(3):
+            assert "stoker_epoch" in asked(server.url)
+        silent[0].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is not that they were closed
+            silent[0].recv(1)
+        silent[0].settimeout(60)
+        silent += [socket.create_connection(address, timeout=60) for _ in range(80)]
+        assert "stoker_epoch" in asked(server.url)
+        assert silent[0].recv(1) == b""  # there were too many
+        for each in silent:
+            each.close()
+
+
+def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.adapters.exposition._ANSWER_S", 0.01)
+    monkeypatch.setattr("stoker.adapters.exposition._LOOK_S", 0.01)
+    with (
+        stoker.serve_metrics(rows().batch(4), port=0) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent,
+    ):
+        assert silent.recv(1) == b""
+
+
 def test_a_source_that_fails_is_told_and_asked_again() -> None:
     class Breaks(stoker.Pipeline):
         works = True

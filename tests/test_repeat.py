@@ -202,7 +202,7 @@ def test_epochs_and_batches_are_found_by_number_without_reading(epoch: int, skip
     del read[:]
     jumping = pipeline.repeat().steps(7)
     jumping.set_epoch(epoch)
-    jumping.skip(skip)
+    jumping.resume_at(skip)
     assert [b.tolist() for b in jumping] == expected
     assert len(read) == 4 * len(expected)
     assert jumping.clock.steps == (epoch + 1) * 7

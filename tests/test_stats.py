@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
+import urllib.request
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 import stoker
-from stoker import ThreadTrial
+from stoker import ThreadTrial, WorkerTime
 from stoker.machine import usable_cores
 from strategies import (
     Examples,
@@ -150,6 +153,7 @@ def test_threads_that_wait_for_each_other_are_told_of() -> None:
     assert stats.as_dict()["thread_trial"] is None
 
 
+@pytest.mark.full  # trials that a busy machine misleads are made again, for a minute at the worst
 def test_code_that_holds_the_gil_is_told_of() -> None:
     """By one trial of threads, if not by another: programs beside them mislead them."""
 
@@ -177,7 +181,176 @@ def test_code_that_holds_the_gil_is_told_of() -> None:
     assert alone.stats().thread_trial is None
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+WORKERS = pytest.mark.parametrize(
+    ("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")]
+)
+
+
+def counts_of(pipeline: Any) -> list[tuple[str, int]]:
+    for _ in pipeline:
+        pass
+    return [(stage.name, stage.examples) for stage in pipeline.stats().stages]
+
+
+@WORKERS
+def test_every_stage_counts_examples_wherever_it_stands(workers: int, kind: str) -> None:
+    """Two maps of one name are two stages, and none of them counts batches."""
+    data = stoker.from_arrays(np.arange(100), seed=0)
+    source = "from_arrays(int64 [100])"
+    half = data.map(same).filter(is_even).map(same).batch(8, drop_last=True).map(same)
+    assert counts_of(half.to("cpu").map(same).workers(workers, kind=kind)) == [
+        (source, 100), ("map(same)", 100), ("filter(is_even)", 100), ("map(same)", 50),
+        ("batch(8)", 48), ("map(same)", 48), ("map(same)", 48),
+    ]  # fmt: skip
+    examples = data.echo(2).random_map(keep).batch(8).map(same).echo(3).map(same)
+    assert counts_of(examples.workers(workers, kind=kind)) == [
+        (source, 100), ("random_map(keep)", 200), ("batch(8)", 200), ("map(same)", 200),
+        ("map(same)", 600),
+    ]  # fmt: skip
+    collated = data.batch(8, collate=np.array).map(same).echo(2).to("cpu").random_map(keep)
+    assert counts_of(collated.workers(workers, kind=kind)) == [
+        (source, 100), ("batch(8)", 100), ("map(same)", 100), ("random_map(keep)", 200),
+    ]  # fmt: skip
+    gathered = data.batch(8).workers(workers, kind=kind)
+    assert [n for _, n in counts_of(gathered)] == [100, 100]
+    packed = stoker.from_arrays(np.zeros((30, 5), np.int64), seed=0).pack(8).batch(2).map(same)
+    assert [n for _, n in counts_of(packed.workers(workers, kind=kind))] == [30, 18, 18]
+
+
+def is_even(value: Any) -> bool:
+    return bool(value % 2 == 0)
+
+
+def test_stages_behind_loaders_streams_and_mixtures_count_examples() -> None:
+    loader = [np.zeros((4, 2)), np.zeros((4, 2)), np.zeros((1, 2))]
+    assert counts_of(stoker.from_loader(loader, seed=0).map(same).to("cpu").map(same)) == [
+        ("from_loader(list)", 9), ("map(same)", 9), ("map(same)", 9),
+    ]  # fmt: skip
+    assert [n for _, n in counts_of(stoker.echo(loader, 2, seed=0).map(same))] == [9, 18]
+    stream = stoker.from_iterable(range(20), seed=0).map(same).batch(8).map(same)
+    assert [n for _, n in counts_of(stream)] == [20, 20, 20, 20]
+    parts = [stoker.from_arrays(np.arange(60), seed=0), stoker.from_arrays(np.arange(20), seed=0)]
+    mixed = stoker.mix({parts[0].map(same): 0.75, parts[1].map(keep_batch): 0.25}, seed=0)
+    counts = [n for _, n in counts_of(mixed.batch(8).map(dict_of))]
+    assert counts[1] == 3 * counts[2] > 0
+    assert counts[1] + counts[2] == counts[0] == counts[3] == counts[4]
+
+
+def keep_batch(batch: Any) -> Any:
+    return batch
+
+
+def dict_of(batch: Any) -> Any:
+    return {"batch": batch}
+
+
+def test_what_a_cache_has_is_not_counted_before_it() -> None:
+    data = stoker.from_dataset(Examples(20), seed=0).map(dict)
+    chain = data.cache("2MiB", version="stages").batch(8).map(same)
+    assert [n for _, n in counts_of(chain)] == [20, 20, 20, 20, 20]
+    assert [n for _, n in counts_of(chain)] == [0, 0, 20, 20, 20]
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("place", ["filter", "pack", "skip"])
+def test_what_is_left_out_or_joined_is_no_echo(place: str, factor: int) -> None:
+    rows = np.arange(64 * 7).reshape(64, 7)
+    chain = stoker.from_dataset(rows, seed=0, on_error=0.75 if place == "skip" else "raise")
+    if place == "filter":
+        chain = chain.filter(lambda row: row[0] % 2 == 0)
+    elif place == "skip":
+        chain = chain.map(refuse_odd)
+    chain = chain.echo(factor, pool=16) if factor > 1 else chain
+    chain = chain.pack(12) if place == "pack" else chain
+    train = chain.batch(4).workers(0)
+    steps = iter(train)
+    next(steps)
+    assert train.stats().realised_factor >= 1
+    for _ in steps:
+        pass
+    stats = train.stats()
+    if factor == 1:
+        assert stats.fresh_examples != stats.uses
+    assert stats.realised_factor == factor
+    assert f"(factor {factor:.2f})" in str(stats)
+    assert f"(factor {factor:.2f})" in stats.drawn(100)
+    assert stoker.metrics(train)["stoker/factor"] == factor
+    with (
+        stoker.serve_metrics(train, port=0) as server,
+        urllib.request.urlopen(server.url) as answer,
+    ):
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    (found,) = [each.samples[0].value for each in families if each.name == "stoker_factor"]
+    assert found == factor
+
+
+def refuse_odd(row: Any) -> Any:
+    if row[0] % 2:
+        raise ValueError("odd")
+    return row
+
+
+@given(specs(max_echoes=1), st.integers(1, 12), st.integers(1, 4))
+def test_an_epoch_of_set_steps_is_what_is_counted_whatever_passes_it_goes_over(
+    spec: Spec, steps: int, rounds: int
+) -> None:
+    with small_pools_allowed():
+        train = built(spec, 0).repeat().steps(steps)
+        assume(spec.outputs)
+        assert train.stats().epoch == 0
+        fresh, elapsed_s = 0, 0.0
+        for epoch in range(rounds):
+            seen = 0
+            for number, batch in enumerate(train, 1):
+                seen += len(ids(batch))
+                stats = train.stats()
+                assert (stats.epoch, stats.batches, stats.uses) == (epoch, number, seen)
+            stats = train.stats()
+            assert (stats.epoch, stats.batches, stats.uses) == (epoch, steps, seen)
+            fresh += stats.fresh_examples
+            elapsed_s += stats.elapsed_s
+            assert 0 <= stats.consumer_wait_s <= stats.elapsed_s
+            assert stats.totals.elapsed_s == pytest.approx(elapsed_s)
+            assert fresh == train.clock.fresh_examples
+            assert stoker.metrics(train)["stoker/epoch"] == epoch
+        assert train.clock.steps == steps * rounds
+
+
+def test_an_epoch_that_goes_on_in_a_pass_counts_from_its_own_beginning() -> None:
+    train = stoker.from_arrays(np.arange(83), seed=0).map(same).batch(8).repeat().steps(4)
+    train = train.workers(0)
+    for expected in (32, 32, 27, 32):  # the third goes over the short batch of a pass
+        assert {n for _, n in counts_of(train)} == {expected}
+        assert train.stats().fresh_examples == expected
+    first = train.state_dict()
+    again = stoker.from_arrays(np.arange(83), seed=0).map(same).batch(8).workers(0)
+    again = again.repeat().steps(4)
+    again.load_state_dict(first)
+    assert again.stats().epoch == 4
+    list(again)
+    assert (again.stats().epoch, again.stats().batches) == (4, 4)
+
+
+def test_before_a_run_nothing_is_the_bottleneck() -> None:
+    pipeline = built(Spec(20, 4, echoes=(("before", Fraction(2), 8),)))
+    for stats in (pipeline.stats(), pipeline.repeat().steps(3).stats()):
+        assert stats.bottleneck is None
+        assert stats.as_dict()["bottleneck"] is None
+        assert "bottleneck" not in str(stats)
+    list(pipeline)
+    assert pipeline.stats().bottleneck is not None
+
+
+def test_of_two_stages_of_one_name_the_slower_is_marked() -> None:
+    pipeline = stoker.from_arrays(np.arange(20), seed=0).map(same).batch(4).map(same).workers(0)
+    list(pipeline)
+    stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
+    slow = replace(stats.stages[3], seconds=10.0)
+    shown = str(replace(stats, stages=(*stats.stages[:3], slow))).splitlines()
+    assert [line.endswith("<- bottleneck") for line in shown[1:5]] == [False, False, False, True]
+
+
+@WORKERS
 def test_every_stage_is_counted(workers: int, kind: str) -> None:
     chain = stoker.from_dataset(Examples(40), seed=0).map(dict).echo(2)
     pipeline = chain.random_map(keep).batch(8).map(same).workers(workers, kind=kind)
@@ -253,3 +426,74 @@ def test_loaders_are_counted_by_rows() -> None:
     stats = pipeline.stats()
     assert (stats.fresh_examples, stats.uses, stats.batches) == (9, 18, 6)
     assert stats.realised_factor == 2
+
+
+def sleeps(value: Any) -> Any:
+    time.sleep(0.003)
+    return value
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(4, "thread"), (2, "process")])
+def test_workers_that_sleep_are_told_of(workers: int, kind: str) -> None:
+    """Whatever else runs: of a sample's time most is what the program says it sleeps."""
+    chain = stoker.from_arrays(np.arange(400), seed=0).map(sleeps).batch(16)
+    train = chain.workers(workers, kind=kind)
+    for _ in range(20):  # on a busy machine an epoch may be over before a trial is
+        list(train)
+        stats = train.stats()
+        found = stats.worker_time
+        if found is not None and found.asleep_fraction is not None:
+            break
+    assert found is not None
+    assert found.sampled_s > 0
+    parts = found.computing_fraction, found.queued_fraction, found.blocked_fraction
+    assert sum(parts) == pytest.approx(1.0)
+    assert min(parts) >= 0
+    assert found.blocked_fraction > found.computing_fraction
+    asleep, contended = found.asleep_fraction, found.contended_fraction
+    assert asleep is not None
+    assert contended is not None
+    assert asleep + contended == pytest.approx(found.blocked_fraction)
+    assert asleep > contended
+    assert stats.as_dict()["worker_time"]["asleep_fraction"] == asleep
+
+
+def test_what_workers_do_with_their_time_is_said_where_the_consumer_waits() -> None:
+    pipeline = built(Spec(20, 4))
+    list(pipeline)
+    stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
+    told = str(replace(stats, worker_time=WorkerTime(2.0, 0.2, 0.1, 0.7, 0.3)))
+    assert "20% computing, 10% waiting for a processor, 30% asleep, 40% waiting for the GIL" in told
+    unknown = replace(stats, worker_time=WorkerTime(2.0, 0.2, 0.1, 0.7, None))
+    assert "70% asleep or waiting for the GIL" in str(unknown)
+    assert all(len(line) <= 60 for line in unknown.drawn(60).splitlines())
+    assert unknown.as_dict()["worker_time"]["contended_fraction"] is None
+    for little in (None, WorkerTime(0.01, 0.2, 0.1, 0.7, 0.3)):
+        assert "asleep" not in str(replace(stats, worker_time=little))
+    assert "asleep" not in str(replace(unknown, consumer_wait_s=0.0))
+    alone = pipeline.workers(0)
+    list(alone)
+    assert alone.stats().worker_time is None
+
+
+def holds_the_gil(value: Any) -> Any:
+    for _ in range(5000):
+        pass
+    return value
+
+
+def test_waiting_for_the_gil_is_told_from_sleeping() -> None:
+    """By one run, if not by another: programs beside them mislead trials."""
+
+    def found() -> WorkerTime | None:
+        train = stoker.from_arrays(np.arange(20_000), seed=0).map(holds_the_gil).batch(64)
+        train = train.workers(2)
+        with iter(train) as batches:
+            for _ in batches:
+                time_of = train.stats().worker_time
+                contended = time_of and time_of.contended_fraction
+                if time_of and contended and contended > (time_of.asleep_fraction or 0.0):
+                    return time_of
+        return None
+
+    assert next(filter(None, (found() for _ in range(50))), None) is not None

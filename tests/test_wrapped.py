@@ -252,6 +252,7 @@ def test_a_loader_whose_state_is_an_attribute_error_has_none() -> None:
 # -- wrappers that read ahead
 
 
+@pytest.mark.full
 @few(8)
 @given(
     specs(max_examples=40, max_filters=2),

@@ -16,8 +16,8 @@ from experiments.arms import Arm
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
-from experiments.suite.summary import Comparison, compared
-from experiments.suite.tables import cells_of, markdown, ratio_text, sentence
+from experiments.suite.summary import ArmSummary, Comparison, compared
+from experiments.suite.tables import VOID, cells_of, markdown, ratio_text, sentence
 from experiments.suite.workload import Recipe, Variant
 from experiments.suite.workloads import NAMES, class_of
 
@@ -88,9 +88,8 @@ def _summary_table(ratio: float, results: Path) -> str:
             Arm("loader", "auto", ratio),
             *(Arm("loader", "auto", ratio, each) for each in transform),
         ]
-        by_arm = {each.arm: each.speedups.get(ratio) for each in found.arms}
-        told = [by_arm.get(arm) for arm in chosen]
-        cells = ["" if each is None else ratio_text(each) for each in told]
+        by_arm = {each.arm: each for each in found.arms if ratio in each.speedups}
+        cells = [_told(found, by_arm.get(arm), ratio) for arm in chosen]
         cells += [""] * (5 - len(cells))
         if transform:
             cells[-1] += f" ({transform[0]})"
@@ -105,6 +104,14 @@ def _summary_table(ratio: float, results: Path) -> str:
         "with `transform=`",
     ]
     return markdown((head, lines)) + "\n"
+
+
+def _told(found: Comparison, each: ArmSummary | None, ratio: float) -> str:
+    if each is None:
+        return ""
+    if found.is_void(each, ratio):
+        return f"{VOID} (at most {found.bound(each, ratio):.2f})"
+    return ratio_text(each.speedups[ratio])
 
 
 def _bench_table(name: str) -> str:

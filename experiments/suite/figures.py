@@ -26,7 +26,12 @@ def write_figure(path: Path, found: Comparison, title: str) -> None:
     _draw_curves(curves, found)
     _draw_ratios(dots[0], found, [each.fresh_ratios for each in found.arms], "rho", named=True)
     for panel, ratio in zip(dots[1:], found.ratios, strict=True):
-        values = [each.speedups.get(ratio) for each in found.arms]
+        values = [
+            None
+            if ratio in each.speedups and found.is_void(each, ratio)
+            else each.speedups.get(ratio)
+            for each in found.arms
+        ]
         _draw_ratios(panel, found, values, f"speed-up, R = {found.ratios[ratio]:.1f}", named=False)
     for panel in (curves, *dots):
         panel.grid(color="#e6e6e6", linewidth=0.7)

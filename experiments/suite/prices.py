@@ -20,7 +20,7 @@ def prices_text(results: Path = RESULTS) -> str:
     return "[\n" + ",\n".join(json.dumps(price) for price in _prices(results)) + "\n]\n"
 
 
-def _prices(results: Path) -> Iterator[dict[str, str | float]]:
+def _prices(results: Path) -> Iterator[dict[str, str | float | None]]:
     for name in NAMES:
         workload = class_of(name)
         recipe = workload.recipe_of(Variant(), quick=False)
@@ -37,10 +37,12 @@ def _prices(results: Path) -> Iterator[dict[str, str | float]]:
                 if each.arm.transform not in transform:
                     continue
                 kind += " with a transform"
-            speedup = each.speedups[each.arm.slowness].median or 0.0
+            ratio = each.arm.slowness
+            is_void = found.is_void(each, ratio)
             yield {
                 "kind": kind,
                 "workload": name,
-                "ratio": each.arm.slowness,
-                "speedup": round(speedup, 2),
+                "ratio": ratio,
+                "speedup": None if is_void else round(each.speedups[ratio].median or 0.0, 2),
+                "at_most": round(found.bound(each, ratio), 2),
             }

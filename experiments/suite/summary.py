@@ -78,6 +78,22 @@ class Comparison:
     """R as measured without echoing, by the R that was asked for."""
     arms: tuple[ArmSummary, ...]
 
+    def bound(self, each: ArmSummary, ratio: float) -> float:
+        """Return what no speed-up can be above while storage has one constant speed.
+
+        That is rho: an arm needs so many times fewer fresh examples, and none comes sooner. And R:
+        training takes no less than it would if it never waited.
+        """
+        return min(each.fresh_ratios.median or 0.0, self.ratios[ratio])
+
+    def is_void(self, each: ArmSummary, ratio: float) -> bool:
+        """Whether a speed-up is above that, so that the storage was not of one speed.
+
+        Such a cell is shown with a flag, and enters no summary, price or sentence.
+        """
+        found = each.speedups[ratio].median if each.arm.echoes else None
+        return found is not None and found > self.bound(each, ratio)
+
 
 def compared(rows: Rows) -> Comparison | None:
     """Compare what is in the rows; None where training without echoing is not."""

@@ -11,6 +11,9 @@ from experiments.suite.plan import Plan
 from experiments.suite.rows import Rows
 from experiments.suite.summary import TARGET_SHARE, ArmSummary, Comparison, compared
 
+VOID = "†"
+"""Flags a speed-up that cannot be (``Comparison.is_void``)."""
+
 Cells = tuple[list[str], list[list[str]]]
 """Column heads, and rows."""
 
@@ -44,7 +47,7 @@ def _row(each: ArmSummary, found: Comparison, ratios: Sequence[float]) -> list[s
         *(
             "1"
             if is_baseline
-            else ratio_text(each.speedups[ratio])
+            else ratio_text(each.speedups[ratio]) + f" {VOID}" * found.is_void(each, ratio)
             if ratio in each.speedups
             else ""
             for ratio in ratios
@@ -108,5 +111,16 @@ def sentence(found: Comparison, budget_fresh: int) -> str:
         f"Target: a test loss of {found.target:.3f}, that of training without echoing after "
         f"{TARGET_SHARE:.0%} of {budget_fresh:,} fresh examples. Medians over {seeds}{around}. "
         "rho: fresh examples to the target, without echoing over with; speed-up: the same of "
-        "seconds; loss: the difference at the end; apart: steps between two uses."
+        "seconds; loss: the difference at the end; apart: steps between two uses." + _note(found)
+    )
+
+
+def _note(found: Comparison) -> str:
+    """Say what the flag means, where there is one."""
+    if not any(found.is_void(each, ratio) for each in found.arms for ratio in each.speedups):
+        return ""
+    return (
+        f" {VOID}: above rho or above R, which no speed-up can be where storage has one constant "
+        "speed; in these runs it had not. Void until it is measured again, and in no summary, "
+        "price or sentence."
     )

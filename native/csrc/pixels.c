@@ -24,10 +24,12 @@ int region_of(const struct crop *crop, double width, double height, struct regio
         y = reach(crop->height, crop->out_height, crop->antialias) + 1;
     }
     const double left = floor(crop->x + slack - x), top = floor(crop->y + slack - y);
-    found->left = left > 0 ? (int)left : 0;
-    found->top = top > 0 ? (int)top : 0;
-    found->right = (int)fmin(width, ceil(right - slack + x));
-    found->bottom = (int)fmin(height, ceil(bottom - slack + y));
+    // At least one pixel: of a box that is narrower than the slack, or lies on the image's edge,
+    // nothing would be left, and what is read of it would lie outside.
+    found->left = (int)fmin(fmax(left, 0), width - 1);
+    found->top = (int)fmin(fmax(top, 0), height - 1);
+    found->right = (int)fmax(found->left + 1, fmin(width, ceil(right - slack + x)));
+    found->bottom = (int)fmax(found->top + 1, fmin(height, ceil(bottom - slack + y)));
     found->to = (struct target){crop->x - found->left, crop->y - found->top, crop->width,
                                 crop->height, crop->out_height, crop->out_width, crop->flip,
                                 crop->antialias, NULL};

@@ -40,6 +40,7 @@ from stoker.iterator import PipelineIterator
 from stoker.lending import reads_only
 from stoker.mixing import mix
 from stoker.pipeline import Pipeline
+from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import (
     CacheStats,
     Clock,
@@ -50,6 +51,7 @@ from stoker.stats import (
     ThreadTrial,
     Totals,
     Uses,
+    WorkerTime,
 )
 from stoker.version import __version__
 
@@ -106,10 +108,12 @@ __all__ = [
     "Stats",
     "StokerError",
     "testing",
+    "thread_safe",
     "ThreadTrial",
     "TokenError",
     "Totals",
     "Uses",
     "value_of_copies",
     "WorkerDied",
+    "WorkerTime",
 ]

@@ -10,6 +10,7 @@ import sys
 from typing import Any, Protocol
 
 from stoker.callers import is_calling
+from stoker.caution import warn
 
 
 class Ending(Protocol):
@@ -20,16 +21,19 @@ class Ending(Protocol):
         """Whether nothing follows the output handed out last."""
         ...
 
+    @property
+    def remainder(self) -> int:
+        """How many examples the last batches of all ranks hold; 0: there is no padding in them."""
+        ...
+
+    @property
+    def ends_unequally(self) -> bool:
+        """Whether ranks have more or fewer examples than others."""
+        ...
+
 
 class EndSignal:
-    """Stands for an epoch among the loaders that Accelerate knows.
-
-    Attributes:
-        remainder: the duplicates in the last batch that ``gather_for_metrics`` drops: there are
-            none.
-    """
-
-    remainder = 0
+    """Stands for an epoch among the loaders that Accelerate knows."""
 
     def __init__(self, epoch: Ending, gradients: Any) -> None:
         self._epoch = epoch
@@ -45,12 +49,23 @@ class EndSignal:
         state: Any = sys.modules.get("accelerate.state")
         if state is None or not state.GradientState._shared_state or is_calling("accelerate."):
             return None
+        if epoch.ends_unequally:
+            warn(
+                ".shard(uneven=True) leaves ranks last batches of unequal length, and gather() and "
+                "gather_for_metrics() of Accelerate want equal ones: they fail, or add examples "
+                "that do not exist. For evaluation take .shard(pad=True)"
+            )
         return EndSignal(epoch, state.GradientState())
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the batch handed out last is the last of the epoch."""
         return self._epoch.is_last
+
+    @property
+    def remainder(self) -> int:
+        """How many rows ``gather_for_metrics`` keeps of the last batches, gathered; 0: all."""
+        return self._epoch.remainder
 
     def begin(self) -> None:
         """Be the one that is asked: behind the first batch, so that a loader inside came before."""

@@ -20,6 +20,7 @@ from stoker.stages.batch import Batch
 from stoker.stages.echo import Echo
 from stoker.stages.map import Map
 from stoker.stages.operation import Operation
+from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import Stage, not_known
 
@@ -31,6 +32,8 @@ class Chain:
     Attributes:
         source: where it begins.
         seed: of shuffling, echoing and random maps; ``is_seed_drawn`` where none was given.
+        is_seed_open: whether it was drawn and nothing depends on it yet, so that rank 0's may take
+            its place.
         budget: how many examples may be skipped.
         stages: in order; each was placed behind those before it.
         workers: how work is shared out, None for as many threads as there are usable cores.
@@ -46,6 +49,7 @@ class Chain:
     workers: Workers | None = None
     steps: int | None = None
     flows: bool = False
+    is_seed_open: bool = False
 
     @classmethod
     def begin(cls, source: Source, seed: Any, on_error: OnError = "raise") -> Chain:
@@ -56,7 +60,7 @@ class Chain:
             raise ValueError(f"seed must not be negative, not {seed}")
         budget = budget_of(on_error)
         if seed is None:
-            return cls(source, rng.draw_seed(), True, budget)
+            return cls(source, rng.draw_seed(), True, budget, is_seed_open=True)
         return cls(source, int(seed), False, budget)
 
     def then(self, stage: Stage) -> Chain:
@@ -64,8 +68,31 @@ class Chain:
         return replace(self, stages=(*self.stages, stage.placed(self)))
 
     def seeded(self, seed: int) -> Chain:
-        """Return this with another seed."""
-        return replace(self, seed=seed)
+        """Return this with another seed, for good."""
+        return replace(self, seed=seed, is_seed_open=False)
+
+    def apart(self) -> Chain:
+        """Return this for a process whose other ranks do not iterate over it meanwhile."""
+        stages = tuple(
+            replace(stage, among=None) if isinstance(stage, Shard) else stage
+            for stage in self.stages
+        )
+        return replace(self, stages=stages, is_seed_open=False)
+
+    def measured(self) -> Chain:
+        """Return this over its source as long as that is now: itself, where that is the same.
+
+        Raises ValueError where a stage, or the source, cannot go on with another length.
+        """
+        source = self.source.measured()
+        if source is self.source:
+            return self
+        for stage in self.stages:
+            stage.check_length(self.source, source)
+        chain = replace(self, source=source, stages=())
+        for stage in self.stages:
+            chain = chain.then(stage)
+        return chain
 
     def ending(self, steps: Any) -> Chain:
         """Return this with an end of epochs. Raises TypeError or ValueError for what is none."""
@@ -93,6 +120,17 @@ class Chain:
     def selection(self) -> Selection:
         """Which examples an epoch has, and in what order."""
         return self.plan.selection
+
+    @property
+    def shard(self) -> Shard | None:
+        """The stage that leaves this process its part, if there is one."""
+        return next((stage for stage in self.stages if isinstance(stage, Shard)), None)
+
+    @property
+    def awaits_seed(self) -> bool:
+        """Whether the seed is the first rank's, and not known here before ``iter()``."""
+        among = None if self.shard is None else self.shard.among
+        return self.is_seed_open and among is not None and len(among) > 1
 
     @property
     def cluster(self) -> OwnersKnown | None:
@@ -188,6 +226,11 @@ class Chain:
         """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
         return self.source.examples(self.selection)
 
+    def examples_in_batches(self) -> int:
+        """Return ``examples()`` without those that a last batch would leave out without echoing."""
+        examples, drops = self.examples(), self.drops_last and not self.may_leave_out
+        return examples - (examples % self.batch_size if drops else 0)
+
     def count(self) -> int:
         """Return the outputs of an epoch.
 
@@ -255,6 +298,8 @@ class Chain:
     def _check_ranks(self) -> None:
         """Refuse what gives ranks unequal numbers of steps; warn if nothing is sharded."""
         share = self.selection.share
+        if share is not None and share.padded is not None:
+            return  # its stage says what it allows
         if share is not None and share.world > 1 and self.steps is None:
             if self.follows_clock and (share.uneven or process_group() is None):
                 raise ValueError(

@@ -260,6 +260,10 @@ def feed(
             "the cluster. By default they do not.",
         ),
     ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
+    ] = False,
 ) -> None:
     """Prepare an epoch once, for all jobs that take it, on this host and on others.
 
@@ -274,7 +278,15 @@ def feed(
 
     with _failing("feed", TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
-        serve(target, name=name, staging=limit, jobs=jobs, patience_s=patience, listen_at=listen)
+        serve(
+            target,
+            name=name,
+            staging=limit,
+            jobs=jobs,
+            patience_s=patience,
+            listen_at=listen,
+            insecure=insecure,
+        )
 
 
 @app.command()
@@ -369,6 +381,10 @@ def cache_serve(
             help="The cluster's token (default: $STOKER_TOKEN_FILE, or ~/.config/stoker/token)."
         ),
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
+    ] = False,
 ) -> None:
     """Keep this host's part of a cache that is spread over several, until Ctrl-C.
 
@@ -380,7 +396,7 @@ def cache_serve(
     from stoker.cluster.keeper_command import serve_keeper
 
     with _failing("cache serve", ValueError):
-        serve_keeper(listen, size, folder, token_file)
+        serve_keeper(listen, size, folder, token_file, insecure=insecure)
 
 
 @caches.command("end")

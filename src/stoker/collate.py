@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,71 +22,120 @@ class Padded(NamedTuple):
     """``int64 [n]``: of the array in each row; the rest is padding. A tensor beside tensors."""
 
 
-def pad(value: Any = 0, *, on: str | int | None = None) -> Pad:
+def pad(value: Any = 0, *, on: str | int | Sequence[str | int] | None = None) -> Pad:
     """Batch arrays that differ in their first dimension: ``.batch(32, collate=pad(0))``.
 
     Every array of at least one dimension becomes ``Padded(values, lengths)``, of the same dtype;
     tensors likewise. Everything else is stacked as usual.
 
     Args:
-        value: what shorter arrays are filled up with.
-        on: the field that is padded, by name, key or position; the others are stacked as usual.
+        value: what shorter arrays are filled up with; or a mapping of the fields that are padded
+            to what fills them up: ``pad({"tokens": 0, "labels": -100})``.
+        on: the field that is padded, or several, by name, key or position; the others are stacked
+            as usual.
 
-    The batch raises ValueError where arrays differ in dtype or in another dimension, TypeError
-    where the field is no array.
+    Raises TypeError or ValueError where these are not such. The batch raises ValueError where
+    arrays differ in dtype or in another dimension, TypeError where the field is no array.
     """
-    return Pad(value, on)
+    if isinstance(value, Mapping):
+        if on is not None:
+            raise ValueError("pad() takes the fields in a mapping, or on=, not both")
+        return Pad(0, _checked(list(value.items())))
+    if on is None:
+        return Pad(_number(value), None)
+    fields = [on] if isinstance(on, (str, int)) else on
+    if not isinstance(fields, Sequence):
+        raise TypeError(f"pad(on=) takes a field or several, by name, key or position, not {on!r}")
+    return Pad(0, _checked([(field, value) for field in fields]))
+
+
+def _checked(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
+    if not pairs:
+        raise ValueError("pad() takes at least one field, or on=None for all")
+    for field, value in pairs:
+        if not isinstance(field, (str, int)) or isinstance(field, bool):
+            raise TypeError(f"pad() takes fields by name, key or position, not {field!r}")
+        _number(value)
+    return dict(pairs)
+
+
+def _number(value: Any) -> Any:
+    """Return what arrays are filled up with. Raises TypeError for what no array holds."""
+    if isinstance(value, (list, tuple)) and value and pytree.children(value[0]) is not None:
+        raise TypeError("collate= takes what pad() returns: .batch(n, collate=pad())")
+    if not isinstance(value, (bool, int, float, complex, np.generic)) or isinstance(
+        value, (str, bytes)
+    ):
+        raise TypeError(f"pad() fills arrays up with a number, not {value!r}")
+    return value
 
 
 @dataclass(frozen=True)
 class Pad:
-    """Called with a list of examples, returns a batch; made by ``pad``."""
+    """Called with a list of examples, returns a batch; made by ``pad``.
+
+    Attributes:
+        value: what arrays are filled up with, where ``fields`` does not say so.
+        fields: those that are padded, and with what; None for all arrays.
+    """
 
     value: Any
-    on: str | int | None
+    fields: Mapping[str | int, Any] | None
 
     def __call__(self, examples: list[Any]) -> Any:
-        if self.on is not None:
-            field = pytree.Field(self.on)
-            column = [field.get(example) for example in examples]
-            if not all(map(_is_ragged, column)):
-                kinds = ", ".join(sorted({type(value).__name__ for value in column}))
-                raise TypeError(
-                    f"pad(on={self.on!r}) takes arrays of at least one dimension, not {kinds}: "
-                    "make them arrays in a map"
-                )
-            rest = _stacked([field.replace(example, None) for example in examples])
-            return field.replace(rest, self._padded(column))
+        if self.fields is not None:
+            return self._of_fields(examples, self.fields)
         template = examples[0]
         rows = [pytree.leaves_like(template, example) for example in examples]
         made = iter(
             [
-                self._padded(column) if all(map(_is_ragged, column)) else _stacked(list(column))
+                _padded(column, self.value)
+                if all(map(_is_ragged, column))
+                else _stacked(list(column))
                 for column in zip(*rows, strict=True)
             ]
         )
         return pytree.map_leaves(lambda _: next(made), template)
 
-    def _padded(self, column: Sequence[Any]) -> Padded:
-        if any(map(pytree.is_tensor, column)):
-            import torch
+    def _of_fields(self, examples: list[Any], fields: Mapping[str | int, Any]) -> Any:
+        padded = {}
+        for on, value in fields.items():
+            field = pytree.Field(on)
+            column = [field.get(example) for example in examples]
+            if not all(map(_is_ragged, column)):
+                kinds = ", ".join(sorted({type(value).__name__ for value in column}))
+                raise TypeError(
+                    f"pad(on={on!r}) takes arrays of at least one dimension, not {kinds}: "
+                    "make them arrays in a map"
+                )
+            padded[field] = _padded(column, value)
+            examples = [field.replace(example, None) for example in examples]
+        batch = _stacked(examples)
+        for field, made in padded.items():
+            batch = field.replace(batch, made)
+        return batch
 
-            padded = self._padded([np.asarray(value) for value in column])
-            return Padded(
-                torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
-            )
-        forms = {(array.dtype.str, array.shape[1:]) for array in column}
-        if len(forms) > 1:
-            seen = ", ".join(f"{array.dtype} {list(array.shape)}" for array in column[:4])
-            raise ValueError(
-                f"pad fills up the first dimension alone, and these arrays differ in more: {seen}"
-            )
-        lengths = np.array([len(array) for array in column], np.int64)
-        shape = (len(column), lengths.max(), *column[0].shape[1:])
-        values = np.full(shape, self.value, column[0].dtype)
-        for row, array in zip(values, column, strict=True):
-            row[: len(array)] = array
-        return Padded(values, lengths)
+
+def _padded(column: Sequence[Any], value: Any) -> Padded:
+    if any(map(pytree.is_tensor, column)):
+        import torch
+
+        padded = _padded([np.asarray(each) for each in column], value)
+        return Padded(
+            torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
+        )
+    forms = {(array.dtype.str, array.shape[1:]) for array in column}
+    if len(forms) > 1:
+        seen = ", ".join(f"{array.dtype} {list(array.shape)}" for array in column[:4])
+        raise ValueError(
+            f"pad fills up the first dimension alone, and these arrays differ in more: {seen}"
+        )
+    lengths = np.array([len(array) for array in column], np.int64)
+    shape = (len(column), lengths.max(), *column[0].shape[1:])
+    values = np.full(shape, value, column[0].dtype)
+    for row, array in zip(values, column, strict=True):
+        row[: len(array)] = array
+    return Padded(values, lengths)
 
 
 def _is_ragged(value: Any) -> bool:

@@ -49,8 +49,8 @@ def from_dataset(
 
     ``__getitems__(indices)`` is used where it exists. torch datasets fit; Hugging Face's, too, but
     ``from_huggingface`` reads them faster.
-    Threads call the dataset concurrently, and randomness inside it is then not reproducible
-    (use ``random_map``, or process workers).
+    Each worker thread calls a copy of its own, as each worker of ``DataLoader`` does; randomness
+    inside it is then not reproducible (use ``random_map``, or process workers).
 
     Args:
         dataset: the object.
@@ -62,6 +62,10 @@ def from_dataset(
 
     Raises TypeError when a method is missing.
     """
+    if isinstance(dataset, Pipeline):
+        raise TypeError(
+            "a pipeline is no data set, it goes on by its methods: pipeline.map(fn), .batch(n)"
+        )
     return Pipeline(Chain.begin(DatasetSource(dataset), seed, on_error))
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from stoker import state
 from stoker.accelerate_signal import EndSignal
+from stoker.agreement import agreed
 from stoker.buffers import Recycler
 from stoker.callers import ends_epoch, left_aside, overfits, reads_ahead, untrained
-from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.checks import is_whole_number
 from stoker.cluster.pinned import PinnedOwners
@@ -33,7 +33,7 @@ from stoker.engine.rank_sync import ranks
 from stoker.engine.streams import EpochSetup
 from stoker.errors import StateError
 from stoker.fitting import Fit
-from stoker.iterator import PipelineIterator
+from stoker.iterator import PipelineIterator, warn_of_second_iterator
 from stoker.jump import behind_pool, nearest
 from stoker.machine import process_group
 from stoker.overshoot import warn_of_overshooting
@@ -88,6 +88,8 @@ class Cursor:
         self._skip = 0  # outputs of the next epoch, from its beginning
         self._has_looked = False  # at the schedulers that there are
         self._acknowledged = False  # whether the trainer says what it has finished with
+        self._to_agree = True  # whether ranks compare their pipelines at the next iter()
+        self._set_by_epoch = False  # whether that is because of set_epoch
 
     def _live(self) -> PipelineIterator[Any] | None:
         """Return the iterator that has not ended, if it is this process's."""
@@ -105,13 +107,33 @@ class Cursor:
         if live is not None:
             left = going is None or not going.has_handed_out_all
             if left and reads_ahead() is None:  # Lightning leaves epochs early, and keeps iterators
-                warn(
-                    "a second iterator over one pipeline closes the first; give each loop a "
-                    "pipeline of its own (every method returns a new one)",
-                )
+                if going is not None and not going.was_asked:
+                    live.is_superseded = True  # tqdm.auto makes one that it never asks
+                else:
+                    warn_of_second_iterator()
             live.close()
         self._heed_lightning()
+        self._agree((self.epoch + (not self._fresh_start), self._outputs_to(self._skip)))
         return self._begin_pass()
+
+    def _agree(self, place: tuple[int, ...]) -> None:
+        """Compare with other ranks what is iterated over, and where, if that is due.
+
+        It is in every epoch where the data may be longer than in the one before. If only the rank
+        whose own data is longer asked the others, it would ask alone.
+        """
+        if self._live_run() is None:
+            self._measure()
+        if not self._to_agree and not self.chain.source.may_grow:
+            return
+        is_later = self._set_by_epoch or not self._to_agree
+        self.chain = agreed(self.chain, place, long=is_later)
+        self._to_agree = self._set_by_epoch = False
+
+    def _outputs_to(self, skip: int) -> int:
+        """Return behind which output of its epoch the next pass begins."""
+        at = self.position.yielded if self._fresh_start and self.position is not None else 0
+        return max(at, skip)
 
     def _heed_lightning(self) -> None:
         """Be where Lightning wants an epoch to begin, if it is calling and does not say so."""
@@ -129,8 +151,9 @@ class Cursor:
 
     def _begin_pass(self) -> PipelineIterator[Any]:
         """Start a pass over the data, or go on in one that was loaded."""
-        chain = self.chain
         self._look_at_schedulers()
+        self._measure()
+        chain = self.chain
         skip, self._skip = self._skip, 0
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
@@ -168,10 +191,33 @@ class Cursor:
             next(iterator, None)
         return iterator
 
+    def _measure(self) -> None:
+        """Take the source as long as it is now, for the epoch that begins; pools begin empty then.
+
+        Raises StateError where an epoch is to go on that had another length.
+        """
+        chain, position = self.chain.measured(), self.position
+        if chain is self.chain:
+            return
+        if self._fresh_start and position is not None and position.yielded:
+            raise StateError(
+                f"{chain.source.name} has {chain.source.count():,} examples now, and the epoch "
+                f"that is to go on had {self.chain.source.count():,}: load the state where it has "
+                "as many, or begin the next epoch (set_epoch)"
+            )
+        if self._fresh_start:
+            self.position = None
+        self.chain, self._carried = chain, {}
+
+    @property
+    def coming(self) -> Chain:
+        """The chain as the next epoch finds it; while one is run, as that found it."""
+        return self.chain if self._live_run() is not None else self.chain.measured()
+
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
         return PipelineIterator(run, self._ended, EndSignal.of(run))
 
-    def skip(self, outputs: Any) -> None:
+    def resume_at(self, outputs: Any) -> None:
         """Have the next ``iter()`` begin behind so many outputs of its epoch.
 
         Raises ValueError for what is no number.
@@ -327,10 +373,16 @@ class Cursor:
         """
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        self._agree_again()
         if self.is_loaded and epoch == self.epoch:
             return
         self.go_to(int(epoch), None)
         self.chain.source.set_epoch(int(epoch))
+
+    def _agree_again(self) -> None:
+        """Have ranks compare at the next ``iter()``, to which they may come late."""
+        self._set_by_epoch = self._set_by_epoch or not self._to_agree
+        self._to_agree = True
 
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self._live()
@@ -424,9 +476,15 @@ class Cursor:
         """Return the state where ``where()`` says, ready for JSON but for a loader's own state."""
         chain = self.chain
         epoch, position, before = self.where()
+        if not position.yielded and (epoch != self.epoch or self._live_run() is None):
+            chain = chain.measured()  # an epoch that has not begun
+            position = position if chain is self.chain else Position()
         if position.yielded:
             chain.source.check_state(chain)
         elif position.loader_state is None:
+            run = self._live_run()
+            if run is not None:
+                run.leave()
             between = chain.source.state_between(left=self._left_a_pass())
             position = replace(position, loader_state=between)
         outline, handed_out = chain.outline(), self._handed_out()
@@ -438,12 +496,16 @@ class Cursor:
 
     def load(self, saved: dict[str, Any]) -> state.Loaded:
         """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
-        chain = self.chain
+        chain = self.chain.measured()
         examples = chain.examples() if chain.source.is_indexed else None
         fit = Fit(chain.plan, examples, chain.accounts, chain.pass_steps)
         given = None if chain.is_seed_drawn else chain.seed
         loaded = state.read(saved, chain.outline(), given, fit)
-        self.chain = chain.seeded(loaded.seed)
+        begun = bool(loaded.epoch) or loaded.position is not None
+        self.chain = replace(
+            chain.seeded(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
+        )
+        self._to_agree, self._set_by_epoch = True, False
         self.go_to(loaded.epoch, loaded.position)
         self.sizes = loaded.sizes
         self.before = loaded.before
@@ -467,9 +529,11 @@ class Cursor:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""
         chain, done = self.chain, self.of_epoch()
         share = done.steps / chain.pass_steps if chain.pass_steps is not None else None
+        if self._run is not None and not self._run.closed and self._run.has_handed_out_all:
+            return 1.0
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
-            share = max(share or 0.0, fresh / max(1, chain.examples()))
+            share = max(share or 0.0, fresh / max(1, chain.examples_in_batches()))
         except TypeError:
             if share is None:
                 raise TypeError(
@@ -480,14 +544,14 @@ class Cursor:
     def last_uses(self) -> Uses:
         """Return what the examples handed out last are uses of; of none, where there were none."""
         if self._run is None or self._run.is_inherited:
-            return Uses(np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return Uses(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
         return self._run.last_uses()
 
     def stats(self) -> Stats:
         """Return statistics of the epoch being run, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
-                self.epoch, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
+                self.epoch, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
                 totals=self._spent,
             )  # fmt: skip
         of_run = self._run.stats(self._pools(self._run.held()))

@@ -34,5 +34,8 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         if chain.workers is not None:
             how = str(chain.workers)
         lines.append(f"  {how}")
-    lines.append(f"  seed {chain.seed}" + (" (drawn)" if chain.is_seed_drawn else ""))
+    if chain.awaits_seed:
+        lines.append("  seed of rank 0, which ranks tell each other at the first iter()")
+    else:
+        lines.append(f"  seed {chain.seed}" + (" (drawn)" if chain.is_seed_drawn else ""))
     return "\n".join(lines)

@@ -37,7 +37,8 @@ class StageError(StokerError):
         index: the example's index in the source, or None where the stage works on batches.
         path: the example's file, where the source knows one.
         number: how many examples of a stream came before it, where there is no index.
-        batch: the ordinal of the batch in its epoch, for stages that work on batches.
+        batch: the ordinal of the batch in its epoch, for stages that work on batches. Of an example
+            that does not fit into its batch, ``index`` and the others tell, too.
     """
 
     def __init__(
@@ -55,13 +56,12 @@ class StageError(StokerError):
         self.index = index
         self.path = path
         self.batch = batch
-        where = ""
+        places = [f"batch {batch}"] if batch is not None else []
         if index is not None:
-            where = f" on example {index}"
+            places.append(f"example {index}")
         elif number is not None:
-            where = f" on example {number} of the stream"
-        elif batch is not None:
-            where = f" on batch {batch}"
+            places.append(f"example {number} of the stream")
+        where = "".join([" on ", ", ".join(places)] if places else [])
         if path is not None:
             where += f" ({path})"
         super().__init__(f"{stage} failed{where}: {type(cause).__name__}: {cause}")

@@ -20,6 +20,13 @@ else:
     T = TypeVar("T")
 
 
+def warn_of_second_iterator() -> None:
+    warn(
+        "a second iterator over one pipeline closes the first; give each loop a "
+        "pipeline of its own (every method returns a new one)",
+    )
+
+
 class PipelineIterator(Iterator[T]):
     """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
 
@@ -29,6 +36,9 @@ class PipelineIterator(Iterator[T]):
     It belongs to the process that made it: a forked child that asks it for a batch gets a
     RuntimeError, and ends nothing of its parent's by closing it.
     """
+
+    is_superseded = False
+    """Whether another iterator was made before this one was asked for anything."""
 
     def __init__(
         self, run: Run, ended: Callable[[Run], None], signal: EndSignal | None = None
@@ -50,6 +60,9 @@ class PipelineIterator(Iterator[T]):
                 "does not have: call iter(pipeline) in the child, or iterate before the fork only"
             )
         if run.closed:
+            if self.is_superseded:
+                self.is_superseded = False
+                warn_of_second_iterator()
             raise StopIteration
         try:
             output = run.next()
@@ -59,7 +72,10 @@ class PipelineIterator(Iterator[T]):
         except StopIteration:
             run.complete = True
             self.close()
-            if run.short:
+            why = run.why_empty()
+            if why and not run.flows:
+                warn(f"the epoch had no batch: {why}")
+            elif run.short:
                 if run.together:
                     raise StokerError(
                         f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "

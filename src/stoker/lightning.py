@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.pipeline import Pipeline
-from stoker.stats import Clock
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")  # one library, under two names
 
@@ -39,31 +38,28 @@ class StallMonitor(_pl.Callback):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        self._logged: dict[int, Clock] = {}
+        self._count = 0  # of pipelines
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Look for pipelines among the training loaders."""
         found = list(_pipelines(trainer.train_dataloader))
         if not found:
             raise TypeError("StallMonitor() found no stoker.Pipeline among the training loaders")
-        self._logged = {number: pipeline.clock for number, pipeline in enumerate(found)}
+        self._count = len(found)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Log where the trainer does."""
         if trainer.global_step % trainer.log_every_n_steps:
             return
         for number, pipeline in enumerate(_pipelines(trainer.train_dataloader)):
-            stats, clock, before = pipeline.stats(), pipeline.clock, self._logged[number]
-            fresh = clock.fresh_examples - before.fresh_examples
-            behind = f"/{number}" if len(self._logged) > 1 else ""
+            stats, clock = pipeline.stats(), pipeline.clock
+            behind = f"/{number}" if self._count > 1 else ""
             figures = {
                 "stall_fraction": stats.wait_fraction,
                 "fresh_examples": clock.fresh_examples,
                 "copy_distance": stats.copy_distance,
+                "factor": stats.realised_factor,
             }
-            if fresh:  # else the factor of this while is not known
-                figures["factor"] = (clock.uses - before.uses) / fresh
-                self._logged[number] = clock
             named = {f"stoker/{name}{behind}": float(each) for name, each in figures.items()}
             pl_module.log_dict(named, batch_size=1)
 

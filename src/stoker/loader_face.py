@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stoker.callers import is_calling, keeps_one_state
 from stoker.chain import Chain
@@ -39,7 +39,16 @@ class LoaderFace:
         return self._cursor.begin()
 
     def __len__(self) -> int:
-        return self.chain.count()
+        return self._cursor.coming.count()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise TypeError: a pipeline is iterated, and takes the place of a loader."""
+        raise TypeError(
+            "a pipeline has no indices, and is no data set for a DataLoader or a Trainer: iterate "
+            "it as it is (for batch in pipeline), or hand pipeline.as_dataloader() on as the "
+            "loader (a Trainer takes it from get_train_dataloader). Parts of the data are taken "
+            "of its source, or by .take() and .shard()"
+        )
 
     @property
     def dataset(self) -> Any:
@@ -109,7 +118,7 @@ class LoaderFace:
 
         return PipelineLoader(self)
 
-    def skip(self, n: int) -> None:
+    def resume_at(self, n: int) -> None:
         """Have the next ``iter()`` begin behind the first ``n`` batches of its epoch.
 
         If a state was loaded, those behind which it was saved are counted. Nothing is read for it,
@@ -120,7 +129,7 @@ class LoaderFace:
         Raises ValueError for a negative number; ``iter()`` does under ``.echo("auto")``, where only
         a state tells what is left, and for fewer batches than the state is behind.
         """
-        self._cursor.skip(n)
+        self._cursor.resume_at(n)
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one; a live iterator is closed. A loader is told, if it can be.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -73,6 +74,37 @@ def usable_memory_bytes() -> int:
         if limit is not None:
             usable = min(usable, max(0, limit - used))
     return usable
+
+
+class ThreadTimer:
+    """What this thread does with its time from here on."""
+
+    def __init__(self) -> None:
+        self._wall_ns = time.perf_counter_ns()
+        self._wanted_ns = thread_busy_ns()
+        self._cpu_ns = time.thread_time_ns()
+
+    def read_ns(self) -> tuple[int, int, int]:
+        """Return the time since; of it, with a processor or waiting for one; and with one."""
+        cpu_ns = time.thread_time_ns() - self._cpu_ns
+        wanted_ns = thread_busy_ns() - self._wanted_ns
+        return time.perf_counter_ns() - self._wall_ns, wanted_ns, cpu_ns
+
+
+def no_descriptors() -> str:
+    """Say that this process can open no more files, and what to do."""
+    import resource  # not on Windows
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"no file descriptors are left, of the {most:,} that a process may have: raise the limit "
+        "(ulimit -n), or take fewer workers"
+    )
+
+
+def lacks_descriptors(error: OSError) -> bool:
+    """Tell whether that is what an error says."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def thread_busy_ns() -> int:

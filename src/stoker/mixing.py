@@ -26,10 +26,10 @@ def mix(
 ) -> Pipeline[T]:
     """Mix pipelines: of any run of examples each part has its share, as exactly as can be.
 
-    Parts are sources whose examples have numbers, with ``.shuffle()``, ``.take()``, ``.map()``,
-    ``.random_map()`` and ``.filter()`` of their own; all else stands behind the mixture. Each part
-    has epochs of its own: it is gone through wholly, in its order, before it begins anew, and an
-    epoch of the mixture goes on in a part where the one before ended.
+    Parts are sources whose examples have numbers, with ``.shuffle()``, ``.take()``, ``.skip()``,
+    ``.map()``, ``.random_map()`` and ``.filter()`` of their own; all else stands behind the
+    mixture. Each part has epochs of its own: it is gone through wholly, in its order, before it
+    begins anew, and an epoch of the mixture goes on in a part where the one before ended.
 
     Args:
         parts: of each pipeline its weight, a number above 0. What a part's filter leaves out counts
@@ -81,9 +81,9 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         traits = stage.traits
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
-                f"{what} has .{stage.name}: a part has .shuffle(), .take(), .map(), .random_map() "
-                "and .filter(); put what concerns all of them behind mix(), such as .echo(2), or "
-                ".echo([2, 1, ...]) with a factor for each"
+                f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
+                ".random_map() and .filter(); put what concerns all of them behind mix(), such "
+                "as .echo(2), or .echo([2, 1, ...]) with a factor for each"
             )
     for said, is_said in (
         ("steps", chain.steps is not None),

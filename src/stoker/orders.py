@@ -7,12 +7,14 @@ it an order is a permutation, above it a keyed Feistel network.
 With ``.shuffle().shard()`` a rank reads every ``world``-th place of a permutation of all examples.
 With ``.shard().shuffle()`` it reads a permutation of its own, fixed part. With
 ``.shuffle().shard(near=...)`` it reads what ``dealing`` gives it of each ``world * batch`` places.
+With ``.shard(pad=True)`` it reads a run of these, and the last example again where there are none.
 Where a permutation is by blocks, a rank's part is a run of it, so that ranks read different blocks.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -143,6 +145,76 @@ class FixedPart:
 
 
 @dataclass(frozen=True)
+class PaddedDeal:
+    """A deal: which places of a global batch are a rank's rows. Here neighbours, padded at the end.
+
+    A global batch, what all ranks have in a step, is dealt in equal runs, rank by rank. So what
+    they gather is in the epoch's order. In the last one the runs are as short as holds all that is
+    left, or as long as ever; places behind the epoch's end are padding, and come last.
+
+    Attributes:
+        rank, world: this rank among so many.
+        each: its rows of a global batch.
+        fills: whether they are as many in the last one.
+    """
+
+    rank: int
+    world: int
+    each: int = 1
+    fills: bool = False
+
+    def rows(self, length: int) -> int:
+        """Return the rows that each rank has of an epoch of so many places."""
+        if self.fills:
+            return -(-length // (self.world * self.each)) * self.each
+        return -(-length // self.world)
+
+    def remainder(self, length: int) -> int:
+        """Return how many places the last global batch holds; 0 if it is full."""
+        return length % (self.world * self.each)
+
+    def places(self, rows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Return the places of this rank's rows, ``int64``; from ``length`` on they are padding."""
+        batch, row = np.divmod(rows, self.each)
+        run = np.minimum(self.each, self.rows(length) - batch * self.each)
+        places: NDArray[np.int64] = batch * (self.each * self.world) + self.rank * run + row
+        return places
+
+
+class PaddedOrder:
+    """The order of an epoch that is dealt with padding: examples as they lie, the last one again.
+
+    Args:
+        deal: whose rows are which places.
+        length: how many examples there are, over all ranks; ``first``: the first of them.
+    """
+
+    def __init__(self, deal: PaddedDeal, length: int, first: int) -> None:
+        self._deal, self._length, self._first = deal, length, first
+
+    def __len__(self) -> int:
+        return self._deal.rows(self._length)
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self._first + np.minimum(self._places(start, stop), self._length - 1)
+
+    def index(self, ordinal: int) -> int:
+        return int(self.span(ordinal, ordinal + 1)[0])
+
+    def valid(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which of the ordinals ``start .. stop - 1`` are not padding."""
+        return self._places(start, stop) < self._length
+
+    @property
+    def remainder(self) -> int:
+        """How many examples the last global batch holds; 0 if it is full."""
+        return self._deal.remainder(self._length)
+
+    def _places(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self._deal.places(np.arange(start, stop), self._length)
+
+
+@dataclass(frozen=True)
 class Share:
     """Which part of an epoch is this process's.
 
@@ -151,6 +223,7 @@ class Share:
         uneven: whether all examples are kept, so that parts may differ by one in length.
         anew: whether parts are drawn anew every epoch, rather than fixed.
         is_dealt: whether they are dealt inside the global batch, by who keeps what.
+        padded: how they are dealt with padding, so that equal parts hold all examples.
     """
 
     rank: int
@@ -158,9 +231,12 @@ class Share:
     uneven: bool
     anew: bool
     is_dealt: bool = False
+    padded: PaddedDeal | None = None
 
     def count(self, length: int) -> int:
-        """Return how many of so many examples are this rank's in an epoch."""
+        """Return how many of so many examples are this rank's in an epoch, with padding."""
+        if self.padded is not None:
+            return self.padded.rows(length)
         if self.uneven:
             return len(range(self.rank, length, self.world))
         return length // self.world
@@ -171,6 +247,47 @@ class Share:
         return self.rank * each + (min(self.rank, over) if whole else 0)
 
 
+class Rest:
+    """An order without its first ``start`` indices."""
+
+    def __init__(self, whole: Order, start: int) -> None:
+        self._whole, self._start = whole, start
+
+    def __len__(self) -> int:
+        return max(0, len(self._whole) - self._start)
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self._whole.span(self._start + start, self._start + stop)
+
+    def index(self, ordinal: int) -> int:
+        return self._whole.index(self._start + ordinal)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Those of a row that ``.take()`` and ``.skip()`` leave.
+
+    Attributes:
+        start: how many come before them.
+        stop: where they end at the latest, None for the row's end.
+    """
+
+    start: int = 0
+    stop: int | None = None
+
+    def taken(self, count: int) -> Cut:
+        """Return the first ``count`` of these."""
+        return Cut(self.start, _least(self.stop, self.start + count))
+
+    def skipped(self, count: int) -> Cut:
+        """Return these without the first ``count``."""
+        return Cut(self.start + count, self.stop)
+
+    def count(self, length: int) -> int:
+        """Return how many they are in a row of so many."""
+        return max(0, _least(self.stop, length) - self.start)
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which examples an epoch has on this rank, and in what order: shuffled, shared out, cut short.
@@ -178,17 +295,17 @@ class Selection:
     Attributes:
         is_shuffled: whether the order is drawn anew every epoch.
         share: which part of the epoch is this rank's, None for all of it.
-        first: how many examples of the source there are at most, before all else.
-        between: how many there are at most behind the first of shuffling and sharing out.
-        last: how many there are at most behind both.
+        first: which examples of the source there are, before all else.
+        between: which of them behind the first of shuffling and sharing out.
+        last: which of them behind both.
         blocks: where the order is drawn by blocks, their ends in the source.
     """
 
     is_shuffled: bool = False
     share: Share | None = None
-    first: int | None = None
-    between: int | None = None
-    last: int | None = None
+    first: Cut = Cut()
+    between: Cut = Cut()
+    last: Cut = Cut()
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
 
     @property
@@ -219,23 +336,44 @@ class Selection:
         """Return a rank's part of this."""
         return replace(self, share=Share(rank, world, uneven, self.is_shuffled, dealt))
 
+    def padded(self, *, fills: bool) -> Selection:
+        """Return this with padding, up to the size of batches that ``in_batches`` says."""
+        assert self.share is not None
+        deal = PaddedDeal(self.share.rank, self.share.world, fills=fills)
+        return replace(self, share=replace(self.share, padded=deal))
+
+    def in_batches(self, group: int) -> Selection:
+        """Return this where a rank's batches have so many examples."""
+        if self.share is None or self.share.padded is None:
+            return self
+        deal = replace(self.share.padded, each=group)
+        return replace(self, share=replace(self.share, padded=deal))
+
     def taken(self, count: int) -> Selection:
         """Return the first ``count`` examples of this."""
+        return self._cut(lambda cut: cut.taken(count))
+
+    def skipped(self, count: int) -> Selection:
+        """Return this without the first ``count`` examples."""
+        return self._cut(lambda cut: cut.skipped(count))
+
+    def _cut(self, change: Callable[[Cut], Cut]) -> Selection:
+        """Return this with a change of the last of its cuts."""
         if self.share is not None and self.is_shuffled:
-            return replace(self, last=_least(self.last, count))
+            return replace(self, last=change(self.last))
         if self.share is not None or self.is_shuffled:
-            return replace(self, between=_least(self.between, count))
-        return replace(self, first=_least(self.first, count))
+            return replace(self, between=change(self.between))
+        return replace(self, first=change(self.first))
 
     def count(self, length: int) -> int:
         """Return the examples of an epoch over a source of ``length``."""
-        share, count = self.share, _least(self.first, length)
+        share, count = self.share, self.first.count(length)
         if share is not None and not share.anew:
             count = share.count(count)
-        count = _least(self.between, count)
+        count = self.between.count(count)
         if share is not None and share.anew:
             count = share.count(count)
-        return _least(self.last, count)
+        return self.last.count(count)
 
     def order(
         self,
@@ -251,31 +389,44 @@ class Selection:
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
         ``purpose`` tells the draws of the parts of a mixture apart.
         """
+        if self.last.start:
+            whole = replace(self, last=Cut(0, self.last.stop))
+            return Rest(whole.order(length, seed, epoch, dealer, group, purpose), self.last.start)
         share, count = self.share, self.count(length)
-        length = _least(self.first, length)
+        begins, length = self.first.start, self.first.count(length)
+        if share is not None and share.padded is not None:
+            return PaddedOrder(share.padded, length, begins)
+        if begins:
+            blocks = None if self.blocks is None else cut_to(self.blocks, begins, length)
+            behind = replace(self, first=Cut(), blocks=blocks)
+            order = behind.order(length, seed, epoch, dealer, group, purpose)
+            return FixedPart(order, begins, 1)
+        before = self.between.start
 
         def key(rank: int) -> NDArray[np.uint64] | None:
             return rng.key(seed, epoch, purpose, rank) if self.is_shuffled else None
 
         if share is None:
-            return self._permuted(length, key(0), count)
+            return self._permuted(length, key(0), count, before)
         rank, world = share.rank, share.world
         if share.is_dealt:
             assert dealer is not None
-            return DealtOrder(self._permuted(length, key(0), count * world), dealer, rank, group)
+            dealt = self._permuted(length, key(0), count * world, before)
+            return DealtOrder(dealt, dealer, rank, group)
         if share.anew and self.blocks is None:
-            return Permuted(length, key(0), rank, world, count)
+            return Permuted(length, key(0), before + rank, world, count)
         if share.anew:
-            first = share.run(_least(self.between, length), whole=share.uneven)
-            return self._permuted(length, key(0), count, first)
-        own = _least(self.between, share.count(length))
-        all_of_it = len(range(rank, length, world))
-        is_whole = own == share.count(length)
-        left_out = epoch % all_of_it if is_whole and all_of_it > own else None
+            first = share.run(self.between.count(length), whole=share.uneven)
+            return self._permuted(length, key(0), count, before + first)
+        own = self.between.count(share.count(length))
+        most = len(range(rank, length, world)) - before
+        is_to_the_end = before + own == share.count(length)
+        left_out = epoch % most if is_to_the_end and most > own else None
         if self.blocks is None:
-            return FixedPart(Permuted(own, key(rank), count=count), rank, world, left_out)
-        begins = share.run(length, whole=True)
-        return FixedPart(self._permuted(own, key(rank), count, begins=begins), begins, 1, left_out)
+            first = rank + before * world
+            return FixedPart(Permuted(own, key(rank), count=count), first, world, left_out)
+        first = share.run(length, whole=True) + before
+        return FixedPart(self._permuted(own, key(rank), count, begins=first), first, 1, left_out)
 
     def _permuted(
         self,

@@ -26,6 +26,7 @@ from stoker.stages.pack import Pack, Packed
 from stoker.stages.shard import Shard
 from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import OnError
+from stoker.stages.skip_first import SkipFirst
 from stoker.stages.stage import Stage
 from stoker.stages.take import Take
 from stoker.stages.to import To
@@ -52,14 +53,14 @@ class Pipeline(LoaderFace, Generic[T]):
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
 
-    def shuffle(self, *, buffer: Int = None, block: int | bool | None = None) -> Pipeline[T]:
+    def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
 
         A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams are
         shuffled through a buffer, in which an example that is drawn is replaced by the next one.
 
         Args:
-            buffer: for streams, its examples, which stay in memory; by default 1,000.
+            buffer: for streams alone, its examples, which stay in memory; by default 1,000.
             block: shuffle by blocks of so many neighbours, or (True) the source's own, 16 at a
                 time; False: as a whole. By default Parquet and remote shards by their own.
 
@@ -68,26 +69,45 @@ class Pipeline(LoaderFace, Generic[T]):
         return self._then(Shuffle(buffer, block))
 
     def shard(
-        self, *, rank: Int = None, world: Int = None, uneven: bool = False, near: str | None = None
+        self,
+        mesh: Any = None,
+        *,
+        mesh_dims: str | Sequence[str] | None = None,
+        rank: Int = None,
+        world: Int = None,
+        uneven: bool = False,
+        near: str | None = None,
+        pad: bool | str = False,
+        mask: str | None = None,
+        env: bool = False,
     ) -> Pipeline[T]:
         """Leave this process its part of every epoch: disjoint parts of equal length.
 
         Of ``n`` examples each rank gets ``n // world``; which ones are left over changes with the
         epoch. Before ``shuffle`` a rank's part is fixed (for a cache on each host); after it,
-        parts are drawn anew every epoch. All ranks need the same seed. Of a stream, rank ``r``
-        takes every ``world``-th example.
+        parts are drawn anew every epoch. Of a stream, rank ``r`` takes every ``world``-th
+        example. A seed that nobody gave is rank 0's, at the first ``iter()``.
 
         Args:
+            mesh: a torch ``DeviceMesh``, whole; along dimensions of a model batches are equal.
+            mesh_dims: the dimensions that split the data, where names such as "dp" do not tell.
             rank, world: this process among so many; by default those of ``torch.distributed``,
                 ``jax.distributed`` or Ray Train. Without them this is the only process.
-            uneven: keep all examples, so that ranks may differ by one: for evaluation.
+            uneven: keep all examples, so that ranks may differ by one.
+            pad: for evaluation: keep all examples, each once over all ranks, and repeat the last
+                one until all ranks have equally many rows (``"full"``: whole batches). What ranks
+                gather is in the order of the data, the padding last; ``last.valid`` tells.
+            mask: the name of a field ``bool [n]`` of batches that tells it: False for padding. A
+                dict gets that key, a tuple one element more; else ``(batch, mask)`` comes.
             near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
                 keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
+            env: without a process group, take what torchrun, srun or mpirun say by variables.
 
-        Raises ValueError on a loader, which is sharded by its sampler, and where ``WORLD_SIZE``
-        tells of others without a process group; ``iter()`` where that was initialised after this.
+        Raises ValueError on a loader, where a launcher tells of others without a process group, and
+        for a mesh that does not tell; ``iter()`` where ranks differ, or one does not come.
         """
-        return self._then(Shard.of(rank, world, uneven, near))
+        shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
+        return self._then(shard.padded(pad, mask))
 
     def take(self, n: int) -> Pipeline[T]:
         """Leave the first ``n`` examples of every epoch; the others are not read.
@@ -101,6 +121,14 @@ class Pipeline(LoaderFace, Generic[T]):
         """
         return self._then(Take.of(n))
 
+    def skip(self, n: int) -> Pipeline[T]:
+        """Leave out the first ``n`` examples of every epoch: what ``take(n)`` leaves out, comes.
+
+        So ``p.take(80), p.skip(80)`` is a split. Only of a stream are they read for it. Raises as
+        ``take`` does, and on a mixture. ``resume_at`` begins an epoch behind its first batches.
+        """
+        return self._then(SkipFirst.of(n))
+
     def filter(
         self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
     ) -> Pipeline[T]:
@@ -110,8 +138,7 @@ class Pipeline(LoaderFace, Generic[T]):
         known.
 
         Args:
-            fn: called as ``fn(x)``; what is not true (None, too) leaves the example out. It runs in
-                worker threads.
+            fn: called as ``fn(x)`` in workers; what is not true (None, too) leaves ``x`` out.
             on, on_error: as in ``map``.
 
         Raises TypeError when ``fn`` cannot be called so, ValueError after ``batch``.
@@ -135,7 +162,7 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Args:
             fn: called as ``fn(x)``; what it returns, which must not be None, replaces ``x``. It
-                runs in worker threads.
+                runs in worker threads, each with a copy of its own.
             on: the field it works on, by name, key or position; the whole example without.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
@@ -206,7 +233,9 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
         arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
-        bytes become lists. The arrays are yours to write into; freed memory is used again.
+        bytes become lists. Numbers of several types (``3`` beside ``np.int32(3)``, ``2.5`` or True)
+        become ``int64``, ``float64`` or ``complex128``. Sparse tensors of layout ``sparse_coo``
+        become one. The arrays are yours to write into; freed memory is used again.
 
         Args:
             n: examples in a batch; the last one of an epoch may have fewer.
@@ -268,6 +297,7 @@ class Pipeline(LoaderFace, Generic[T]):
         keep_pages: bool = False,
         on_damage: str = "rebuild",
         cluster: str | Sequence[str] | None = None,
+        insecure: bool = False,
     ) -> Pipeline[T]:
         """Keep what comes here, and never evict it: from then on it is not read or made again.
 
@@ -288,6 +318,7 @@ class Pipeline(LoaderFace, Generic[T]):
             keep_pages: leave the local files of what is in the cache in the page cache, too.
             on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
             cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
+            insecure: do not encrypt what crosses the network between them: where it is trusted.
 
         Raises ValueError where there is nothing to keep: on streams and loaders, behind random
         maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,
@@ -295,23 +326,32 @@ class Pipeline(LoaderFace, Generic[T]):
         """
         settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
         return self._then(
-            CacheStage.of(self.chain, limit, version, keep_pages, cluster, **settings)
+            CacheStage.of(self.chain, limit, version, keep_pages, cluster, insecure, **settings)
         )
 
     def workers(
-        self, n: int | str, *, kind: str = "thread", ray_options: Mapping[str, Any] | None = None
+        self,
+        n: int | str,
+        *,
+        kind: str = "thread",
+        ray_options: Mapping[str, Any] | None = None,
+        insecure: bool = False,
     ) -> Pipeline[T]:
         """Set how many workers there may be; by default as many threads as there are usable cores.
+
+        Each thread calls its own copies of the dataset and the functions. What cannot be copied is
+        called by one thread at a time, with a warning; ``stoker.thread_safe`` shares instead.
 
         Args:
             n: of threads an upper bound, 0 for none; else the number. Of actors also ``"auto"``.
             kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
                 and seeds global random generators for every example. ``"ray"``: so do actors of
                 the Ray cluster joined, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
+            insecure: do not encrypt what crosses the network to actors: where it is trusted.
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        return Pipeline(replace(self.chain, workers=Workers.of(n, kind, ray_options)))
+        return Pipeline(replace(self.chain, workers=Workers.of(n, kind, ray_options, insecure)))
 
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
@@ -336,7 +376,9 @@ class Pipeline(LoaderFace, Generic[T]):
         """Hand out torch tensors on a device, the next batch being copied meanwhile.
 
         On the CPU tensors share the arrays' memory. A ``jax.Device`` or ``jax.sharding.Sharding``
-        gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``.
+        gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``, TypeError
+        for what is no device; ``iter()`` raises RuntimeError where the device is not there, so
+        that a pipeline can be built and shown anywhere.
         """
         return self._then(To.of(device))
 
@@ -345,12 +387,12 @@ class Pipeline(LoaderFace, Generic[T]):
         return self._cursor.begin()
 
     def __len__(self) -> int:
-        """Return the number of batches (or examples, without batches) of an epoch.
+        """Return the batches (or examples, without batches) of the epoch being run, or the next.
 
         Raises TypeError where only the end tells: for streams, loaders without a length, filters,
         skip budgets and ``.echo("auto")``; unless ``.steps(n)`` says when it ends.
         """
-        return self.chain.count()
+        return self._cursor.coming.count()
 
     def __bool__(self) -> bool:
         return True
@@ -389,7 +431,7 @@ class Pipeline(LoaderFace, Generic[T]):
 
     @property
     def seed(self) -> int:
-        """The seed of shuffling, echoing and random maps."""
+        """The seed of shuffling, echoing and random maps; of ranks, see ``shard``."""
         return self.chain.seed
 
     @property
@@ -402,7 +444,7 @@ class Pipeline(LoaderFace, Generic[T]):
         return self._cursor.stats()
 
     def __str__(self) -> str:
-        return describe(self.chain, self._cursor.sizes)
+        return describe(self._cursor.coming, self._cursor.sizes)
 
     def __repr__(self) -> str:
         return f"<stoker.Pipeline {self.chain}>"

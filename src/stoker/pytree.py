@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -17,6 +18,15 @@ from numpy.typing import NDArray
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 _USUAL_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
+_SPARSE_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(
+        ("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")
+    ),
+    **dict.fromkeys(
+        ("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")
+    ),
+}
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -76,8 +86,21 @@ def leaves(value: Any) -> list[Any]:
 
 def is_tensor(value: Any) -> TypeGuard[Any]:
     """Tell whether a value is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while it is being imported
+    return kind is not None and isinstance(value, kind)
+
+
+def is_sparse(tensor: Any) -> bool:
+    """Tell whether a tensor is in one of torch's layouts that are not dense."""
+    return tensor.layout is not sys.modules["torch"].strided
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Return the bytes that a tensor's numbers hold: of a sparse one, those that it has."""
+    if not is_sparse(tensor):
+        return int(tensor.nbytes)
+    parts = [getattr(tensor, name, None) for name in _SPARSE_PARTS.get(str(tensor.layout), ())]
+    return sum(int(part().nbytes) for part in parts if part is not None)
 
 
 def is_jax_array(value: Any) -> TypeGuard[Any]:
@@ -163,14 +186,17 @@ def data_bytes(value: Any) -> int:
     parts = children(value)
     if parts is not None:
         return sum(data_bytes(child) for _, child in parts)
-    is_array = isinstance(value, np.ndarray) or is_tensor(value) or is_jax_array(value)
-    return int(value.nbytes) if is_array else 0
+    if is_tensor(value):
+        return tensor_bytes(value)
+    return int(value.nbytes) if isinstance(value, np.ndarray) or is_jax_array(value) else 0
 
 
 def _leaf_bytes(leaf: Any) -> int:
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
-    if is_tensor(leaf) or is_jax_array(leaf):
+    if is_tensor(leaf):
+        return tensor_bytes(leaf)
+    if is_jax_array(leaf):
         return int(leaf.nbytes)
     return sys.getsizeof(leaf)
 
@@ -197,7 +223,7 @@ def _copied_leaf(leaf: Any) -> Any:
         return leaf
     if is_tensor(leaf):
         leaf = leaf.detach()
-        if leaf.device.type == "cpu" and leaf.is_pinned():
+        if leaf.device.type == "cpu" and not is_sparse(leaf) and leaf.is_pinned():
             return leaf.clone().pin_memory()
         return leaf.clone()
     if is_jax_array(leaf):
@@ -216,7 +242,7 @@ def owned(value: Any) -> Any:
 def _owned_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.base is not None:
         return leaf.copy()
-    if is_tensor(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
+    if is_tensor(leaf) and not is_sparse(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone()
     return leaf
 
@@ -286,3 +312,36 @@ def describe_fields(example: Any) -> str:
     if isinstance(example, (tuple, list)):
         return f"the positions 0 to {len(example) - 1}"
     return f"no fields: it is one {type(example).__name__}"
+
+
+def same(left: Any, right: Any) -> bool:
+    """Tell whether two structures are equal bit for bit, types and dtypes included."""
+    mine, yours = children(left), children(right)
+    if mine is None or yours is None:
+        return mine is yours and _same_leaf(left, right)
+    if isinstance(left, Mapping):
+        mine, yours = sorted(mine, key=itemgetter(0)), sorted(yours, key=itemgetter(0))
+    return (
+        type(left) is type(right)
+        and [name for name, _ in mine] == [name for name, _ in yours]
+        and all(same(a, b) for (_, a), (_, b) in zip(mine, yours, strict=True))
+    )
+
+
+def _same_leaf(left: Any, right: Any) -> bool:
+    if type(left) is not type(right):
+        return False
+    if is_tensor(left):
+        left, right = left.detach().cpu(), right.detach().cpu()
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(((left == right) | ((left != left) & (right != right))).all())
+    if is_jax_array(left):
+        left, right = np.asarray(left), np.asarray(right)
+    if isinstance(left, np.ndarray):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        if left.dtype.hasobject:
+            return all(same(a, b) for a, b in zip(left.ravel(), right.ravel(), strict=True))
+        return bool(left.tobytes() == right.tobytes())
+    return bool(left == right) or bool(left != left and right != right)

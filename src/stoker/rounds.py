@@ -9,6 +9,7 @@ again.
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from stoker import state
@@ -23,7 +24,7 @@ from stoker.engine.position import Position
 from stoker.errors import StateError, StokerError
 from stoker.iterator import PipelineIterator, T
 from stoker.jump import can_jump, nearest
-from stoker.stats import Clock
+from stoker.stats import Clock, Stats
 
 
 class Rounds(Cursor):
@@ -37,6 +38,10 @@ class Rounds(Cursor):
         super().__init__(chain)
         self.handed_out = 0
         self._goes_on = False  # whether the next round is the rest of one
+        self._why = ""  # the last pass had no batch
+        self._number = 0  # of the round at hand, or the last one
+        self._passed: Stats | None = None  # of the passes that it has behind it
+        self._before_pass: Stats | None = None  # of the pass at hand, what is not the round's
         self._pass: PipelineIterator[Any] | None = None  # over the data; it rests between rounds
         self._round: weakref.ref[RoundIterator[Any]] | None = None
 
@@ -58,11 +63,16 @@ class Rounds(Cursor):
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_round * (self.chain.steps or 0)
+        self._agree((self.next_round, max(self._outputs_in_round(), skip)))
         self._finish_all()
         steps = self.chain.steps
         end = None if steps is None else (self.handed_out // steps + 1) * steps
         missed = self._advanced(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
+        self._number = 0 if end is None or steps is None else end // steps - 1
+        self._passed, self._before_pass = None, self._of_pass()
+        if (run := self._live_run()) is not None:
+            run.wake()
         iterator: RoundIterator[Any] = RoundIterator(self, end)
         self._round = weakref.ref(iterator)
         for _ in range(missed):
@@ -81,6 +91,11 @@ class Rounds(Cursor):
             return 0
         return self.handed_out // steps if self._goes_on else -(-self.handed_out // steps)
 
+    def _outputs_in_round(self) -> int:
+        """Return behind which output of its round the next ``iter()`` goes on."""
+        steps = self.chain.steps
+        return self.handed_out % steps if steps is not None else self.handed_out
+
     def next(self) -> Any:
         """Return the next output, of the pass at hand or of the one behind it.
 
@@ -92,6 +107,9 @@ class Rounds(Cursor):
             try:
                 output = next(self._pass)
             except StopIteration:
+                run = self._run
+                why = "" if run is None else run.why_empty()
+                self._why = f": {why}" if why else ""
                 self._pass = None
                 continue
             except BaseException:
@@ -100,7 +118,9 @@ class Rounds(Cursor):
                 raise
             self.handed_out += 1
             return output
-        raise StokerError("a whole pass over the data has no batch, so .repeat() would not end")
+        raise StokerError(
+            f"a whole pass over the data has no batch, so .repeat() would not end{self._why}"
+        )
 
     def leave(self) -> None:
         """End the pass at hand; the next round goes on behind it, if that can be made again."""
@@ -116,9 +136,49 @@ class Rounds(Cursor):
             return
         self._fresh_start = True
 
+    def rest(self) -> None:
+        """Stop the clock of the pass at hand: it goes on in the next round."""
+        run = self._live_run()
+        if run is not None:
+            run.rest()
+
+    def _begin_pass(self) -> PipelineIterator[Any]:
+        passed = self._of_round(is_whole=True)
+        iterator = super()._begin_pass()
+        before = self._of_pass()
+        if before is not None:  # it has places from before a resume, but its time is this round's
+            before = replace(before, elapsed_s=0.0, consumer_wait_s=0.0)
+        self._passed, self._before_pass = passed, before
+        return iterator
+
+    # -- statistics
+
+    def stats(self) -> Stats:
+        """Return statistics of the round at hand, or else of the last one."""
+        of_pass, of_round = super().stats(), self._of_round()
+        if of_round is None:
+            return replace(of_pass, epoch=self.next_round)
+        return replace(of_round, epoch=self._number, totals=of_pass.totals)
+
+    def _of_pass(self) -> Stats | None:
+        if self._run is None or self._run.is_inherited:
+            return None
+        return super().stats()
+
+    def _of_round(self, *, is_whole: bool = False) -> Stats | None:
+        """Return what passes brought to the round; ``is_whole`` where the one at hand is over."""
+        of_pass, before = self._of_pass(), self._before_pass
+        if of_pass is None:
+            return self._passed
+        if before is not None:
+            left_out = of_pass.dropped_uses if is_whole else 0
+            of_pass = replace(of_pass - before, dropped_uses=left_out)
+        return of_pass if self._passed is None else self._passed + of_pass
+
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
         """Hold this only weakly: else a pass that rests would keep it alive, and itself."""
         cursor = weakref.ref(self)
+        run.flows = True
 
         def ended(run: Run) -> None:
             owner = cursor()
@@ -138,6 +198,7 @@ class Rounds(Cursor):
         """
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        self._agree_again()
         live = self._round() if self._round is not None else None
         if live is not None and not live.is_closed:
             live.close()
@@ -257,6 +318,16 @@ class RoundEnd(NamedTuple):
         """Whether nothing follows the output handed out last."""
         return self.at is not None and self.rounds.handed_out >= self.at
 
+    @property
+    def remainder(self) -> int:
+        """Return 0: what is repeated is not padded."""
+        return 0
+
+    @property
+    def ends_unequally(self) -> bool:
+        """Return False: all ranks take equally many steps of it."""
+        return False
+
 
 class RoundIterator(PipelineIterator[T]):
     """One round's batches, as ``PipelineIterator`` has those of one pass."""
@@ -280,7 +351,8 @@ class RoundIterator(PipelineIterator[T]):
     def __next__(self) -> T:
         if self.is_closed:
             raise StopIteration
-        if self.is_last:  # the pass rests
+        if self.is_last:
+            self._rounds.rest()
             self._finish.detach()
             if self._signal is not None:
                 self._signal.end()

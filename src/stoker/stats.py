@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import textwrap
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from stoker.errors import Skip
 from stoker.machine import format_bytes
 
 _SCALES = 0.6  # of each thread's share that all of them have to do
+_FED = 0.05  # a smaller share of waiting time: the consumer limits
+_SAMPLED_S = 0.5  # shares of less are noise: 30 samples of what takes 16 ms
 _BAR = 24
 _SHORT_BAR = 8
 
@@ -28,11 +31,12 @@ class StageStats:
     seconds: float
     """Time spent in the stage, summed over all workers, in seconds."""
     examples: int
-    """Examples (uses, behind an echo) that went through it; batches where it works on batches."""
+    """Examples that went through it: uses behind an echo, full sequences behind ``.pack()``; where
+    it works on batches, those in them. What a filter or a cache kept from it does not count."""
 
     @property
     def rate(self) -> float:
-        """Examples per second of work in this stage, on one worker."""
+        """Examples per second of work in this stage, on one worker. Batches are never counted."""
         return self.examples / self.seconds if self.seconds > 0 else float("inf")
 
 
@@ -59,6 +63,52 @@ class ThreadTrial:
     def wait_for_each_other(self) -> bool:
         """Whether much of what they could do was lost: code that holds the GIL, or another lock."""
         return self.processes > 1 and self.speedup < _SCALES * self.processes
+
+
+@dataclass(frozen=True)
+class WorkerTime:
+    """What workers do with their time while they are at work, by samples: about 6 % of it or more.
+
+    Shares of that time, from 0 to 1. Threads and processes alike, but not actors of Ray. What the
+    consumer does itself is not in it.
+    """
+
+    sampled_s: float
+    """Seconds of workers that were sampled. Of n samples a share is off by some 1 / sqrt(n)."""
+    computing_fraction: float
+    """They had a processor."""
+    queued_fraction: float
+    """They could have gone on, but no processor was free. 0 where the system does not tell (no
+    Linux): that is then in the next one."""
+    blocked_fraction: float
+    """They slept, or waited for the GIL or another lock: the rest."""
+    asleep_fraction: float | None
+    """Of the blocked share what a thread alone has, too: reads, latency, ``sleep``. By the trials
+    that the engine makes of one thread against all (``thread_trial``); what a thread alone waits
+    for the consumer counts as sleep, and where examples differ much, so does the error. All of it,
+    in processes and where half a processor would do the work. None where nothing tells."""
+
+    @property
+    def contended_fraction(self) -> float | None:
+        """The rest of the blocked share: threads waited for each other, for the GIL as a rule."""
+        asleep = self.asleep_fraction
+        return None if asleep is None else max(0.0, self.blocked_fraction - asleep)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough was sampled to say it in words."""
+        return self.sampled_s >= _SAMPLED_S
+
+    def __str__(self) -> str:
+        shares = (
+            f"{self.computing_fraction:.0%} computing, {self.queued_fraction:.0%} waiting for a "
+        )
+        if self.asleep_fraction is None:
+            return f"{shares}processor, {self.blocked_fraction:.0%} asleep or waiting for the GIL"
+        return (
+            f"{shares}processor, {self.asleep_fraction:.0%} asleep, "
+            f"{self.contended_fraction:.0%} waiting for the GIL or another lock"
+        )
 
 
 @dataclass(frozen=True)
@@ -134,6 +184,8 @@ class Uses:
     """Which use of its example each is, ``[n]``: 1 is a fresh one. Of the last echo there is."""
     age_steps: NDArray[np.int64]
     """Steps since the use before, ``[n]``: 0 for a fresh one; -1 where a resume forgot it."""
+    valid: NDArray[np.bool_]
+    """Whether each is an example rather than padding (``.shard(pad=True)``), ``[n]``."""
 
 
 @dataclass(frozen=True)
@@ -240,16 +292,23 @@ class CacheStats(CacheCounts):
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Statistics of the epoch being run, or of the last one."""
+    """Statistics of the epoch being run, or of the last one.
+
+    Under ``.repeat().steps(n)`` that is one of ``n`` batches, whatever passes it goes over; counts
+    begin where it does, or at the state that was loaded in its middle.
+    """
 
     epoch: int
     """The epoch, from 0."""
     fresh_examples: int
     """Examples read from the source for the batches yielded so far (loader: rows)."""
     uses: int
-    """Examples yielded so far, echoed ones included."""
+    """Examples yielded so far, echoed ones included; behind ``.pack()``, full sequences."""
     batches: int
     """Batches (or single examples, in a pipeline without batches) yielded so far."""
+    realised_factor: float
+    """Uses per fresh example so far: 1 without echoing, 0 before anything was yielded. Behind a
+    filter, a skip budget or ``.pack()``: uses per item, of what pools have drawn."""
     dropped_uses: int
     """Uses that ``drop_last`` leaves out at the epoch's end; 0 where not known."""
     repeats_in_batches: int
@@ -292,13 +351,11 @@ class Stats:
     many where others wait for the job. None without a feed."""
     thread_trial: ThreadTrial | None = None
     """How threads did when they were tried; None where that was not worth it, or not needed."""
+    worker_time: WorkerTime | None = None
+    """What workers do with their time; None where none was sampled. Of a pass, under
+    ``.repeat()``."""
     totals: Totals = Totals()
     """What was spent since the pipeline was made, in this process."""
-
-    @property
-    def realised_factor(self) -> float:
-        """Uses per fresh example so far."""
-        return self.uses / self.fresh_examples if self.fresh_examples else 0.0
 
     @property
     def wait_fraction(self) -> float:
@@ -316,11 +373,20 @@ class Stats:
         return sum(pool.bytes for pool in self.pools)
 
     @property
-    def bottleneck(self) -> str:
-        """The stage that most work goes into, or ``consumer`` when the consumer hardly waits."""
-        if not self.stages or (self.batches and self.wait_fraction < 0.05):
+    def bottleneck(self) -> str | None:
+        """The stage that most work goes into, or ``consumer`` when the consumer hardly waits.
+
+        None while that is not known: before a run, and before anything was measured in it.
+        """
+        if self.batches and self.wait_fraction < _FED:
             return "consumer"
-        return max(self.stages, key=lambda stage: stage.seconds).name
+        slowest = self._slowest()
+        return None if slowest is None else self.stages[slowest].name
+
+    def _slowest(self) -> int | None:
+        """The place among the stages of the one that most work goes into."""
+        times = [stage.seconds for stage in self.stages]
+        return times.index(max(times)) if any(times) else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of this, ready for JSON: fields and what is derived from them, nested alike.
@@ -336,6 +402,14 @@ class Stats:
         return Totals(
             self.elapsed_s, self.consumer_wait_s, self.read_bytes, cache.hits, cache.misses
         )
+
+    def __add__(self, later: Stats) -> Stats:
+        """Return the statistics of two stretches of one pipeline."""
+        return _joined(later, self, later, 1)
+
+    def __sub__(self, earlier: Stats) -> Stats:
+        """Return the statistics of what came behind an earlier moment of one run."""
+        return _joined(self, earlier, self, -1)
 
     def __repr__(self) -> str:
         return str(self)
@@ -367,9 +441,10 @@ class Stats:
         def begun(name: str) -> str:
             return f"  {_shortened(name, longest):<{longest}}  "
 
-        for stage, spent, rate in zip(self.stages, times, rates, strict=True):
+        slowest = None if bottleneck == "consumer" else self._slowest()
+        for at, (stage, spent, rate) in enumerate(zip(self.stages, times, rates, strict=True)):
             bar = "█" * round(bar_width * stage.seconds / most) if most else ""
-            end = mark if stage.name == bottleneck else ""
+            end = mark if at == slowest else ""
             line = f"{begun(stage.name)}{spent}  {rate:>{rate_width}}  {bar}{end}"
             lines.append(line.rstrip())
         beside = [
@@ -401,6 +476,8 @@ class Stats:
             f"workers taking part: {self.workers}; window {self.window_ready} of "
             f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
         ]
+        if self.worker_time is not None and self.worker_time.is_enough and bottleneck != "consumer":
+            texts.append(f"their time: {self.worker_time}")
         trial = self.thread_trial
         if trial is not None and trial.wait_for_each_other and bottleneck != "consumer":
             texts.append(
@@ -419,6 +496,45 @@ class Stats:
                 f"{self.repeats_in_batches:,} repeats inside batches"
             )
         return "\n".join([*lines, *(part for t in texts for part in _wrapped("  " + t, width, 4))])
+
+
+_SUMS = (
+    "fresh_examples", "uses", "batches", "dropped_uses", "repeats_in_batches", "elapsed_s",
+    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes",
+)  # fmt: skip
+
+
+def _joined(one: Stats, other: Stats, latest: Stats, sign: int) -> Stats:
+    """Return ``one`` with ``other`` added or taken away; what is of a moment is the latest's."""
+
+    def mean(name: str, weight: Callable[[Stats], int]) -> float:
+        weights = weight(one), sign * weight(other)
+        values = float(getattr(one, name)), float(getattr(other, name))
+        whole = sum(weights)
+        return sum(map(operator.mul, values, weights)) / whole if whole > 0 else 0.0
+
+    found: dict[str, Any] = {
+        name: getattr(one, name) + sign * getattr(other, name) for name in _SUMS
+    }
+    found["stages"] = stages = tuple(
+        StageStats(a.name, a.seconds + sign * b.seconds, a.examples + sign * b.examples)
+        for a, b in zip(one.stages, other.stages, strict=True)
+    )
+    found["parts"] = tuple(
+        replace(end, fresh_examples=a.fresh_examples + sign * b.fresh_examples)
+        for end, a, b in zip(latest.parts, one.parts, other.parts, strict=True)
+    )
+    found["skips"] = other.skips + one.skips if sign > 0 else one.skips[len(other.skips) :]
+    if one.cache is not None and other.cache is not None and latest.cache is not None:
+        counts = one.cache + other.cache if sign > 0 else one.cache - other.cache
+        found["cache"] = replace(latest.cache, **vars(counts))
+    fresh = found["fresh_examples"]
+    worked_s = sum(stage.seconds for stage in stages)
+    found["production_s_per_example"] = worked_s / fresh if fresh else 0.0
+    found["realised_factor"] = mean("realised_factor", lambda stats: stats.fresh_examples)
+    copies = lambda stats: max(0, stats.uses - stats.fresh_examples)  # noqa: E731
+    found["copy_distance"] = mean("copy_distance", copies)
+    return replace(latest, **found)
 
 
 def _shortened(name: str, width: int) -> str:

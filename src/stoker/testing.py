@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from stoker import pytree
 from stoker.pipeline import Pipeline
+from stoker.pytree import same as same
+from stoker.thread_checks import check_threads as check_threads
 
 
 def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
@@ -58,36 +57,3 @@ def _check_tail(
         raise AssertionError(
             f"restored before batch {start}: ended after {at} of {len(batches)} batches"
         )
-
-
-def same(left: Any, right: Any) -> bool:
-    """Tell whether two structures are equal bit for bit, types and dtypes included."""
-    mine, yours = pytree.children(left), pytree.children(right)
-    if mine is None or yours is None:
-        return mine is yours and _same_leaf(left, right)
-    if isinstance(left, Mapping):
-        mine, yours = sorted(mine, key=itemgetter(0)), sorted(yours, key=itemgetter(0))
-    return (
-        type(left) is type(right)
-        and [name for name, _ in mine] == [name for name, _ in yours]
-        and all(same(a, b) for (_, a), (_, b) in zip(mine, yours, strict=True))
-    )
-
-
-def _same_leaf(left: Any, right: Any) -> bool:
-    if type(left) is not type(right):
-        return False
-    if pytree.is_tensor(left):
-        left, right = left.detach().cpu(), right.detach().cpu()
-        if left.dtype != right.dtype or left.shape != right.shape:
-            return False
-        return bool(((left == right) | ((left != left) & (right != right))).all())
-    if pytree.is_jax_array(left):
-        left, right = np.asarray(left), np.asarray(right)
-    if isinstance(left, np.ndarray):
-        if left.dtype != right.dtype or left.shape != right.shape:
-            return False
-        if left.dtype.hasobject:
-            return all(same(a, b) for a, b in zip(left.ravel(), right.ravel(), strict=True))
-        return bool(left.tobytes() == right.tobytes())
-    return bool(left == right)

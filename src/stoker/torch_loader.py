@@ -35,7 +35,7 @@ class EpochPass:
         """
         if self._iterator is None:
             if number:
-                self._pipeline.skip(number)
+                self._pipeline.resume_at(number)
             self._iterator, self._next = iter(self._pipeline), number
         if number != self._next:
             raise StokerError(
@@ -123,7 +123,7 @@ class UnsteppedBatchSampler(_data.BatchSampler):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         raise StokerError(
             "a loader made of the parts of this pipeline's loader would leave the pipeline out: "
-            "give pipeline.as_dataloader() instead, or call pipeline.skip(n) to skip batches"
+            "give pipeline.as_dataloader() instead, or call pipeline.resume_at(n) to skip batches"
         )
 
     def __len__(self) -> int:

@@ -27,6 +27,7 @@ from strategies import shortened
 MAIN = 'if __name__ == "__main__":\n    '
 
 
+@pytest.mark.full
 def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -> None:
     """It prepares 4 ms an example and trains 4 ms a batch."""
     write_files(tmp_path, 203)
@@ -301,6 +302,7 @@ def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failur
     assert found.report is None
 
 
+@pytest.mark.full
 def test_a_script_that_never_reaches_a_loader_ends_with_the_budget(tmp_path: Path) -> None:
     write_script(tmp_path, "time.sleep(1000)")
     began = time.monotonic()

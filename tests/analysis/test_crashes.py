@@ -73,6 +73,7 @@ def told(found: Outcome, how: str, when: str, last: str) -> None:
     assert found.report["starts"] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "phase"),
     [(how, phase) for how in HOW for phase in WHEN]
@@ -261,6 +262,7 @@ def test_what_goes_wrong_behind_the_end_is_noted_and_no_crash(tmp_path: Path) ->
     assert any("no room for the checkpoint" in note for note in found.report["notes"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("body", "catches"),
     [

@@ -36,6 +36,7 @@ def step(batch: Any) -> None:
     time.sleep(0.002)
 
 
+@pytest.mark.full
 def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None:
     train = (
         stoker.from_files(files, seed=0)

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import importlib
 import pickle
+import random
 import struct
 import sys
 import types
@@ -22,7 +23,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from stoker.cache.codec import LEFT_OUT, LeftOut, UnknownType, decode, encode
+from odd_records import ODD_RECORDS
+from stoker.cache.codec import LEFT_OUT, Damaged, LeftOut, UnknownType, decode, encode
+from strategies import FULL
 
 
 class Pair(NamedTuple):
@@ -616,3 +619,76 @@ def number(array: Any, value: int) -> None:
 
 
 RNG = np.random.default_rng(0)
+
+
+# -- what was never written here
+
+
+@pytest.mark.parametrize("name", ODD_RECORDS)
+def test_what_was_never_written_is_damage(name: str) -> None:
+    """Nothing else comes out of it: no value, no other error, no crash, and no long wait."""
+    with pytest.raises(Damaged):
+        decode(memoryview(ODD_RECORDS[name]))
+
+
+FUZZED = 100_000 if FULL else 3_000
+SEEDS = [
+    *ODD_RECORDS.values(),
+    *(
+        b"".join(encode(value))
+        for value in (
+            [np.arange(6.0).reshape(2, 3), {"a": (1, 2.5, None, True), "b": b"x" * 30}],
+            np.zeros(3, [("a", "<i4"), ("b", "<M8[ns]", (2,)), ("c", [("d", "S3")])]),
+            [torch.arange(5), torch.ones(2, dtype=torch.bfloat16), np.float32(2), 3**90, 1j],
+            [Pair(np.bytes_(b"a\0"), np.str_("b")), Record("\udcff", bytearray(b"c")), LEFT_OUT],
+            b"alone",
+        )
+    ),
+]
+
+
+def changed(data: bytes, draw: random.Random) -> bytes:
+    """Return a record that a few things were done to."""
+    made = bytearray(data)
+    for _ in range(draw.choice([1, 1, 2, 4])):
+        at, kind = draw.randrange(len(made) + 1), draw.randrange(8)
+        if kind == 0:
+            del made[at:]
+        elif kind == 1:
+            made[at:at] = draw.randbytes(draw.randint(1, 9))
+        elif kind == 2:
+            made[at : at + 1] = draw.choice([b"\xdd", b"\xdf", b"\xcf"]) + draw.randbytes(8)
+        elif kind == 3 and b"<" in made:  # a dtype
+            at = draw.choice([n for n, byte in enumerate(made) if byte == ord("<")])
+            made[at + 1 : at + 2] = draw.choice(b"OVSUcfmM").to_bytes()
+        else:
+            made[at : at + 1] = draw.randbytes(1)
+    return bytes(made)
+
+
+@pytest.mark.timeout(1800)
+def test_changed_records_are_values_or_damage() -> None:
+    draw = random.Random(5)
+    values = damaged = 0
+    for _ in range(FUZZED):
+        record = changed(draw.choice(SEEDS), draw)
+        try:
+            decode(memoryview(record))
+            values += 1
+        except (Damaged, UnknownType):
+            damaged += 1
+    assert values
+    assert damaged
+
+
+def test_what_could_not_be_read_again_is_refused() -> None:
+    deep: Any = 1
+    for _ in range(101):
+        deep = [deep]
+    with pytest.raises(TypeError, match="nested 100 deep"):
+        encode(deep)
+    assert there_and_back(deep[0]) == deep[0]
+    with pytest.raises(TypeError, match=r"cannot cache a numpy\.ndarray"):
+        encode(np.ndarray((2**16 + 1,), "V0"))
+    assert there_and_back(np.ndarray((3, 2), "V0")).shape == (3, 2)
+    assert there_and_back(3**20_000) == 3**20_000

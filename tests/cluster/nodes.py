@@ -24,6 +24,7 @@ EXAMPLES = 60
 NO_STORE = "no keeper of this host keeps in"  # said where a path says: no store on this host
 
 
+@stoker.thread_safe  # one for all threads: it counts
 class Numbered:
     """Examples that are functions of their numbers; counts how often it was read."""
 
@@ -79,10 +80,11 @@ class KeeperProcess:
         *,
         address: str = "127.0.0.1:0",
         command: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         serve = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
         arguments = ["--listen", address, "--folder", str(folder), "--size", "8MiB"]
-        arguments += ["--token-file", str(token)]
+        arguments += ["--token-file", str(token), *options]
         self.folder = folder
         self.process = subprocess.Popen(
             [*command, sys.executable, "-c", serve, "cache", "serve", *arguments],

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import xxhash
 from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
 from authority import certificates
 from stoker.cache.codec import encode
+from stoker.cache.layout import checksum_of
 from stoker.cluster import wire
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.definition import Definition
@@ -47,7 +47,8 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 def record(number: int, size: int = 500) -> Record:
     (head, content) = encode(bytes([number % 256]) * size)
     data = head + content
-    return Record(key_of(number, bytes(8)), data, xxhash.xxh3_64_intdigest(data))
+    key = key_of(number, bytes(8))
+    return Record(key, data, checksum_of(key, data))
 
 
 def test_what_is_brought_is_there_for_others(keeper: Keeper) -> None:
@@ -298,5 +299,14 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
             source.cache("8MiB", cluster=["a:1"])
         with pytest.raises(ValueError, match="admits what comes first"):
             source.cache("8MiB", cluster=["a:1"], version="1", admit="worth")
+        with pytest.raises(ValueError, match="stoker cache serve --insecure"):
+            source.cache("8MiB", cluster=["a:1"], version="1", insecure=True)
+        for cache in (source.cache, lambda *a, **k: stoker.cached(Numbered(), *a, **k)):
+            with pytest.raises(ValueError, match="a cache over several nodes"):
+                cache("8MiB", version="1", insecure=True)
+        with pytest.raises(ValueError, match="insecure=True is for kind='ray'"):
+            source.workers(2, insecure=True)
+        with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
+            stoker.share("a.py:f", name="a", insecure=True)
         with pytest.raises(ValueError, match="give version="):
             stoker.cached(Numbered(), "8MiB", cluster=["a:1"])

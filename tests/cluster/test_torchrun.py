@@ -16,6 +16,11 @@ from nodes import EXAMPLES, Numbered
 
 import stoker
 from scripts import PATH, Watch
+from stoker.cluster import torchrun
+from stoker.cluster.definition import Definition
+from stoker.cluster.joining import joining
+from stoker.cluster.line import Line
+from stoker.net.link import LinkRefused
 
 RANK = """
 import json, os, sys
@@ -40,6 +45,32 @@ def test_outside_of_a_job_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
     train = stoker.from_dataset(Numbered(), seed=0).cache("8MiB", cluster="torchrun", version="1")
     with pytest.raises(stoker.CacheError, match="start the script with torchrun"):
         iter(train)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_network_that_is_trusted(
+    insecure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper says that nothing is encrypted there, which is not that it stays in its host."""
+    torch = pytest.importorskip("torch.distributed")
+    store = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": store.port}
+    for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "XDG_STATE_HOME": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    definition = Definition("Numbered", [], "1", 10, "", "")
+    found = joining("torchrun", insecure=insecure)(definition, 1 << 21, None)
+    assert isinstance(found, torchrun.LaunchedHosts)
+    (member,) = found.members().members
+    monkeypatch.setattr("stoker.net.link.within_host", lambda _: False)
+    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+    with (
+        contextlib.nullcontext()
+        if insecure
+        else pytest.raises(LinkRefused, match="within its host")
+    ):
+        Line(member.address, found.token, definition, 1).close()
+    keeper = torchrun._keepers.pop()
+    keeper.communicate()
 
 
 def start(store_port: int, rank: int, host: int, state: Path) -> subprocess.Popen[str]:

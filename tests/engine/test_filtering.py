@@ -165,6 +165,7 @@ def test_survivors_come_in_order(workers: int, kept: list[bool], counts: list[in
 def test_who_must_not_wait_is_told_what_it_depends_on() -> None:
     opened = threading.Event()
 
+    @stoker.thread_safe
     def slow(number: int) -> bool:
         assert opened.wait(LONG_S)
         return number > 0

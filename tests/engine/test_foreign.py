@@ -234,8 +234,9 @@ def test_time_and_rows_are_counted_under_the_loaders_name() -> None:
     tally, source = Tally(), LoaderSource(Loader([1, 2], rows=3))
     stream = LoaderStream(source, tally, None)
     list(stream.pull_many(2))
-    assert tally.stage_rows == {source.name: 6}
-    assert tally.stage_ns[source.name] > 0
+    ((name, spent_ns, rows),) = tally.stages()
+    assert (name, rows) == (source.name, 6)
+    assert spent_ns > 0
 
 
 def test_only_what_can_be_interrupted_is() -> None:

@@ -42,6 +42,7 @@ STEPS: dict[str, Step] = {
     "shuffle": lambda p: p.shuffle(),
     "shard": lambda p: p.shard(rank=1, world=3),
     "take": lambda p: p.take(5),
+    "skip": lambda p: p.skip(3),
     "map": lambda p: p.map(_same),
     "map that skips": lambda p: p.map(_same, on_error=2),
     "map that raises": lambda p: p.map(_same, on_error="raise"),
@@ -63,7 +64,7 @@ SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {
 }
 
 # Selection first and batches in the middle, so that few steps are refused.
-_select = st.lists(st.sampled_from(["shuffle", "shard", "take"]), max_size=3)
+_select = st.lists(st.sampled_from(["shuffle", "shard", "take", "skip"]), max_size=3)
 _each = st.lists(
     st.sampled_from([name for name in STEPS if name not in ("batch", "to")]), max_size=5
 )
@@ -251,6 +252,8 @@ def test_the_selection_is_that_of_the_steps_in_order(chain: Chain) -> None:
             selection = selection.shared(1, 3, uneven=False)
         elif stage.name.startswith("take"):
             selection = selection.taken(5)
+        elif stage.name.startswith("skip"):
+            selection = selection.skipped(3)
     assert chain.plan.selection == selection
 
 

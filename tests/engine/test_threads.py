@@ -56,10 +56,10 @@ class Runner:
         self.by.add(threading.current_thread().name)
         self.order.append(task.number)
         self.done_rows[task.number].extend(range(start, stop))
-        return [0]
+        return [stop - start, *[0] * 5]
 
-    def account(self, spent: list[int], rows: int) -> None:
-        self.accounted += rows
+    def account(self, spent: list[int]) -> None:
+        self.accounted += spent[0]
 
     def complete(self, task: Task) -> None:
         assert sorted(self.done_rows[task.number]) == list(range(task.rows))

@@ -18,6 +18,7 @@ from strategies import small_pools_allowed
 BATCH = 4
 
 
+@stoker.thread_safe  # one for all threads: it counts
 class Prefetcher:
     """Counts what was fetched and not yet used, and tells when there is enough."""
 
@@ -139,8 +140,9 @@ def test_what_fails_among_small_batches_fails_at_its_own(what: str) -> None:
         assert next(iterator) == [2 * number, 2 * number + 1]
     with pytest.raises(stoker.StageError, match="LookupError: 201") as caught:
         next(iterator)
-    of_example = what in ("read", "map")
-    assert (caught.value.index, caught.value.batch) == ((201, None) if of_example else (None, 100))
+    failed = None if what == "batch map" else 201
+    in_batch = None if what in ("read", "map") else 100
+    assert (caught.value.index, caught.value.batch) == (failed, in_batch)
 
 
 class Token:
@@ -155,6 +157,7 @@ class Token:
         return Token()
 
 
+@stoker.thread_safe  # one for all threads: what is alive is known to the class
 class Tokens:
     def __len__(self) -> int:
         return 300

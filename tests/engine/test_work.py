@@ -40,7 +40,7 @@ def made(work: Work, numbers: list[int], use_keys: list[int] | None = None) -> l
 
 def spent(work: Work) -> list[int]:
     """Return where the time of each stage is counted."""
-    return [0] * len(work.segment.names)
+    return work.segment.counters()
 
 
 def error_of(value: Any) -> StageError:
@@ -149,14 +149,14 @@ def test_to_return_nothing_is_a_mistake() -> None:
     assert isinstance(error_of(value).__cause__, TypeError)
     assert "return the example" in str(error_of(value))
     work = work_of(examples.batch(2).map(lambda batch: None))
-    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, 0, spent(work))))
+    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, 0, spent(work), 1)))
 
 
 def test_behind_a_batch_failures_name_the_batch() -> None:
     pipeline = stoker.from_dataset(range(20), seed=0).batch(2).map(fail_on_three)
     work = work_of(pipeline)
-    assert work.finish(1, 0, 0, spent(work)) == 101
-    failure = work.finish(3, 6, 0, spent(work))
+    assert work.finish(1, 0, 0, spent(work), 1) == 101
+    failure = work.finish(3, 6, 0, spent(work), 1)
     assert (error_of(failure).batch, error_of(failure).index) == (6, None)
     assert failure.part is None  # nothing may skip it
     assert error_of(work.batch_failure(ValueError(), 5)).batch == 5
@@ -195,11 +195,11 @@ def test_draws_depend_on_the_address_alone(numbers: list[int], cut: int) -> None
 def test_draws_of_batches_depend_on_the_address_alone(ordinal: int, use_key: int) -> None:
     pipeline = stoker.from_dataset(range(100), seed=5).batch(2).random_map(draw)
     one, other = work_of(pipeline), work_of(pipeline)
-    assert one.finish(0, ordinal, use_key, spent(one)) == other.finish(
-        0, ordinal, use_key, spent(other)
+    assert one.finish(0, ordinal, use_key, spent(one), 1) == other.finish(
+        0, ordinal, use_key, spent(other), 1
     )
-    assert one.finish(0, ordinal, use_key + 1, spent(one)) != other.finish(
-        0, ordinal, use_key, spent(other)
+    assert one.finish(0, ordinal, use_key + 1, spent(one), 1) != other.finish(
+        0, ordinal, use_key, spent(other), 1
     )
 
 
@@ -210,7 +210,8 @@ def test_time_is_counted_for_each_stage() -> None:
     values = work.fetch(np.array([0, 1]), ns)
     assert ns[0] > 0
     work.apply(values, [0, 1], None, ns)
-    assert all(each > 0 for each in ns)
+    assert all(each > 0 for each in ns[:3])
+    assert ns[work.stages : 2 * work.stages] == [2, 2, 2]
 
 
 def test_only_what_is_done_in_python_is_worth_sending() -> None:

@@ -288,6 +288,7 @@ def test_a_folder_that_will_not_do_says_why(tmp_path: Path) -> None:
         read(broken)
 
 
+@pytest.mark.full
 def test_ctrl_c_keeps_the_runs_that_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,8 @@ from experiments.suite.feeds import feed
 from experiments.suite.figures import write_figure
 from experiments.suite.plan import BASELINE, TUNING_SEED, Plan, chosen_rates, name_of, timing_of
 from experiments.suite.rows import Rows, Run, read_rows
-from experiments.suite.summary import compared
-from experiments.suite.tables import cells_of, markdown, sentence
+from experiments.suite.summary import Comparison, compared
+from experiments.suite.tables import VOID, cells_of, markdown, sentence
 from experiments.suite.timing import timed_run
 from experiments.suite.training import schedule, trained_run
 from experiments.suite.workload import Recipe, Variant, Workload
@@ -132,10 +132,16 @@ def test_a_rate_is_the_best_of_its_arm(tmp_path: Path) -> None:
     assert chosen_rates(found, kept) == {BASELINE: 0.2, Arm("before", 2, 0.0): 0.1}
 
 
-def written(path: Path) -> Rows:
-    """Rows of training without echoing, of an arm that needs half as much, and one that misses."""
-    kept = rows(path)
+def written(path: Path, recipe: Recipe = RECIPE, slowed: float = 1.0) -> Rows:
+    """Rows of training without echoing, of an arm that needs half as much, and one that misses.
+
+    And of one that follows the stall, as good as the second. Without echoing storage is slower than
+    planned, by a factor.
+    """
+    kept = rows(path, recipe)
     arms = {BASELINE: 1.0, Arm("before", 2, 0.0): 0.5, Arm("batch", 2, 0.0): 8.0}
+    if slowed != 1.0:
+        arms |= {Arm("before", "auto", ratio): 0.5 for ratio in (2.0, 4.0)}
     for arm, needs in arms.items():
         uses = 1 if arm == BASELINE else 2
         for seed in range(5):
@@ -144,9 +150,10 @@ def written(path: Path) -> Rows:
                 for k in range(1, 21)
             ]
             kept.add(Run("training", arm, seed, 0.1), {"points": points, "digest": ""})
-            for ratio in (2.0, 4.0):
+            for ratio in [arm.slowness] if arm.follows else [2.0, 4.0]:
                 # A fresh batch every R steps of a second; steps are never the slower side.
-                timing = [[*p[:3], p[1] / 10 * ratio] for p in points]
+                takes = ratio * (slowed if arm == BASELINE else 1.0)
+                timing = [[*p[:3], p[1] / 10 * takes] for p in points]
                 run = Run("timing", Arm(arm.place, arm.factor, ratio), seed)
                 found = {
                     "points": timing,
@@ -196,6 +203,75 @@ def test_the_page_has_the_tables_of_its_rows() -> None:
     assert prices.PATH.read_text(encoding="utf-8") == prices.prices_text()
     shown = re.findall(r"\]\((evidence/[^)]+)\)", text)
     assert all((evidence.PAGE.parent / name).exists() for name in shown)
+
+
+def test_a_speed_up_that_cannot_be_enters_no_headline_and_no_price(tmp_path: Path) -> None:
+    """Storage that is slower without echoing than with it makes any arm look fast."""
+    recipe = class_of("fashion").recipe_of(Variant(), quick=False)
+    for slowed, is_void in ((0.9, False), (1.5, True)):  # 1.8 and 3 times as soon, at a rho of 2
+        folder = tmp_path / f"{slowed}"
+        found = compared(written(folder, recipe, slowed))
+        assert found is not None
+        for each in found.arms:
+            for ratio in each.speedups:
+                assert found.is_void(each, ratio) == (is_void and each.arm.place == "before")
+        _, lines = cells_of(found, "accuracy")
+        flagged = [cell for line in lines for cell in line if cell.endswith(VOID)]
+        assert len(flagged) == (4 if is_void else 0)
+        assert (VOID in sentence(found, 100)) == is_void
+        page = "<!-- summary: 4 -->\n<!-- end -->\n"
+        text = evidence.with_tables(page, folder)
+        assert text.count(VOID) == text.count("at most 2.0") == (1 if is_void else 0)
+        assert ("3.0" in text, "1.80" in text) == (False, not is_void)
+        told = json.loads(prices.prices_text(folder))
+        assert [price["speedup"] for price in told] == [None if is_void else 1.8] * 2
+        assert [price["at_most"] for price in told] == [1.98, pytest.approx(2.0, rel=0.02)]
+
+
+def test_all_that_is_told_can_be() -> None:
+    """Of the rows there are: in the summary, in the prices, and in what README says of them."""
+    ranges: dict[str, list[float]] = {"before": [], "loader": []}
+    found = {name: compared_of(name) for name in NAMES}
+    for price in json.loads(prices.PATH.read_text(encoding="utf-8")):
+        (each,) = [
+            each
+            for each in found[price["workload"]].arms
+            if each.arm.follows
+            and each.arm.place == price["kind"].split()[0]
+            and each.arm.slowness == price["ratio"]
+            and each.arm.transform
+            == (class_of(price["workload"]).transforms[0] if "transform" in price["kind"] else "")
+        ]
+        speedup = each.speedups[price["ratio"]].median
+        rho, ratio = each.fresh_ratios.median, found[price["workload"]].ratios[price["ratio"]]
+        assert speedup is not None
+        assert rho is not None
+        can_be = speedup <= rho and speedup <= ratio
+        assert (price["speedup"] is not None) == can_be
+        if can_be and price["ratio"] == 4.0 and price["kind"] in ranges:
+            ranges[price["kind"]].append(price["speedup"])
+    before, loader = ([f"{edge(ranges[k]):.1f}" for edge in (min, max)] for k in ranges)
+    readme = " ".join((evidence.PAGE.parents[1] / "README.md").read_text("utf-8").split())
+    said = (
+        f"the target came {' to '.join(before)} times as soon on {counted(ranges['before'])} of "
+        f"them; with an echo around a loader, {' to '.join(loader)} times on "
+        f"{counted(ranges['loader'])}"
+    )
+    assert said in readme
+    page = evidence.PAGE.read_text(encoding="utf-8")
+    for text in (*before, *loader):
+        assert text in page.split("## The question")[0]
+
+
+def counted(values: list[float]) -> str:
+    return ["no", "one", "two", "three", "four", "five", "six"][len(values)]
+
+
+def compared_of(name: str) -> Comparison:
+    recipe = class_of(name).recipe_of(Variant(), quick=False)
+    found = compared(Rows(evidence.RESULTS / f"{name}.json", name, Variant().name, recipe))
+    assert found is not None
+    return found
 
 
 def test_a_block_of_the_page_is_made_of_its_rows(tmp_path: Path) -> None:

@@ -234,6 +234,38 @@ def test_damaged_outlines_are_values_or_refused() -> None:
     assert refused
 
 
+EIGHT = b"ABCDEFGH" + bytes(56)
+ODD = {
+    "objects": ([5, "|O", [1], None], EIGHT),
+    "an object": ([7, "|O", b"ABCDEFGH"], b""),
+    "elements without bytes": ([5, "|V0", [2**61], None], b""),
+    "texts without bytes": ([5, "<U0", [2**61], None], b""),
+    "a dtype by its name": ([5, "object", [1], None], EIGHT),
+    "a tensor of a function": ([6, "load", [1], None], EIGHT),
+    "a tensor of a class": ([6, "Tensor", [1], None], EIGHT),
+    "letters that there are not": ([5, "<U2", [8], None], b"\xff" * 64),
+    "a letter that there is not": ([7, "<U1", b"\xff" * 4], b""),
+    "axes that there are not": ([5, "<f8", [1], [7]], EIGHT),
+    "more names than parts": ([3, True, "m", "N", ["a", "b"], [1]], b""),
+    "no names": ([3, True, "m", "N", ["a b"], [1]], b""),
+    "names that are reserved": ([3, True, "m", "class", ["_a"], [1]], b""),
+    "keys that cannot be": ([2, [[1, []]], [1]], b""),
+    "a byte string that is not there": ([4, 2**61], b""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_no_feed_hands_out_is_refused(name: str) -> None:
+    outline, contents = ODD[name]
+    with pytest.raises(ValueError, match=r"."):
+        portable.read(msgspec.msgpack.encode(outline), bytearray(contents))
+
+
+def test_outlines_that_are_nested_too_deep_are_refused() -> None:
+    with pytest.raises(ValueError, match="recursion"):
+        portable.read(b"\x92\x01\x91" * 100_000 + b"\x01", b"")
+
+
 def test_large_claims_take_no_memory() -> None:
     for shape in ([2**40], [0, 2**61], [2**31, 2**31, 2**31]):
         outline = msgspec.msgpack.encode([5, "<f8", shape, None])

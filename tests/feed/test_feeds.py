@@ -652,3 +652,17 @@ def test_a_job_is_told_how_much_is_ready_for_it(name: str) -> None:
 
         wait_until(lags, "the feeder is ahead of the job")
         assert feed.stats().read_bytes > 0
+
+
+def test_a_feeder_that_ends_each_time_at_one_place_is_not_started_for_ever(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os, stoker\n"
+        "def die(x):\n    return x if x < 6 else os._exit(3)\n"
+        "def build():\n"
+        "    return stoker.from_dataset(list(range(9))).map(die).batch(2).workers(0)\n"
+    )
+    train = stoker.share(f"{tmp_path}/deadly.py:build", name=name)
+    with pytest.raises(stoker.FeedError, match=r"ended \d times.* shows why"):
+        list(train)

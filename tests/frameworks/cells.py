@@ -44,8 +44,11 @@ Seen = list[tuple[int, list[int]]]
 class Numbered:
     """Examples that are their own numbers."""
 
+    def __init__(self, examples: int = EXAMPLES) -> None:
+        self.examples = examples
+
     def __len__(self) -> int:
-        return EXAMPLES
+        return self.examples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"ids": torch.tensor(index)}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
@@ -225,10 +227,54 @@ def resumed_ranks(kind: str) -> None:
     check_ranks(first.model.seen + rest.model.seen, 1)
 
 
+SIZES = [(11, 4), (11, 2), (1, 4), (16, 4), (17, 4), (3, 4), (9, 4)]
+
+
+def padded_ranks(kind: str) -> None:
+    """What two processes gather for metrics is the data, in its order, each example once."""
+    for even in (True, False):  # of Accelerate's own loaders; a pipeline's batches are ready made
+        given = DataLoaderConfiguration(even_batches=even)
+        accelerator = Accelerator(cpu=True, dataloader_config=given)
+        for examples, batch in SIZES:
+            for pad in (True, "full"):
+                held_out = stoker.from_arrays(np.arange(examples), seed=0)
+                held_out = held_out.shard(pad=pad, mask="valid").batch(batch).to("cpu")
+                for loader in (held_out, accelerator.prepare(held_out.as_dataloader())):
+                    check_gathered(accelerator, loader, examples)
+                held_out.set_epoch(0)
+                behind = skip_first_batches(held_out.as_dataloader(), 1)
+                check_gathered(accelerator, behind, examples, start=2 * batch)
+
+
+def check_gathered(accelerator: Accelerator, batches: Any, examples: int, start: int = 0) -> None:
+    numbers, texts, valid = [], [], []
+    for ids, mask in batches:
+        both = accelerator.gather_for_metrics((ids, mask))
+        numbers += both[0].tolist()
+        valid += both[1].tolist()
+        texts += accelerator.gather_for_metrics([str(i) for i in ids.tolist()])
+    assert numbers == list(range(start, examples))
+    assert texts == [str(number) for number in numbers]
+    assert all(valid)
+
+
+def uneven_ranks(kind: str) -> None:
+    Accelerator(cpu=True)
+    for examples in (10, 11):
+        uneven = stoker.from_arrays(np.arange(examples), seed=0).shard(uneven=True).batch(4)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            list(uneven)
+        said = [str(each.message) for each in told]
+        assert ("pad=True" in " ".join(said)) == (examples == 11), said
+
+
 MORE: dict[str, Callable[[str], None]] = {
     "accumulate": accumulate,
     "lookahead": lookahead,
     "skips": skips,
     "unsharded": unsharded,
     "resumed ranks": resumed_ranks,
+    "padded ranks": padded_ranks,
+    "uneven ranks": uneven_ranks,
 }

@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+import torchmetrics
 from cells import (
     EPOCHS,
     EXAMPLES,
+    RANK,
     WORLD,
     Model,
     Numbered,
@@ -268,6 +271,39 @@ def resumed_ranks(kind: str) -> None:
     check_ranks(first.model.seen + rest.model.seen, 1)
 
 
+class Evaluated(Module):
+    """Counts with torchmetrics what is no padding."""
+
+    def __init__(self) -> None:
+        super().__init__("pipeline", "2 processes")
+        self.right = torchmetrics.classification.MulticlassAccuracy(20, average="micro")
+        self.loss = torchmetrics.MeanMetric()
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        ids, valid = batch["ids"], batch["valid"]
+        logits = torch.nn.functional.one_hot(ids - ids % 2, 20).float()  # even ones are right
+        if valid.any():  # torchmetrics takes no empty batches
+            self.right.update(logits[valid], ids[valid])
+            self.loss.update(ids[valid].float())
+        self.log("right", self.right)
+        self.log("loss", self.loss)
+
+    test_step = validation_step
+
+
+def padded_ranks(kind: str) -> None:
+    """Two processes report what one that has all the data would."""
+    for examples, batch in ((11, 4), (11, 2), (1, 4), (16, 4), (17, 4), (3, 4), (9, 4)):
+        for use in ("validate", "test"):
+            run = trainer(devices=2, strategy="ddp")
+            held_out = stoker.from_dataset(Numbered(examples), seed=0)
+            held_out = held_out.shard(rank=RANK, world=WORLD, pad=True, mask="valid")
+            told = getattr(run, use)(Evaluated(), held_out.batch(batch).to("cpu"), verbose=False)
+            ids = np.arange(examples)
+            assert np.isclose(told[0]["right"], (ids % 2 == 0).mean()), (examples, batch, told)
+            assert np.isclose(told[0]["loss"], ids.mean()), (examples, batch, told)
+
+
 MORE: dict[str, Callable[[str], None]] = {
     "limits": limits,
     "overfit": overfit,
@@ -278,4 +314,5 @@ MORE: dict[str, Callable[[str], None]] = {
     "monitor": monitor,
     "unsharded": unsharded,
     "resumed ranks": resumed_ranks,
+    "padded ranks": padded_ranks,
 }

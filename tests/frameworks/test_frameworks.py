@@ -157,6 +157,15 @@ def test_two_processes_resume_in_the_middle_of_an_epoch(framework: str, tmp_path
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("framework", ["Lightning", "Accelerate"])
+def test_two_processes_evaluate_every_example_once(framework: str, tmp_path: Path) -> None:
+    cells = [("any", "padded ranks")]
+    if framework == "Accelerate":
+        cells.append(("any", "uneven ranks"))
+    assert outcomes(tmp_path, framework, cells, ranks=2) == dict.fromkeys(cells, "works")
+
+
+@pytest.mark.full
 def test_a_model_that_is_sharded_over_two_processes(tmp_path: Path) -> None:
     cells = [("any", "sharded model")]
     assert outcomes(tmp_path, "PyTorch", cells, ranks=2) == dict.fromkeys(cells, "works")

@@ -38,6 +38,8 @@ def calls(data: bytes, rng: np.random.Generator) -> Iterator[Callable[[], object
     flags = (rng.integers(2, size=4) > 0).tolist()
     crop = native.Crop(left, top, wide, tall, *out, *flags)
     yield lambda: native.jpeg_crop(data, crop, **LIMITS)
+    odd_crop = native.Crop(*odd_box(height, width, rng), *out, *flags)
+    yield lambda: native.jpeg_crop(data, odd_crop, **LIMITS)
     yield lambda: native.jpeg_decode(data, (left, top, wide, tall), **LIMITS)
     channels = int(rng.integers(1, 5))
     pixels = rng.integers(0, 256, (min(height, 300), min(width, 300), channels), np.uint8)
@@ -45,6 +47,22 @@ def calls(data: bytes, rng: np.random.Generator) -> Iterator[Callable[[], object
     if tall > 0 < wide:
         crop = native.Crop(left, top, wide, tall, *out, *flags)
         yield lambda: native.pixels_crop(pixels, crop)
+    odd = native.Crop(*odd_box(pixels.shape[0], pixels.shape[1], rng), *out, *flags)
+    yield lambda: native.pixels_crop(pixels, odd)
+
+
+def odd_box(height: int, width: int, rng: np.random.Generator) -> tuple[float, ...]:
+    """A box that need not begin or end between pixels, may be tiny, and need not be one."""
+
+    def side(length: int) -> tuple[float, float]:
+        sizes = [1e-300, 1e-9, 1e-6, 2e-6, 1e-3, 0.5, 1.0, length / 3, length, length + 1e-6]
+        starts = [0.0, -1e-6, 0.5, length - 1e-7, length - 1.0, length, rng.random() * length]
+        strange = [float("nan"), float("inf"), -1.0, 1e300]
+        chosen = rng.choice(sizes) if rng.integers(20) else rng.choice(strange)
+        return float(rng.choice(starts)), float(chosen)
+
+    (x, wide), (y, tall) = side(width), side(height)
+    return x, y, wide, tall
 
 
 def main(count: int) -> None:

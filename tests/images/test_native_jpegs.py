@@ -249,6 +249,32 @@ def test_sanitizers_find_nothing_in_windows(sanitized: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+tiny = st.sampled_from([1e-300, 1e-9, 5e-7, 1e-6, 1.9e-6, 1e-3])
+
+
+@given(st.data(), tiny, tiny, st.booleans(), st.booleans(), st.booleans())
+def test_a_tiny_box_is_the_pixel_that_it_lies_in(
+    draw: Any, tall: float, wide: float, antialias: bool, beyond: bool, dct: bool
+) -> None:
+    rows = photograph(5, 7)
+    y, x = draw.draw(st.integers(0, 4)), draw.draw(st.integers(0, 6))
+    inside = draw.draw(st.sampled_from([0.0, 0.4]))
+    crop = native.Crop(x + inside, y + inside, wide, tall, 3, 2, False, antialias, beyond, dct)
+    made = native.pixels_crop(rows, crop)
+    if not beyond:
+        assert (made == rows[y, x]).all()
+    assert made.shape == (3, 2, 3)
+    data = encoded(rows)
+    assert native.jpeg_crop(data, crop, **NO_LIMITS).shape == (3, 2, 3)
+
+
+@pytest.mark.parametrize("at", [(7 - 1e-7, 0), (0, 5 - 1e-7), (7, 0), (7 + 5e-7, 5 + 5e-7)])
+def test_a_tiny_box_at_the_edge_is_the_last_pixel(at: tuple[float, float]) -> None:
+    rows = photograph(5, 7)
+    made = native.pixels_crop(rows, native.Crop(*at, 1e-7, 1e-7, 2, 2, 0, 1, 0, 0))
+    assert (made == rows[min(int(at[1] + 1e-6), 4), min(int(at[0] + 1e-6), 6)]).all()
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     rows = [photograph(60 + n, 80 + n) for n in range(4)]
     work = [

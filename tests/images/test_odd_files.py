@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,54 @@ def test_an_empty_file_is_called_so(read: Any) -> None:
 def test_what_no_image_begins_with_is_shown(read: Any) -> None:
     with pytest.raises(UnidentifiedImageError, match=r"in 19 bytes that begin with b'<!DOCTYPE ht"):
         read(b"<!DOCTYPE html><htm")
+
+
+EPS = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EndProlog\n"
+    b"0 0 8 8 rectfill\nshowpage\n%%EOF\n"
+)
+
+
+@pytest.mark.parametrize("read", [decode, size, resize(8), center_crop(8)])
+def test_no_program_is_started_for_a_file_of_a_strange_format(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "gs"
+    interpreter.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(
+        UnidentifiedImageError, match="looks like EPS, which is not decoded unasked"
+    ):
+        read(EPS)
+    assert not (tmp_path / "started").exists()
+
+
+def test_formats_name_what_is_decoded() -> None:
+    ppm, png = encoded(ROWS, "PPM"), encoded(ROWS, "PNG")
+    with pytest.raises(UnidentifiedImageError, match=r"looks like PPM.*formats=\['PPM'\]"):
+        decode(ppm)
+    assert np.array_equal(decode(ppm, formats=["ppm"]), ROWS)
+    assert size(ppm, formats=["PPM"]) == (60, 80)
+    with pytest.raises(UnidentifiedImageError, match="looks like PNG"):
+        decode(png, formats=["PPM"])
+    with pytest.raises(UnidentifiedImageError, match="looks like JPEG"):
+        decode(JPEG, formats=["PPM"])
+    assert np.array_equal(decode(JPEG, formats=["PPM", "JPEG"]), decode(JPEG))
+
+
+@pytest.mark.parametrize(
+    ("formats", "error", "words"),
+    [
+        ("PNG", TypeError, "formats is a list of names such as"),
+        (["PNG", 3], TypeError, "3 is in it"),
+        (["PNGG"], ValueError, "Pillow's names of formats, such as 'PNG' or 'PPM', not 'PNGG'"),
+        ([], ValueError, "not an empty one"),
+    ],
+)
+def test_what_is_no_list_of_formats_is_refused(formats: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        decode(encoded(ROWS, "PNG"), formats=formats)
 
 
 @pytest.mark.parametrize("read", [decode, size])

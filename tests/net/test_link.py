@@ -6,9 +6,7 @@ import contextlib
 import os
 import shutil
 import socket
-import struct
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,7 +121,7 @@ def test_a_service_without_the_token_learns_nothing() -> None:
     def impostor(listening: socket.socket) -> None:
         with listening.accept()[0] as whom:
             whom.recv(1_000)
-            whom.sendall(b"stoker\x00\x01" + bytes(64))
+            whom.sendall(b"stoker\x00\x02" + bytes(65))
             heard.append(whom.recv(1_000))
 
     heard: list[bytes] = []
@@ -143,6 +141,20 @@ def test_silence_before_a_frame_leaves_the_connection(echoing: Listener) -> None
             link.receive(wait_s=0.01)
         link.send(b"still there")
         assert link.receive(wait_s=5)[0] == b"still there"
+
+
+def test_who_says_nothing_keeps_nobody_out(
+    echoing: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are; those who came first are closed for it."""
+    monkeypatch.setattr("stoker.net.listener._PROVE_S", 3600.0)
+    with contextlib.ExitStack() as ends:
+        silent = [ends.enter_context(raw(echoing)) for _ in range(100)]
+        with contextlib.closing(connected(echoing)) as link:
+            link.send(b"fine")
+            assert link.receive(wait_s=5)[0] == b"fine"
+        with contextlib.suppress(ConnectionError):
+            assert silent[0].recv(1) == b""
 
 
 def test_closing_wakes_who_waits(echoing: Listener) -> None:
@@ -215,7 +227,7 @@ def test_what_is_encrypted_cannot_be_read_on_its_way(encrypting: Listener, tls: 
         assert link.receive(wait_s=5)[0] == b"the header"
         link.close()
     assert len(seen) > 1_000
-    assert not any(word in seen for word in (b"the header", b"the body", b"STKF", b"echo"))
+    assert not any(word in seen for word in (b"the header", b"the body", b"STKF"))
 
 
 def test_both_ends_of_an_encrypted_connection_may_be_busy(encrypting: Listener, tls: Tls) -> None:
@@ -323,18 +335,35 @@ def test_strangers_harm_nobody(echoing: Listener, sent: bytes) -> None:
         assert link.receive(wait_s=5)[0] == b"fine"
 
 
+@given(st.binary(max_size=200), st.booleans())
+def test_who_connects_to_a_stranger_is_told(said: bytes, is_like_ours: bool) -> None:
+    """Whatever that one says, and however it begins."""
+
+    def stranger() -> None:
+        with listening.accept()[0] as whom, contextlib.suppress(OSError):
+            whom.sendall(b"stoker\x00\x02" * is_like_ours + said)
+            whom.shutdown(socket.SHUT_WR)
+            while whom.recv(1_000):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        address = joined_address("127.0.0.1", listening.getsockname()[1])
+        with pytest.raises(LinkError):
+            Link.connect(address, TOKEN, "echo", timeout_s=20)
+        thread.join()
+
+
 @given(st.data())
 def test_damaged_frames_end_the_connection(echoing: Listener, data: st.DataObject) -> None:
     """Whatever is changed in the head or the header is noticed, and costs no more than this."""
     header = data.draw(st.binary(min_size=1, max_size=50))
-    front = struct.pack("<4sIQ", b"STKF", len(header), 3)
-    frame = front + struct.pack("<I", zlib.crc32(header, zlib.crc32(front))) + header
-    place = data.draw(st.integers(0, len(frame) - 1))
-    bit = 1 << data.draw(st.integers(0, 7))
-    damaged = bytes([*frame[:place], frame[place] ^ bit, *frame[place + 1 :]]) + b"abc"
     link = connected(echoing)
+    frame = bytearray(link._head(header, 3))
+    frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with contextlib.suppress(OSError):  # it may be gone before that
-        link._socket.sendall(damaged)
+        link._socket.sendall(bytes(frame) + b"abc")
         link._socket.shutdown(socket.SHUT_WR)
     with pytest.raises((EOFError, LinkError)):
         link.receive(wait_s=5)

@@ -183,3 +183,20 @@ def test_sparse_and_shortened_files_are_what_is_in_them(folder: Path) -> None:
     os.truncate(folder / "c" / "1.png", 100_000)
     os.truncate(folder / "c" / "2.png", 0)
     assert read(pipeline) == [b"0", b"1" + bytes(99_999), b"", b"3"]
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+@pytest.mark.parametrize("name", ["a.tar", "a.parquet", "a.npy"])
+def test_what_is_no_file_is_refused_where_files_are_opened(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / name
+    make(path)
+    read: dict[str, Callable[[Path], Any]] = {
+        "a.tar": stoker.from_tar,
+        "a.parquet": stoker.from_parquet,
+        "a.npy": lambda each: stoker.from_tokens(each, 4),
+    }
+    for given in (path, tmp_path / f"*{path.suffix}"):
+        with pytest.raises(ValueError, match=f"{name} is no regular file: from_"):
+            within_time(lambda each=given: read[name](each))  # type: ignore[misc]

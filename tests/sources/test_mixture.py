@@ -211,7 +211,7 @@ def test_an_echo_by_part_resumes_anywhere_and_is_the_same_for_any_workers() -> N
     assert stream(one) == stream(many)  # and the next epoch
     assert "echo([1, 2.5])" in str(one)
     ahead, whole = echoed_parts(), echoed_parts()
-    ahead.skip(5)
+    ahead.resume_at(5)
     assert stream(ahead) == stream(whole)[5:]
 
 

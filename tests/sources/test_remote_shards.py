@@ -203,7 +203,7 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_shard_that_changed_is_named(url: str, tmp_path: Path) -> None:
     train = stoker.from_tar(url)
     pack(tmp_path / "site" / "s-0.tar", {"000000.cls": b"x", **pairs(100, COUNT)})
-    with pytest.raises(stoker.StageError, match=r"'00000\d': http.*s-0\.tar has changed"):
+    with pytest.raises(stoker.StageError, match=r"http.*s-0\.tar: its ETag or Last-Modified"):
         list(train)
     pack(tmp_path / "site" / "s-0.tar", pairs(0, 1))
     os.truncate(tmp_path / "site" / "s-0.tar", 1024)

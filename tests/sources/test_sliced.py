@@ -126,7 +126,8 @@ def test_with_cache_echo_budget_and_ranks(tmp_path: Path) -> None:
 
     assert stream(build(0)) == stream(build(2))
     halves = [
-        [int(n) for _, n in stoker.from_arrays(x, y).shard(rank=rank, world=2)] for rank in range(2)
+        [int(n) for _, n in stoker.from_arrays(x, y, seed=0).shard(rank=rank, world=2)]
+        for rank in range(2)
     ]
     assert sorted([*halves[0], *halves[1]]) == Y.tolist()
 

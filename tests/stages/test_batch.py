@@ -125,14 +125,19 @@ def test_later_batches_have_the_form_of_the_first(form: str) -> None:
 @pytest.mark.parametrize("one", [2, 0.5, "s", np.float64(2), np.ones(3), (1, 2), [1], {"a": 1}])
 def test_a_misfit_in_a_later_batch_is_refused_there(one: Any, misfit: Any) -> None:
     alike = type(one) is type(misfit) and not isinstance(one, (tuple, np.ndarray))
-    if alike or (isinstance(one, str) and misfit is None):
+    numbers = (bool, int, float, np.generic)
+    if (
+        alike
+        or (isinstance(one, numbers) and isinstance(misfit, numbers))
+        or (isinstance(one, str) and misfit is None)
+    ):
         return
     examples = [one] * 40 + [one, misfit] + [one] * 8
     iterator = iter(stoker.from_dataset(examples).batch(2))
     for _ in range(20):
         next(iterator)
     with pytest.raises(
-        stoker.StageError, match=r"batch\(2\) failed on batch 20: \w+Error: .*collate"
+        stoker.StageError, match=r"batch\(2\) failed on batch 20, example 4[01]: .*collate"
     ):
         next(iterator)
 
@@ -146,7 +151,9 @@ def test_whole_numbers_have_the_dtype_that_they_need() -> None:
         iterator = iter(stoker.from_dataset([1] * 40 + misfit).batch(2))
         for _ in range(20):
             next(iterator)
-        with pytest.raises(stoker.StageError, match="on batch 20: OverflowError"):
+        with pytest.raises(
+            stoker.StageError, match=r"batch 20, example 4[01]: .*no dtype together"
+        ):
             next(iterator)
 
 
@@ -207,8 +214,10 @@ MISFITS: dict[str, tuple[Any, Any]] = {
     "dtypes": (np.zeros(3, np.float32), np.zeros(3, np.float64)),
     "byte orders": (np.zeros(3, "<i4"), np.zeros(3, ">i4")),
     "array and number": (np.zeros(3), 1.0),
-    "int and float": (1, 1.5),
-    "int and bool": (1, True),
+    "times of two units": (np.timedelta64(1, "s"), np.timedelta64(1, "m")),
+    "number and time": (1, np.timedelta64(1, "s")),
+    "sparse and dense": (torch.zeros(3), torch.zeros(3).to_sparse()),
+    "sparse shapes": (torch.zeros(2).to_sparse(), torch.zeros(3).to_sparse()),
     "number and string": (1, "a"),
     "number and none": (1, None),
     "array and none": (np.zeros(2), None),
@@ -239,6 +248,7 @@ def test_examples_that_do_not_fit_together_are_refused(misfit: str, reverse: boo
             ) as caught:
                 batched(examples, workers=workers, kind=kind)
             assert caught.value.batch == 0
+            assert caught.value.index in ((0, 1) if len(examples) == 2 else (40,))
             assert "collate" in str(caught.value) or "KeyError" not in str(caught.value)
             assert "\n" not in str(caught.value)
 
@@ -275,6 +285,140 @@ def test_a_misfit_fails_at_its_own_batch_alone() -> None:
         assert next(iterator).shape == (2, 2)
     with pytest.raises(stoker.StageError, match="on batch 3"):
         next(iterator)
+
+
+def sparse(i: int) -> Any:
+    dense = torch.zeros(2, 3)
+    dense[0, 2], dense[1, i % 3] = 1, i
+    return dense.to_sparse()
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_sparse_tensors_are_stacked_where_torch_can(workers: int, kind: str) -> None:
+    data = [(sparse(i), i) for i in range(30)]
+    for chain in (stoker.from_dataset(data).batch(3), stoker.from_dataset(data).echo(1.5).batch(3)):
+        seen = 0
+        for matrices, numbers in chain.workers(workers, kind=kind).to("cpu"):
+            assert matrices.layout == torch.sparse_coo
+            expected = [sparse(i).to_dense() for i in numbers.tolist()]
+            assert torch.equal(matrices.to_dense(), torch.stack(expected))
+            seen += len(numbers)
+        assert seen == (45 if chain.chain.echoes else 30)
+
+
+LAYOUTS = ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse_tensors_pass_in_any_layout(layout: str, workers: int, kind: str) -> None:
+    size = {"blocksize": (1, 1)} if "bs" in layout else {}
+    data = [sparse(i).to_dense().to_sparse(layout=getattr(torch, layout), **size) for i in range(9)]
+    chain = stoker.from_dataset(data).workers(workers, kind=kind)
+    for found in (list(chain), [x for batch in chain.batch(2, collate=list) for x in batch]):
+        assert [each.layout for each in found] == [getattr(torch, layout)] * 9
+        assert all(
+            torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(found, data, strict=True)
+        )
+    assert len(list(chain.echo(2))) == 18
+    if layout != "sparse_coo":
+        with pytest.raises(stoker.StageError, match=f"{layout}.*sparse_coo.*collate="):
+            list(chain.batch(2))
+
+
+numbers = st.one_of(
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(allow_nan=False, width=32),
+    st.integers(-128, 127).map(np.int8),
+    st.integers(-(1 << 63), (1 << 63) - 1).map(np.int64),
+    st.integers(0, 255).map(np.uint8),
+    st.booleans().map(np.bool_),
+    st.floats(allow_nan=False, width=32).map(np.float32),
+    st.integers(-9, 9).map(lambda n: np.array(n, np.int16)),
+)
+
+
+@given(st.lists(numbers, min_size=1, max_size=12), st.sampled_from(KINDS[:2]))
+def test_numbers_of_several_types_become_one_dtype(values: list[Any], how: tuple[int, str]) -> None:
+    (batch,) = batched(values, None, *how)
+    kinds = {np.asarray(value).dtype for value in values}
+    if len(kinds) == 1:
+        assert batch.dtype in kinds
+    else:
+        is_float = any(dtype.kind == "f" for dtype in kinds)
+        assert batch.dtype == (np.float64 if is_float else np.int64)
+    assert batch.tolist() == [batch.dtype.type(value).item() for value in values]
+
+
+@given(st.lists(numbers, min_size=1, max_size=24), st.lists(st.integers(0, 24), max_size=4))
+def test_numbers_are_the_same_in_any_pieces(values: list[Any], cuts: list[int]) -> None:
+    from stoker.buffers import Recycler
+    from stoker.stages.batch import Builder, collated
+
+    whole, pieces = (Builder(len(values), None, Recycler()) for _ in range(2))
+    whole.put(0, values)
+    bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(values)}), len(values)]
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        if number % 2:
+            pieces.put(start, values[start:stop])
+        else:  # as another process sends it
+            pieces.put_columns(start, collated(values[start:stop], Recycler()))
+    assert frozen(pieces.finish()) == frozen(whole.finish())
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_who_does_not_fit_is_named_with_its_file(workers: int, kind: str, tmp_path: Any) -> None:
+    for i in range(24):
+        (tmp_path / f"{i:02}.bin").write_bytes(bytes(5 if i == 13 else 4))
+    chain = stoker.from_files(sorted(tmp_path.iterdir()), seed=3).shuffle()
+    arrays = chain.map(lambda file: np.frombuffer(file.data, np.uint8))
+    matrices = arrays.map(lambda x: {"x": x if len(x) < 5 else x[:, None]})
+    for train in (
+        arrays.batch(8),
+        arrays.batch(8, collate=np.stack),
+        matrices.batch(8, collate=stoker.collate.pad(on="x")),
+        arrays.echo(2).batch(8),
+    ):
+        with pytest.raises(stoker.StageError, match=r"13\.bin") as caught:
+            list(train.workers(workers, kind=kind))
+        assert (caught.value.index, caught.value.path) == (13, str(tmp_path / "13.bin"))
+        assert caught.value.batch is not None
+
+
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
+def test_none_in_a_batch_is_named_and_has_a_way_out(workers: int, kind: str) -> None:
+    data = [{"x": np.zeros(2), "y": None if i == 11 else i} for i in range(24)]
+    with pytest.raises(stoker.StageError, match=r"'y' .*NoneType, int.*\.filter\(\)") as caught:
+        list(stoker.from_dataset(data).batch(8).workers(workers, kind=kind))
+    assert caught.value.index == 11
+
+
+@pytest.mark.parametrize("odd", range(8))
+def test_who_is_odd_is_in_the_minority(odd: int) -> None:
+    data = [np.zeros((3, 1) if i == odd else 2) for i in range(8)]
+    labels = [None if i == odd else i for i in range(8)]
+    trials: list[tuple[list[Any], dict[str, Any]]] = [
+        (data, {}),
+        (labels, {}),
+        (data, {"collate": np.stack}),
+        ([(x,) for x in data], {"collate": stoker.collate.pad(on=0)}),
+    ]
+    for examples, how in trials:
+        with pytest.raises(stoker.StageError) as caught:
+            batched(examples, **how)
+        assert caught.value.index == odd
+
+
+def test_a_collate_that_fails_on_all_blames_none() -> None:
+    def broken(examples: list[Any]) -> Any:
+        raise LookupError("broken")
+
+    for n in (1, 2, 3, 8):
+        with pytest.raises(stoker.StageError, match="batch 0") as caught:
+            batched(list(range(8)), n, collate=broken)
+        assert caught.value.index == (0 if n == 1 else None)
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
@@ -314,8 +458,9 @@ def test_a_failing_collate_names_the_batch(workers: int, kind: str) -> None:
     chain = stoker.from_dataset(list(range(8))).batch(2, collate=picky)
     iterator = iter(chain.workers(workers, kind=kind))
     assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
-    with pytest.raises(stoker.StageError, match=r"batch\(2\) failed on batch 2: LookupError: five"):
+    with pytest.raises(stoker.StageError, match=r"batch 2, example 5: LookupError: five") as caught:
         next(iterator)
+    assert (caught.value.batch, caught.value.index) == (2, 5)
 
 
 # -- memory

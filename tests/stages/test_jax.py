@@ -67,6 +67,7 @@ def run_with_jax(code: str, tmp_path: Path, *, warns: str = "error") -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
     run_with_jax(
         """

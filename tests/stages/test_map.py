@@ -315,3 +315,58 @@ def test_no_other_random_map_is_warned_of_and_no_global_generator_is_touched(
         assert len(list(chain)) == 32
     if fn in (draw, draws_nothing) or kind == "process":
         assert states() == before
+
+
+def of_one(draws: Any) -> Any:
+    """The same function without a generator of its own."""
+
+    def drawn(x: Any) -> Any:
+        return draws(x, None)
+
+    return drawn
+
+
+@pytest.mark.parametrize("names", ELSEWHERE)
+@pytest.mark.parametrize("where", ["examples", "field", "batches", "filter"])
+def test_a_map_or_filter_that_draws_is_warned_of_once(names: str, where: str) -> None:
+    fn, examples = of_one(ELSEWHERE[names]), stoker.from_dataset([(float(i),) for i in range(64)])
+    chain = {
+        "examples": lambda: examples.map(lambda e: e[0]).map(fn).batch(2),
+        "field": lambda: examples.map(fn, on=0).batch(2),
+        "batches": lambda: examples.batch(2).map(fn, on=0),
+        "filter": lambda: examples.filter(lambda x: fn(x) >= 0, on=0).batch(2),
+    }[where]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        for pipeline in (chain.workers(0), chain.workers(2), chain.workers(0)):
+            for _ in pipeline:
+                pass
+    (said,) = caught
+    assert f"drew from {names} in each of its first calls" in str(said.message)
+    cure = "Decide by the example alone" if where == "filter" else r"Use .random_map(fn)"
+    assert cure in str(said.message)
+    assert said.filename == __file__
+
+
+@pytest.mark.parametrize("fn", [draws_at_times, draws_nothing, draw])
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_no_other_map_is_warned_of(fn: Any, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    chain = stoker.from_dataset([float(i) for i in range(64)], seed=0)
+    chain = chain.map(lambda x: fn(x, rng)).filter(lambda x: x >= 0).batch(2)
+    chain = chain.workers(
+        0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert len(list(chain)) == 32
+
+
+def test_a_worker_process_gives_each_use_global_generators_of_its_own() -> None:
+    chain = stoker.from_dataset([float(i) for i in range(64)], seed=0)
+    chain = chain.map(of_one(draws_elsewhere)).batch(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # for this is right
+        found = [np.concatenate(list(chain.workers(n, kind="process"))).tolist() for n in (1, 2)]
+    assert found[0] == found[1]

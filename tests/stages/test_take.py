@@ -16,6 +16,7 @@ from stoker.testing import check_resume
 COUNTS = st.integers(1, 60)
 
 
+@stoker.thread_safe  # one for all threads: it counts
 class Counting:
     """A dataset that counts what is read of it."""
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker.cache.contents import selected, told
 from stoker.cache.fingerprint import Fingerprint
 from stoker.caution import warn
 from stoker.errors import CacheWarning
@@ -35,6 +36,7 @@ def cached(
     admit: str = "first",
     on_damage: str = "rebuild",
     cluster: str | Sequence[str] | None = None,
+    insecure: bool = False,
 ) -> CachedDataset:
     """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
 
@@ -45,9 +47,11 @@ def cached(
     Args:
         dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used when
             there. Items are nested arrays, tensors, bytes, strings and numbers.
-        limit, path, keep, admit, on_damage, cluster: as in ``Pipeline.cache``.
+        limit, path, keep, admit, on_damage, cluster, insecure: as in ``Pipeline.cache``.
         version: says which data these are: with it, jobs share the store, and with ``keep`` the
-            next run finds it. Without it the store is this job's own; a ``cluster`` needs it.
+            next run finds it, where the dataset is alike: its class and length, texts, numbers and
+            paths that it holds, what it selects, and all this of a dataset within. Without it the
+            store is this job's own; a ``cluster`` needs it.
 
     Raises TypeError for what is no such dataset, ValueError or TypeError for wrong arguments; and,
     when the first item is read, ValueError for a dataset whose items differ each time.
@@ -73,10 +77,11 @@ def cached(
     if version is not None and (not isinstance(version, str) or not version):
         raise TypeError(f"version= is a text, not {version!r}")
     name = f"{type(dataset).__name__} of {len(dataset)}"
+    if insecure and cluster is None:
+        raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
     if cluster is not None:
-        return CachedDataset(
-            dataset, _over_nodes(dataset, limit, cluster, version, name, **settings)
-        )
+        settings |= {"cluster": cluster, "insecure": bool(insecure)}
+        return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
     hosts = hosts_of_job()
     if hosts > 1:
         warn(
@@ -87,7 +92,7 @@ def cached(
         )
     cache = ExampleCache(
         limit,
-        identity=None if version is None else f"dataset {name} {version}",
+        identity=None if version is None else f"dataset {name} {version} {told(dataset)}",
         describes=name,
         examples=len(dataset),
         **settings,
@@ -97,7 +102,7 @@ def cached(
 
 
 def _over_nodes(
-    dataset: Any, limit: Any, cluster: Any, version: str | None, name: str, **settings: Any
+    dataset: Any, limit: Any, version: str | None, name: str, **settings: Any
 ) -> ExampleCache:
     """Join a cluster, and return a dataset's cache there."""
     from stoker.cluster.joining import dataset_definition, partitioned
@@ -107,8 +112,10 @@ def _over_nodes(
             "a cache over several nodes has to know its items on all of them, and nothing tells "
             "whether another node has the same dataset: give version="
         )
-    definition = dataset_definition(type(dataset).__name__, len(dataset), version)
-    cache = partitioned(limit, cluster=cluster, definition=definition, describes=name, **settings)
+    definition = dataset_definition(
+        type(dataset).__name__, len(dataset), version, selected(dataset)
+    )
+    cache = partitioned(limit, definition=definition, describes=name, **settings)
     cache.open()
     return cache
 

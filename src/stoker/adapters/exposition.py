@@ -1,13 +1,15 @@
 """The numbers of pipelines as Prometheus reads them: an endpoint on this host, if asked for.
 
-One thread answers, one request after another. It uses its connections alone, and never a lock that
-the main thread waits for, so that Ctrl-C can leave nothing held.
+One thread answers, whoever has said what first: it waits for all connections at once, so one that
+says nothing keeps nobody waiting, and is closed. It uses its connections alone, and never a lock
+that the main thread waits for, so that Ctrl-C can leave nothing held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import selectors
 import socket
 import threading
 import time
@@ -25,7 +27,9 @@ _HOST = "127.0.0.1"
 _JOIN_S = 5.0
 _ANSWER_S = 5.0  # who asks has so long to say what, and to take the answer
 _AGAIN_S = 0.05
+_LOOK_S = 0.5  # how often to look whose time is over
 _MOST_BYTES = 1 << 16
+_MOST_ASKING = 64  # at a time; for one more, the one that came first is closed
 _LABEL = re.compile(r"[^\n\"\\]+")
 _CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -106,37 +110,93 @@ def exposed(sources: Mapping[str, Any]) -> str:
 
 
 def _serve(listening: socket.socket, sources: Mapping[str, Any]) -> None:
-    while True:
+    listening.setblocking(False)
+    asking: dict[int, _Asking] = {}  # by descriptor, who came first in front
+    with selectors.PollSelector() as selector:
+        selector.register(listening, selectors.EVENT_READ)
+        while listening.fileno() >= 0 and _is_listening(listening):
+            for key, _ in selector.select(_LOOK_S):
+                if key.fileobj is listening:
+                    if len(asking) == _MOST_ASKING:
+                        _dismiss(asking, next(iter(asking)), selector)
+                    _welcome(asking, listening, selector)
+                elif key.fd in asking:
+                    is_done = asking[key.fd].go_on(sources)
+                    if is_done:
+                        _dismiss(asking, key.fd, selector)
+                    else:
+                        selector.modify(key.fd, asking[key.fd].waits_for)
+            now_s = time.monotonic()
+            for number in [n for n, each in asking.items() if each.until_s <= now_s]:
+                _dismiss(asking, number, selector)
+        for number in list(asking):
+            _dismiss(asking, number, selector)
+
+
+def _welcome(
+    asking: dict[int, _Asking], listening: socket.socket, selector: selectors.BaseSelector
+) -> None:
+    try:
+        connected, _ = listening.accept()
+    except OSError:
+        if _is_listening(listening):
+            time.sleep(_AGAIN_S)  # no descriptors are left, or who asked is gone
+        return
+    connected.setblocking(False)
+    number = connected.fileno()
+    asking[number] = _Asking(connected)
+    selector.register(number, asking[number].waits_for)
+
+
+def _dismiss(asking: dict[int, _Asking], number: int, selector: selectors.BaseSelector) -> None:
+    selector.unregister(number)
+    asking.pop(number).connected.close()
+
+
+class _Asking:
+    """Somebody who asks: what has been said so far, or what is left of the answer.
+
+    Attributes:
+        connected: the connection.
+        until_s: when it has to have said what, and taken the answer, by the monotonic clock.
+        waits_for: what the connection has to be ready for.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.connected = connected
+        self.until_s = time.monotonic() + _ANSWER_S
+        self.waits_for = selectors.EVENT_READ
+        self._said = b""
+        self._left = memoryview(b"")
+
+    def go_on(self, sources: Mapping[str, Any]) -> bool:
+        """Hear or say a piece, without waiting; tell whether that was the last."""
         try:
-            asking, _ = listening.accept()
+            if self.waits_for == selectors.EVENT_READ and not self._hear():
+                return False
+            if self.waits_for == selectors.EVENT_READ:
+                words = self._said.partition(b"\r\n")[0].decode("latin-1").split()
+                self._left = memoryview(_answer(words, sources))
+                self.until_s = time.monotonic() + _ANSWER_S
+                self.waits_for = selectors.EVENT_WRITE
+            self._left = self._left[self.connected.send(self._left) :]
+        except BlockingIOError:
+            return False
         except OSError:
-            if listening.fileno() < 0 or not _is_listening(listening):
-                return
-            time.sleep(_AGAIN_S)  # no descriptors are left: who asks waits
-            continue
-        with asking, contextlib.suppress(OSError):
-            words = _request(asking)
-            asking.settimeout(_ANSWER_S)
-            asking.sendall(_answer(words, sources))
+            return True
+        return not self._left
+
+    def _hear(self) -> bool:
+        """Take in what has come; tell whether that is all."""
+        more = self.connected.recv(4096)
+        self._said += more
+        return not more or b"\r\n\r\n" in self._said or len(self._said) >= _MOST_BYTES
 
 
 def _is_listening(listening: socket.socket) -> bool:
     with contextlib.suppress(OSError):
         return bool(listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     return False
-
-
-def _request(asking: socket.socket) -> list[str]:
-    """Return the words of a request's first line; raises TimeoutError if it takes too long."""
-    until_s = time.monotonic() + _ANSWER_S
-    said = b""
-    while b"\r\n\r\n" not in said and len(said) < _MOST_BYTES:
-        asking.settimeout(max(0.001, until_s - time.monotonic()))
-        more = asking.recv(4096)
-        if not more:
-            break
-        said += more
-    return said.partition(b"\r\n")[0].decode("latin-1").split()
 
 
 def _answer(words: list[str], sources: Mapping[str, Any]) -> bytes:

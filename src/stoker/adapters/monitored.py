@@ -145,9 +145,12 @@ def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
     return EpochWait(**sums, worker_wait_s=tuple(map(sum, of_workers)))
 
 
-def _report(epochs: Sequence[EpochWait]) -> str:
+def _report(epochs: Sequence[EpochWait], *, is_told: bool = False) -> str:
+    """Return the sum in words; without its line where the only epoch's own has told it."""
     total = _summed(epochs)
     lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
+    if is_told and len(epochs) == 1:
+        lines.clear()
     if total.worker_wait_s:
         waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(total.worker_wait_s))
         lines.append(f"stoker.monitor: by worker, after the first batch: {waits}")
@@ -193,7 +196,7 @@ def _open_account(monitored: Monitored[Any]) -> None:
 def _tell() -> None:
     for account in _accounts:
         if account.epochs and account.process.is_current:
-            print(_report(account.epochs), file=sys.stderr)
+            print(_report(account.epochs, is_told=True), file=sys.stderr)
 
 
 def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:

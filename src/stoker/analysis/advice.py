@@ -302,7 +302,9 @@ def _tell_prices(place: str, ratio: float) -> str:
         kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
     prices = [(find_price(kind, ratio), words) for kind, words in kinds]
     told = [
-        f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks)"
+        f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
+        + (f"; at most {price.others_at_most:.2f} on {price.others} more" if price.others else "")
+        + ")"
         for price, words in prices
         if price is not None
     ]

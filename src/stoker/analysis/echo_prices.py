@@ -25,8 +25,13 @@ class TaskPrice(msgspec.Struct, frozen=True):
     workload: str
     ratio: float
     """R: how many times as long training takes as it would if it never waited."""
-    speedup: float
-    """Seconds to the target without echoing over those with it; 0: the target was missed."""
+    speedup: float | None
+    """Seconds to the target without echoing over those with it; 0: the target was missed.
+
+    None: what was measured is above ``at_most``, and so no speed-up.
+    """
+    at_most: float
+    """What none can be above, where storage has one constant speed: rho, and R as measured."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,27 @@ class EchoPrice:
     ratio: float
     """R in those tasks."""
     tasks: int
+    """Those of which that is known."""
     low: float
     """Seconds to the target without echoing over those with it, in the worst of the tasks."""
     high: float
+    others: int = 0
+    """Tasks whose measurement is void: there it is known only what the speed-up is at most."""
+    others_at_most: float = 0.0
+    """The largest of these bounds."""
 
 
 def find_price(kind: Kind, ratio: float) -> EchoPrice | None:
     """Return what was measured at the R nearest to a job's; None if nothing was."""
     known = [price for price in _load() if price.kind == kind]
-    if not known:
+    ratios = {price.ratio for price in known if price.speedup is not None}
+    if not ratios:
         return None
-    nearest = min({price.ratio for price in known}, key=lambda asked: abs(asked - ratio))
-    found = [price.speedup for price in known if price.ratio == nearest]
-    return EchoPrice(nearest, len(found), min(found), max(found))
+    nearest = min(ratios, key=lambda asked: abs(asked - ratio))
+    known = [price for price in known if price.ratio == nearest]
+    found = [price.speedup for price in known if price.speedup is not None]
+    void = [price.at_most for price in known if price.speedup is None]
+    return EchoPrice(nearest, len(found), min(found), max(found), len(void), max(void, default=0.0))
 
 
 @cache

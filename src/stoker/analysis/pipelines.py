@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -224,7 +225,7 @@ class PipelineJob:
         """Do nothing: a pipeline needs no port."""
 
     def _copy(self, workers: int) -> Pipeline:
-        chain = self._pipeline.chain
+        chain = self._pipeline.chain.apart()  # ranks measure for as long as each of them needs
         copy = Pipeline(replace(chain, flows=False, steps=chain.pass_steps))
         if workers != self._workers:
             copy = copy.workers(max(workers, self._kind == "process"), kind=self._kind)
@@ -238,8 +239,11 @@ class PipelineJob:
 
     def _note_stages(self, stats: Stats) -> None:
         """Note what each stage takes, and what is paid behind each place of an echo."""
+        seen: Counter[str] = Counter()
         for stage in stats.stages:
-            self.trace.stages.setdefault(stage.name, []).append((stage.examples, stage.seconds))
+            seen[stage.name] += 1  # of two stages of one name each has its own rate
+            name = stage.name if seen[stage.name] == 1 else f"{stage.name} ({seen[stage.name]})"
+            self.trace.stages.setdefault(name, []).append((stage.examples, stage.seconds))
         random = {stage.name: stage.is_random for stage in self._pipeline.chain.maps}
         behind_source = stats.stages[1:]
         costs_s = [stage.seconds / max(1, stage.examples) for stage in behind_source]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker import global_generators
 from stoker.cache import codec
 from stoker.signals import pass_on
 
@@ -85,7 +86,16 @@ class RandomCheck:
         signal handler raises meanwhile.
         """
         with self._lock:
-            if not self.has_passed and not _is_same(value, again):
+            same, drew = (True, "") if self.has_passed else _tried(value, again)
+            if drew:
+                raise ValueError(
+                    f"{what} is read with draws from {drew}, each time: a cache would repeat the "
+                    "same draws in every epoch, be they seen or rare. Cache what comes before the "
+                    "random part: a dataset without it, augmented in collate_fn or in a pipeline "
+                    "(from_dataset(...).cache(...).random_map(...)). What is drawn for nothing "
+                    "else than the example, draw from a generator of its own"
+                )
+            if not same:
                 raise ValueError(
                     f"{what} is another one each time it is read: a cache would repeat the same "
                     "random draws in every epoch. Cache what comes before the random part: a "
@@ -98,18 +108,25 @@ class RandomCheck:
             self.has_passed = True
 
 
-def _is_same(value: Any, again: Callable[[], Any]) -> bool:
+def _tried(value: Any, again: Callable[[], Any]) -> tuple[bool, str]:
+    """Return whether an item is the same each time, and which generators moved each time.
+
+    Only those are told of: another thread may move one meanwhile.
+    """
     expected = b"".join(codec.encode(value))
+    drew = {*global_generators.states()}
     with _kept_draws():
         for _ in range(_AGAIN):
+            before = global_generators.states() if drew else {}
             try:
                 other = again()
             except Exception as error:
                 pass_on(error)
-                return True
+                return True, ""
+            drew &= global_generators.moved(before) if drew else drew
             if b"".join(codec.encode(other)) != expected:
-                return False
-    return True
+                return False, ""
+    return True, " and ".join(sorted(drew))
 
 
 @contextlib.contextmanager

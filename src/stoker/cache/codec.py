@@ -5,6 +5,9 @@ how the value is nested, and of what types), the numbers (MessagePack: small val
 shapes, in order), and the contents of arrays, tensors and byte strings, one after the other.
 Records of one kind have the same outline, so that their reader is made once. A byte string that is
 not nested has an empty outline, and no numbers.
+
+A record may come from another host, and be anything. Reading one makes arrays of the dtypes below
+and of no others (one of ``O`` would take bytes for pointers), and no more memory than it has bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import msgspec
 import numpy as np
 
 from stoker import pytree
+from stoker.dtypes import TENSOR_DTYPES, check_letters, is_plain, plain_dtype
 
 _LENGTHS = struct.Struct("<HI")
 _BARE = _LENGTHS.pack(0, 0)
@@ -28,8 +32,12 @@ _PLAIN = (type(None), bool, float, str)
 _PADS_LONG = np.finfo(np.longdouble).nmant == 63  # x87's: 10 bytes, in 12 or 16
 _LONG_BYTES = 10
 _KEPT = 256  # outlines whose readers are kept
+_MOST_DEPTH = 100  # of nested parts: each takes three calls within each other
+_MOST_EMPTY = 1 << 16  # elements without bytes: nothing else in a record says how many there can be
 
 _Node = list[Any]
+_decode_numbers = msgspec.msgpack.Decoder(list[bool | int | float | str | list[int] | None]).decode
+_END = object()
 _written: weakref.WeakKeyDictionary[type, _Node] = weakref.WeakKeyDictionary()
 
 
@@ -47,6 +55,10 @@ class UnknownType(LookupError):
     """A record needs a named tuple or dataclass that this process has not imported."""
 
 
+class Damaged(ValueError):
+    """Bytes are no record."""
+
+
 def encode(value: Any) -> list[bytes]:
     """Write a value: a record in pieces, to be joined. Arrays are copied, bytes are not.
 
@@ -56,7 +68,7 @@ def encode(value: Any) -> list[bytes]:
         return [_BARE, value]
     numbers: list[Any] = []
     contents: list[bytes] = []
-    outline = msgspec.msgpack.encode(_write_node(value, numbers, contents, ""))
+    outline = msgspec.msgpack.encode(_write_node(value, numbers, contents, "", 0))
     if len(outline) > 0xFFFF:
         raise TypeError("cannot cache a value of so many parts: put them into arrays")
     packed = msgspec.msgpack.encode(numbers)
@@ -66,8 +78,18 @@ def encode(value: Any) -> list[bytes]:
 def decode(record: memoryview) -> Any:
     """Read a value; it shares no memory with the record, and its arrays may be written.
 
-    Raises UnknownType when a class is not there, or is another one by now.
+    Raises UnknownType when a class is not there, or is another one by now; Damaged for anything
+    that ``encode`` has not written.
     """
+    try:
+        return _decode(record)
+    except (UnknownType, MemoryError):
+        raise
+    except Exception as error:  # whatever it is, it is said of the bytes alone
+        raise Damaged(f"{type(error).__name__}: {error}") from error
+
+
+def _decode(record: memoryview) -> Any:
     outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
     if not outline_bytes:
         return bytes(record[_LENGTHS.size :])
@@ -79,23 +101,26 @@ def decode(record: memoryview) -> Any:
     outline = bytes(record[_LENGTHS.size : middle])
     read = _readers.get(outline)
     if read is None:
-        read = _make_reader(msgspec.msgpack.decode(outline))
+        read = _make_reader(msgspec.msgpack.decode(outline), 0)
         if len(_readers) >= _KEPT:
             _readers.clear()
         _readers[outline] = read
+    numbers = iter(_decode_numbers(record[middle:start]))
     try:
-        value = read(iter(msgspec.msgpack.decode(record[middle:start])), _Contents(record, start))
+        value = read(numbers, _Contents(record, start))
     except UnknownType:
         _readers.pop(outline, None)  # it may be there another time
         raise
-    if type(value) is np.ndarray and value.size:
+    if next(numbers, _END) is not _END:
+        raise ValueError("there are more numbers than the outline says")
+    if type(value) is np.ndarray and value.nbytes and value.dtype.kind not in "UV":
         if len(_forms) >= _KEPT:
             _forms.clear()
         _forms[bytes(record[:start])] = value.shape, value.dtype
     return value
 
 
-def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str) -> Any:
+def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str, depth: int) -> Any:
     kind = type(value)
     if kind is str and not value.isascii() and value != value.encode(errors="ignore").decode():
         contents.append(value.encode("utf-8", "surrogatepass"))
@@ -109,8 +134,8 @@ def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str) 
         contents.append(value if kind is bytes else bytes(value))
         return kind.__name__
     if kind is np.bytes_ or kind is np.str_:  # as an array it would lose zeros at its end
-        return [kind.__name__, _write_node(kind.__bases__[0](value), numbers, contents, at)]
-    if kind is np.ndarray and _is_plain_dtype(value.dtype):
+        return [kind.__name__, _write_node(kind.__bases__[0](value), numbers, contents, at, depth)]
+    if kind is np.ndarray and _is_plain_dtype(value.dtype) and _tells_its_size(value):
         numbers.append(value.shape)
         contents.append(_content(value))
         return ["array", _describe(value.dtype)]
@@ -118,7 +143,7 @@ def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str) 
         contents.append(_content(np.asarray(value)))
         return ["scalar", _describe(value.dtype)]
     if kind is int:
-        numbers.append(str(value))
+        numbers.append(f"{value:x}")
         return "integer"
     if kind is complex:
         numbers += value.real, value.imag
@@ -136,11 +161,13 @@ def _write_node(value: Any, numbers: list[Any], contents: list[bytes], at: str) 
         numbers.append(tuple(value.shape))
         contents.append(flat.numpy().tobytes())
         return ["tensor", str(value.dtype).removeprefix("torch.")]
-    return _write_nested(value, kind, numbers, contents, at)
+    if depth == _MOST_DEPTH:
+        raise TypeError(f"cannot cache a value whose parts are nested {depth} deep (at {at})")
+    return _write_nested(value, kind, numbers, contents, at, depth + 1)
 
 
 def _write_nested(
-    value: Any, kind: type, numbers: list[Any], contents: list[bytes], at: str
+    value: Any, kind: type, numbers: list[Any], contents: list[bytes], at: str, depth: int
 ) -> _Node:
     parts = pytree.children(value)
     where = f" (at {at})" if at else ""
@@ -150,11 +177,13 @@ def _write_nested(
             "strings and numbers can be, in tuples, lists, dicts, named tuples and dataclasses. "
             "Cache before what makes it, or turn it into an array"
         )
-    nodes = [_write_node(part, numbers, contents, f"{at}.{n}" if at else n) for n, part in parts]
+    nodes = [
+        _write_node(part, numbers, contents, f"{at}.{n}" if at else n, depth) for n, part in parts
+    ]
     if kind is tuple or kind is list:
         return [kind.__name__, *nodes]
     if kind is dict:
-        return ["dict", [_write_node(key, numbers, contents, at) for key in value], *nodes]
+        return ["dict", [_write_node(key, numbers, contents, at, depth) for key in value], *nodes]
     named = _written.get(kind)
     if getattr(value, "__dict__", {}).keys() - {name for name, _ in parts}:
         named = []  # more than its fields
@@ -208,20 +237,26 @@ def _copy_numbers(out: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> Non
 def _is_plain_tensor(tensor: Any) -> bool:
     import torch
 
-    strided = tensor.layout == torch.strided and not tensor.is_quantized
-    return type(tensor) is torch.Tensor and strided and tensor.device.type == "cpu"
+    known = str(tensor.dtype).removeprefix("torch.") in TENSOR_DTYPES
+    strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return type(tensor) is torch.Tensor and strided and known
+
+
+def _tells_its_size(array: np.ndarray[Any, Any]) -> bool:
+    """Tell whether an array has bytes, or not so many elements without any."""
+    return array.dtype.itemsize > 0 or array.size <= _MOST_EMPTY
 
 
 def _is_plain_dtype(dtype: np.dtype[Any]) -> bool:
     """Tell whether a dtype comes back as it is."""
-    if dtype.names is None:
-        return not dtype.hasobject
+    if dtype.names is None:  # other packages' dtypes call themselves V
+        return is_plain(dtype.str) and (dtype.kind != "V" or dtype.type is np.void)
     try:
         described = msgspec.msgpack.decode(msgspec.msgpack.encode(_describe(dtype)))
         again = _parse_dtype(described)
     except (TypeError, ValueError):
         return False
-    return not dtype.hasobject and again == dtype and again.type is dtype.type
+    return again == dtype and again.type is dtype.type
 
 
 def _describe(dtype: np.dtype[Any]) -> Any:
@@ -229,15 +264,19 @@ def _describe(dtype: np.dtype[Any]) -> Any:
 
 
 def _parse_dtype(description: Any) -> np.dtype[Any]:
+    """Return a dtype of plain numbers, texts and bytes. Raises ValueError, TypeError."""
     if isinstance(description, str):
-        return np.dtype(description)
-    return np.lib.format.descr_to_dtype(_restore_tuples(description))
+        return plain_dtype(description)
+    made = np.lib.format.descr_to_dtype(_restore_tuples(description))
+    if made.hasobject:
+        raise ValueError("a dtype of objects")
+    return made
 
 
 def _restore_tuples(description: Any) -> Any:
     """Return a dtype's description with the tuples that MessagePack made lists."""
     if isinstance(description, str):
-        return description
+        return plain_dtype(description).str
     return [
         tuple(
             tuple(part) if i and isinstance(part, list) and isinstance(part[0], int) else part
@@ -275,6 +314,8 @@ class _Contents:
     def take(self, size: int) -> memoryview:
         start = self._at
         self._at = start + size
+        if size < 0 or self._at > len(self._record):
+            raise ValueError("there is less than the outline says")
         return self._record[start : start + size]
 
 
@@ -284,10 +325,12 @@ _forms: dict[bytes, tuple[tuple[int, ...], np.dtype[Any]]] = {}
 """Shape and dtype of an array that is not nested, by all that stands before its content."""
 
 
-def _make_reader(node: Any) -> _Read:
+def _make_reader(node: Any, depth: int) -> _Read:
     """Return what reads the values of an outline."""
     if isinstance(node, str):
         return _LEAVES[node]
+    if depth > _MOST_DEPTH:
+        raise ValueError("parts are nested too deep")
     tag = node[0]
     if tag == "array":
         dtype = _parse_dtype(node[1])
@@ -298,32 +341,44 @@ def _make_reader(node: Any) -> _Read:
     if tag == "tensor":
         return _make_tensor_reader(node[1])
     if tag == "dict":
-        keys = [_make_reader(key) for key in node[1]]
-        values = [_make_reader(child) for child in node[2:]]
+        keys = [_make_reader(key, depth + 1) for key in node[1]]
+        values = [_make_reader(child, depth + 1) for child in node[2:]]
 
         def read_dict(numbers: Iterator[Any], contents: _Contents) -> Any:
             found = [read(numbers, contents) for read in values]  # as they were written
             return dict(zip([read(numbers, contents) for read in keys], found, strict=True))
 
         return read_dict
-    if tag == "list":
-        parts = [_make_reader(child) for child in node[1:]]
-        return lambda numbers, contents: [read(numbers, contents) for read in parts]
-    if tag == "tuple":
-        parts = [_make_reader(child) for child in node[1:]]
-        return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
     if tag in ("bytes_", "str_"):
-        inner, make = _make_reader(node[1]), getattr(np, tag)
-        return lambda numbers, contents: make(inner(numbers, contents))
-    return _make_named_reader(
-        node[1], node[2], [_make_reader(child) for child in node[3:]], is_tuple=tag == "named"
-    )
+        kind = np.bytes_ if tag == "bytes_" else np.str_
+        return _make_text_reader(kind, _make_reader(node[1], depth + 1))
+    if tag in ("list", "tuple"):
+        parts = [_make_reader(child, depth + 1) for child in node[1:]]
+        if tag == "list":
+            return lambda numbers, contents: [read(numbers, contents) for read in parts]
+        return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
+    if tag in ("named", "dataclass"):
+        fields = [_make_reader(child, depth + 1) for child in node[3:]]
+        return _make_named_reader(node[1], node[2], fields, is_tuple=tag == "named")
+    raise ValueError(f"no part of a value: {tag!r}")
+
+
+def _make_text_reader(kind: type[np.bytes_] | type[np.str_], inner: _Read) -> _Read:
+    def read(numbers: Iterator[Any], contents: _Contents) -> Any:
+        content = inner(numbers, contents)
+        if type(content) is not kind.__bases__[0]:  # of a number it would make as many zeros
+            raise TypeError(f"{kind.__name__} of a {type(content).__name__}")
+        return kind(content)
+
+    return read
 
 
 def _make_named_reader(name: str, names: list[str], parts: list[_Read], *, is_tuple: bool) -> _Read:
     kind = _find_class(name, names, is_tuple=is_tuple)
     if kind is None:
         raise UnknownType(name)
+    if len(names) != len(parts):
+        raise ValueError("as many names as parts")
     module, _, path = name.partition(":")
     new_tuple = tuple.__new__
 
@@ -349,20 +404,27 @@ def _make_named_reader(name: str, names: list[str], parts: list[_Read], *, is_tu
 
 
 def _read_array(contents: _Contents, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
-    size = math.prod(shape) * dtype.itemsize
-    if not size:
+    count = math.prod(shape)
+    if not count or not dtype.itemsize:
+        if count > _MOST_EMPTY:
+            raise ValueError(f"{count} elements without bytes")
         return np.ndarray(shape, dtype)  # np.empty has no strings of no length
-    return np.ndarray(shape, dtype, contents.take(size)).copy()
+    array = np.ndarray(shape, dtype, contents.take(count * dtype.itemsize)).copy()
+    if dtype.kind in "UV":
+        check_letters(array)
+    return array
 
 
 def _make_tensor_reader(name: str) -> _Read:
     import torch
 
+    if name not in TENSOR_DTYPES:
+        raise ValueError(f"no dtype: {name!r}")
     dtype = getattr(torch, name)
 
     def read(numbers: Iterator[Any], contents: _Contents) -> Any:
         shape = next(numbers)
-        size = int(np.prod(shape)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(shape, dtype=dtype)
         flat = torch.from_numpy(_read_array(contents, np.dtype(np.uint8), [size]))
@@ -378,7 +440,7 @@ _LEAVES: dict[str, _Read] = {
     "surrogates": lambda numbers, contents: str(
         contents.take(next(numbers)), "utf-8", "surrogatepass"
     ),
-    "integer": lambda numbers, _: int(next(numbers)),
+    "integer": lambda numbers, _: int(next(numbers), 16),
     "complex": lambda numbers, _: complex(next(numbers), next(numbers)),
     "left out": lambda numbers, contents: LEFT_OUT,
 }

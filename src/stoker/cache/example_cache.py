@@ -23,8 +23,9 @@ from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
 from stoker.cache.store import MISSING
 from stoker.caution import warn
-from stoker.errors import CacheError, CacheWarning
+from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
+from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
 
 _FLUSH_S = 5.0
@@ -32,6 +33,7 @@ _ADMIT = ("first", "worth")
 _ON_DAMAGE = ("rebuild", "refuse")
 
 
+@thread_safe
 class ExampleCache:
     """A cache of one chain's items; pickles, and is opened in each process that uses it.
 
@@ -153,14 +155,16 @@ class ExampleCache:
                 value = codec.decode(record)
             except codec.UnknownType:
                 return MISSING
+            except codec.Damaged as error:
+                note_damage(f"a record that cannot be read ({error})")
+                return MISSING
             lengths.append(len(record))
             return value
 
-        values = handle.store.get_many(
-            keys,
-            read,
-            lambda what: handle.note_damage(what, self._user, refuse=self._on_damage == "refuse"),
-        )
+        def note_damage(what: str) -> None:
+            handle.note_damage(what, self._user, refuse=self._on_damage == "refuse")
+
+        values = handle.store.get_many(keys, read, note_damage)
         if sizes is None:
             return values, sum(lengths)
         there = [size for size, value in zip(sizes, values, strict=True) if value is not MISSING]
@@ -345,4 +349,4 @@ class ExampleCache:
             self._has_compared_size = True
             return join(limit_bytes=limit_bytes)
         except OSError as error:
-            raise CacheError(f"the cache cannot be made: {error}") from error
+            raise location.cannot_make(folder, error, in_memory=self.in_memory) from error

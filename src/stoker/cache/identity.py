@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from stoker.cache.contents import told
 from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.layout import KEY_BYTES
 
@@ -30,7 +31,8 @@ _count = 0
 def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str | None:
     """Return what tells what a chain makes of its source from what others do.
 
-    A ``version`` of the user's stands for functions and data. Without it None where it cannot be
+    A ``version`` of the user's stands for what functions call and for data; what they say of
+    themselves belongs to it (``contents``). Without it None where it cannot be
     known: functions that are not stoker's own may change, and a dataset object says nothing about
     its data.
     """
@@ -39,12 +41,15 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
     for stage in maps:
         module = getattr(stage.fn, "__module__", "") or ""
         name = getattr(stage.fn, "__qualname__", "")
-        names.append(f"{stage.name}:{module}.{name}")
+        says = "" if version is None else f" {told(stage.fn)}"
+        names.append(f"{stage.name}:{module}.{name}{says}")
         if not module.startswith(_OWN) or not name or "<" in name:
             own = None
     if version is None:
         return None if own is None else "\0".join(["chain", own, *names])
-    return "\0".join(["version", version, known or f"{source.name} of {len(source)}", *names])
+    return "\0".join(
+        ["version", version, known or f"{source.name} of {len(source)} {source.contents()}", *names]
+    )
 
 
 def private_identity(what: str) -> str:
@@ -80,17 +85,22 @@ class NumberedKeys:
     """The keys of examples that are told by their numbers alone: each is made once. Any thread."""
 
     def __init__(self, examples: int) -> None:
-        self._keys = np.zeros(examples, f"V{KEY_BYTES}")
-        self._made = np.zeros(examples, bool)
+        self._made = np.zeros(examples, f"V{KEY_BYTES}"), np.zeros(examples, bool)
 
     def of(
         self, indices: NDArray[np.int64], make: Callable[[Fingerprint, int], bytes]
     ) -> list[Any]:
         """Return the keys of examples; ``make`` makes one."""
-        made = self._made[indices]
+        keys, is_made = self._made
+        if len(indices) and int(indices.max()) >= len(keys):  # a dataset that has grown
+            more = int(indices.max()) + 1 - len(keys) + len(keys) // 2
+            is_made = np.concatenate([is_made, np.zeros(more, bool)])
+            keys = np.concatenate([keys, np.zeros(more, keys.dtype)])
+            self._made = keys, is_made
+        made = is_made[indices]
         if not made.all():
             for index in indices[~made].tolist():
-                self._keys[index] = make(Fingerprint(index), index)
-                self._made[index] = True  # behind it: other threads look here
-        keys: list[Any] = self._keys[indices].tolist()
-        return keys
+                keys[index] = make(Fingerprint(index), index)
+                is_made[index] = True  # behind it: other threads look here
+        found: list[Any] = keys[indices].tolist()
+        return found

@@ -26,7 +26,7 @@ from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_disorder
 from stoker.cache.store import COUNTERS, DATA, FILES, changed_ns, import_lmdb
 from stoker.errors import CacheError
 
-FORMAT = 2
+FORMAT = 3
 ABOUT = "about.json"
 LEFT = "left"
 REBOOTED = "it was in use when the machine went down"
@@ -60,7 +60,7 @@ class About(msgspec.Struct):
         """Read it; None where there is none that can be understood."""
         try:
             return msgspec.json.decode(folder.read_file(ABOUT, _ABOUT_BYTES), type=cls)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
     def write(self, folder: CacheFolder) -> None:

@@ -43,6 +43,14 @@ class StoredItem(NamedTuple):
     """A local file that need not be in the page cache as well, once this is in the store."""
 
 
+def checksum_of(key: bytes, *record: bytes | memoryview) -> int:
+    """Return the checksum of an item: the key is in it, so it fits no other item."""
+    hashed = xxhash.xxh3_64(key)
+    for piece in record:
+        hashed.update(piece)
+    return hashed.intdigest()
+
+
 def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | None:
     """Return an item's number, checksum and record; None where it is not there.
 
@@ -134,10 +142,7 @@ def _group(items: Iterable[StoredItem]) -> list[list[StoredItem]]:
 
 
 def _put_alone(txn: Any, number: int, item: StoredItem) -> None:
-    hashed = xxhash.xxh3_64()
-    for piece in item.record:
-        hashed.update(piece)
-    entry = _ENTRY.pack(number, hashed.intdigest(), _NO_PACK)
+    entry = _ENTRY.pack(number, checksum_of(item.key, *item.record), _NO_PACK)
     txn.put(item.key, b"".join([entry, *item.record]))
 
 
@@ -147,7 +152,7 @@ def _put_pack(txn: Any, first: int, pack: int, group: list[StoredItem]) -> None:
     start = 0
     for number, item in enumerate(group, first):
         stop = start + item.size_bytes
-        checksum = xxhash.xxh3_64_intdigest(content[start:stop])
+        checksum = checksum_of(item.key, content[start:stop])
         entry = _ENTRY.pack(number, checksum, pack) + _SPAN.pack(start, item.size_bytes)
         txn.put(item.key, entry)
         start = stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -24,6 +25,13 @@ _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
 _KEPT_FREE = 0.05  # of memory or disk, for everything else
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
+_ELSEWHERE = "put the cache on a local disk: path= (of a keeper: --folder)"
+_SHM = (
+    "Give the container more (docker run --shm-size=64g, or --ipc=host; in Kubernetes an emptyDir "
+    f"with medium: Memory at /dev/shm), or {_ELSEWHERE}"
+)
+_DISK = "Give path= on a local disk that has room, and that this user may write to"
+
 Limit = int | float | str
 
 
@@ -39,11 +47,26 @@ def is_in_memory(path: str) -> bool:
 
 
 def make_memory_folder() -> str:
-    """Make that folder. Raises CacheError where another user made it."""
+    """Make that folder. Raises CacheError where it cannot be made, or another user made it."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(memory_folder(), 0o700)
+        try:
+            os.mkdir(memory_folder(), 0o700)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise cannot_make(memory_folder(), error, in_memory=True) from error
     check_memory_folder()
     return memory_folder()
+
+
+def cannot_make(path: str, error: OSError, *, in_memory: bool) -> CacheError:
+    """Return what to raise where a store, or its folder, cannot be made: why, and what to do."""
+    why = error.strerror or str(error).rpartition(": ")[2]  # LMDB puts paths in front
+    parent = os.path.dirname(path)
+    what = _SHM if in_memory else _DISK
+    if in_memory and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        what = f"Mount /dev/shm so that this user may write to it, or {_ELSEWHERE}"
+    return CacheError(f"no cache can be made in {parent}: {why}. {what}")
 
 
 def check_memory_folder() -> None:
@@ -148,9 +171,7 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
 def _warn_small(size: str, total: int, disk: str) -> None:
     warn(
         f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
-        "unless told otherwise). Give the container more (docker run --shm-size=64g, or "
-        "--ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm), or put the cache "
-        "on a local disk: path=",
+        f"unless told otherwise). {_SHM}",
         CacheWarning,
     )
 

@@ -13,6 +13,7 @@ for a writer.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -21,8 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
-import xxhash
-
+from stoker import machine
 from stoker.cache.counters import (
     DATA_NS,
     ENDED,
@@ -37,10 +37,12 @@ from stoker.cache.layout import (
     PACK_BYTES,
     PAGE_BYTES,
     StoredItem,
+    checksum_of,
     find_entry,
     list_keys,
     put_items,
 )
+from stoker.errors import CacheError
 
 T = TypeVar("T")
 
@@ -49,6 +51,7 @@ LOCK = "lock.mdb"
 COUNTERS = "counters"
 ADMISSION = "admission"
 FILES = frozenset({DATA, LOCK, COUNTERS, ADMISSION})
+_NO_DESCRIPTORS = frozenset({os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)})
 _COMMIT_BYTES = 1 << 20
 _READERS = 4096
 _READER_BYTES = 64
@@ -184,7 +187,7 @@ class Store:
                         number, checksum, record = entry
                         known = number < len(verified) and verified[number]
                         if record is None or not (
-                            known or self._verifies(number, checksum, record)
+                            known or self._verifies(number, checksum, key, record)
                         ):
                             on_damage(f"item {key.hex()}")
                             found.append(MISSING)
@@ -193,7 +196,12 @@ class Store:
             except self._lmdb.ReadersFullError:
                 env.reader_check()  # those of processes that were killed
             except (self._lmdb.Error, struct.error) as error:
-                on_damage(self._describe(error))
+                what = self._describe(error)
+                if what in _NO_DESCRIPTORS:  # it is whole
+                    raise CacheError(
+                        f"the cache cannot be opened: {machine.no_descriptors()}"
+                    ) from error
+                on_damage(what)
         return found + [MISSING] * (len(keys) - len(found))
 
     def records(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | memoryview] | None]:
@@ -239,9 +247,9 @@ class Store:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
-    def _verifies(self, number: int, checksum: int, record: memoryview) -> bool:
+    def _verifies(self, number: int, checksum: int, key: bytes, record: memoryview) -> bool:
         """Check an item, which this process reads for the first time."""
-        if xxhash.xxh3_64_intdigest(record) != checksum:
+        if checksum_of(key, record) != checksum:
             return False
         verified = self._verified
         if number >= len(verified):

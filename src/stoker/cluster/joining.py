@@ -32,22 +32,23 @@ class Indexed(Protocol):
 
 
 def partitioned(
-    limit: Limit, *, cluster: object, definition: Definition, **settings: Any
+    limit: Limit, *, cluster: object, insecure: bool, definition: Definition, **settings: Any
 ) -> PartitionedCache:
     """Make a cache over several nodes.
 
     Args:
         limit: as in ``.cache()``.
-        cluster: as in ``.cache()``.
+        cluster, insecure: as in ``.cache()``.
         definition: what is kept.
         settings: what else ``PartitionedCache`` takes.
 
     Raises TypeError or ValueError for what is no cluster.
     """
-    return PartitionedCache(limit, join=joining(cluster), definition=definition, **settings)
+    join = joining(cluster, insecure=insecure)
+    return PartitionedCache(limit, join=join, definition=definition, **settings)
 
 
-def joining(cluster: object) -> Join:
+def joining(cluster: object, *, insecure: bool = False) -> Join:
     """Return how to join a cluster as a user names it.
 
     Raises TypeError or ValueError for what is none, ImportError for Ray's where Ray is not there.
@@ -55,12 +56,16 @@ def joining(cluster: object) -> Join:
     if cluster == "torchrun":
         from stoker.cluster.torchrun import join
 
-        return join
+        return partial(join, insecure=insecure)
     if cluster == "ray":
         from stoker.cluster import ray_hosts
 
         ray_hosts.check()
-        return ray_hosts.join
+        return partial(ray_hosts.join, insecure=insecure)
+    if insecure:
+        raise ValueError(
+            "insecure=True is said to the keepers: stoker cache serve --insecure on each host"
+        )
     return partial(_join_hosts, check_hosts(cluster))
 
 
@@ -98,9 +103,9 @@ def definition_of(source: Indexed, operations: Iterable[Any], version: str | Non
     )
 
 
-def dataset_definition(kind: str, examples: int, version: str) -> Definition:
-    """Return the definition of a dataset object, of which nothing else is known."""
-    return Definition(kind, [], version, examples, "", "")
+def dataset_definition(kind: str, examples: int, version: str, selects: str = "") -> Definition:
+    """Return the definition of a dataset object, of which only what it ``selects`` is known."""
+    return Definition(kind, [], version, examples, selects, "")
 
 
 def _named(operation: Any) -> str:

@@ -15,13 +15,13 @@ import os
 import threading
 import time
 
-import xxhash
+import numpy as np
 
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.integrity import boot_id
-from stoker.cache.layout import StoredItem
+from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.store import Busy
 from stoker.caution import warn
 from stoker.cluster import wire
@@ -46,6 +46,7 @@ class Keeper:
         token: the cluster's secret.
         limit: of the store, if it has to be made; as in ``.cache()``.
         folder: where it is, and stays, unless that is in memory; None: one in memory.
+        insecure: whether the network is trusted, so that nothing is encrypted there.
 
     Attributes:
         folder: where the store is.
@@ -62,6 +63,7 @@ class Keeper:
         *,
         limit: location.Limit = "auto",
         folder: str | None = None,
+        insecure: bool = False,
     ) -> None:
         host, port = split_address(address)
         self._handle = _open(folder, limit, address)
@@ -72,7 +74,9 @@ class Keeper:
         self._map_version = 0
         self._lock = threading.Lock()
         try:
-            self._listener = Listener(host, port, token, wire.PURPOSE, self._serve, tls=own_tls())
+            self._listener = Listener(
+                host, port, token, wire.PURPOSE, self._serve, tls=own_tls(), insecure=insecure
+            )
         except BaseException:
             HANDLES.release(self._handle)
             raise
@@ -145,7 +149,7 @@ class Keeper:
         items = [
             StoredItem(key, [bytes(record)], len(record), _NOBODY)
             for key, record, checksum in zip(keys, records, request.checksums, strict=True)
-            if record is not None and xxhash.xxh3_64_intdigest(record) == checksum
+            if record is not None and checksum_of(key, record) == checksum
         ]
         self._add(items)
         there = self._store.holds(keys)
@@ -216,7 +220,7 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
         with HANDLES.lock:
             found = HANDLES.get(path, join_or_make)
     except OSError as error:
-        raise CacheError(f"the cache cannot be made: {error}") from error
+        raise location.cannot_make(path, error, in_memory=in_memory) from error
     if found is None:
         raise CacheError(f"there is no room for a cache in {os.path.dirname(path)}")
     return found
@@ -237,4 +241,5 @@ def _place(header: bytes, body_bytes: int) -> memoryview:
             raise LinkError(f"{body_bytes} bytes that the header does not tell of")
         if body_bytes > wire.MAX_PUT_BYTES and len(request.sizes) > 1:  # type: ignore[union-attr]
             raise LinkError(f"{body_bytes} bytes are too many for a request")
-    return memoryview(bytearray(body_bytes))
+    # Not yet of the machine's memory: who announces much and sends little takes little.
+    return np.empty(body_bytes, np.uint8).data

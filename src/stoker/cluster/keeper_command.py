@@ -14,7 +14,9 @@ from stoker.machine import format_bytes
 from stoker.net.token import make_token_file, token_path
 
 
-def serve_keeper(address: str, size: str, folder: Path | None, token_file: Path | None) -> None:
+def serve_keeper(
+    address: str, size: str, folder: Path | None, token_file: Path | None, *, insecure: bool
+) -> None:
     """Keep a part of a cache until this process is interrupted.
 
     Raises CacheError where there can be no store, TokenError, OSError where the address cannot be
@@ -25,7 +27,8 @@ def serve_keeper(address: str, size: str, folder: Path | None, token_file: Path 
     is_new = not path.exists()
     token = make_token_file(path)
     signal.signal(signal.SIGTERM, _interrupt)
-    keeper = Keeper(address, token, limit=limit, folder=None if folder is None else str(folder))
+    where = None if folder is None else str(folder)
+    keeper = Keeper(address, token, limit=limit, folder=where, insecure=insecure)
     with closing(keeper):
         if is_new:
             print(f"made a token in {path}: the other hosts need a copy", flush=True)

@@ -19,7 +19,11 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     try:
         keeper = Keeper(
-            joined_address(start.host, 0), start.token, limit=start.limit, folder=start.folder
+            joined_address(start.host, 0),
+            start.token,
+            limit=start.limit,
+            folder=start.folder,
+            insecure=start.insecure,
         )
     except (OSError, ValueError, ImportError, StokerError) as error:
         _say(Started(error=str(error)))

@@ -29,7 +29,7 @@ class Record(NamedTuple):
     key: bytes
     data: bytes | memoryview
     checksum: int
-    """Of ``data``; verified by whoever reads it."""
+    """Of the key and of ``data``; verified by whoever reads it."""
 
 
 class Line:

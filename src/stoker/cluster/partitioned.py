@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE
 from stoker.cache.example_cache import ExampleCache
 from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import Handle, close_with_worker
-from stoker.cache.layout import StoredItem
+from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.store import MISSING
 from stoker.cluster.asked import Asked, Found
@@ -30,6 +29,7 @@ from stoker.cluster.owners import OwnerMap
 from stoker.cluster.peer import key_of
 from stoker.cluster.peers import PeerGroup
 from stoker.errors import CacheError
+from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
 
 Join = Callable[[Definition, Limit, str | None], Membership]
@@ -87,6 +87,7 @@ class Gather:
             self._asked.clear()
 
 
+@thread_safe
 class PartitionedCache(ExampleCache):
     """A cache over several nodes; pickles, and reaches the others from each process that uses it.
 
@@ -239,12 +240,12 @@ class PartitionedCache(ExampleCache):
         """Return a member's item, which is taken where it belongs; None if it is damaged."""
         record = found.record
         try:
-            if xxhash.xxh3_64_intdigest(record.data) != record.checksum:
+            if checksum_of(record.key, record.data) != record.checksum:
                 raise ValueError("another checksum")
             value = codec.decode(memoryview(record.data))
         except codec.UnknownType:
             return None
-        except (ValueError, LookupError, TypeError, struct.error, msgspec.MsgspecError):
+        except ValueError:  # Damaged among them
             self.count(damaged=1)
             return None
         peers = self._reached()
@@ -267,7 +268,7 @@ class PartitionedCache(ExampleCache):
         if to is None:
             return False
         data = b"".join(item.record)
-        return self._bring(to, Record(item.key, data, xxhash.xxh3_64_intdigest(data)))
+        return self._bring(to, Record(item.key, data, checksum_of(item.key, data)))
 
     def _bring(self, to: str, record: Record) -> bool:
         """Take an item to who it belongs to; False where that cannot be done in time."""

@@ -32,10 +32,13 @@ class RayHosts:
     Raises CacheError where this node's keeper does not start.
     """
 
-    def __init__(self, ray: Any, cache: str, limit: Limit, path: str | None) -> None:
+    def __init__(
+        self, ray: Any, cache: str, limit: Limit, path: str | None, *, insecure: bool
+    ) -> None:
         self._cache = cache
         self._limit = limit
         self._path = path
+        self._insecure = insecure
         self._members = Members(0, ())
         self.token = Registry(cache, ray).token()
         self._settle(ray)
@@ -54,7 +57,7 @@ class RayHosts:
 
     def _settle(self, ray: Any) -> None:
         """Take the store of this node."""
-        place = keep_here(ray, self._cache, self._limit, self._path)
+        place = keep_here(ray, self._cache, self._limit, self._path, insecure=self._insecure)
         self.home: str | None = ray.get_runtime_context().get_node_id()
         self.folder: str | None = place.folder
         self._owner = OwningProcess()
@@ -84,10 +87,15 @@ def check() -> None:
     check_installed(_WHAT)
 
 
-def join(definition: Definition, limit: Limit, path: str | None) -> RayHosts:
+def join(
+    definition: Definition, limit: Limit, path: str | None, *, insecure: bool = False
+) -> RayHosts:
     """Start this node's keeper, if there is none, and find the others.
+
+    With ``insecure`` what crosses the network to it is not encrypted.
 
     Raises ClusterError where this process has joined no Ray cluster, CacheError where the keeper
     does not start.
     """
-    return RayHosts(joined_ray(_WHAT), definition.digest().hex(), limit, path)
+    ray, cache = joined_ray(_WHAT), definition.digest().hex()
+    return RayHosts(ray, cache, limit, path, insecure=insecure)

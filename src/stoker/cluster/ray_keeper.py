@@ -9,6 +9,7 @@ free. An actor outlives its raylet by itself, so it watches that.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import time
 from typing import Any
@@ -32,9 +33,10 @@ _ATTEMPTS = 3
 class KeeperActor:
     """Keeps a node's part of a cache; Ray makes an actor of it, and makes it anew if it dies."""
 
-    def __init__(self, cache: str, limit: Limit, folder: str | None) -> None:
+    def __init__(self, cache: str, limit: Limit, folder: str | None, insecure: bool) -> None:
         import ray
 
+        self._insecure = insecure
         self._registry = Registry(cache, ray)
         self._node: str = ray.get_runtime_context().get_node_id()
         self._keeper: Keeper | None = None
@@ -53,14 +55,17 @@ class KeeperActor:
 
     def _serve(self, host: str, limit: Limit, folder: str) -> Keeper:
         token = self._registry.token()
+        make = functools.partial(
+            Keeper, token=token, limit=limit, folder=folder, insecure=self._insecure
+        )
         for member in self._registry.members():
             _, port = split_address(member.address)
             if member.name == self._node:
                 try:
-                    return Keeper(joined_address(host, port), token, limit=limit, folder=folder)
+                    return make(joined_address(host, port))
                 except OSError:  # the port is another's now
                     break
-        return Keeper(joined_address(host, 0), token, limit=limit, folder=folder)
+        return make(joined_address(host, 0))
 
     def place(self) -> Started:
         """Return where it listens and what it keeps, or why it does not."""
@@ -73,13 +78,16 @@ class KeeperActor:
             self._keeper.close()
 
 
-def keep_here(ray: Any, cache: str, limit: Limit, folder: str | None) -> Started:
+def keep_here(
+    ray: Any, cache: str, limit: Limit, folder: str | None, *, insecure: bool = False
+) -> Started:
     """Return where the keeper of this node is, which is started if there is none.
 
     Args:
         ray: the module, in a process that has joined the cluster.
         cache: the name of what is kept.
         limit, folder: of the store, if it has to be made.
+        insecure: whether nothing that crosses the network is encrypted, if it has to be started.
 
     Raises CacheError where it does not start.
     """
@@ -98,7 +106,7 @@ def keep_here(ray: Any, cache: str, limit: Limit, folder: str | None) -> Started
     cause: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
-            actor = make.remote(cache, limit, folder)
+            actor = make.remote(cache, limit, folder, insecure)
             place: Started = ray.get(actor.place.remote(), timeout=_START_S)
         except ray.exceptions.RayError as error:  # it may just be dying
             cause = error

@@ -42,6 +42,7 @@ class Start(msgspec.Struct):
     limit: int | float | str
     folder: str | None
     parent: int
+    insecure: bool
 
 
 class Started(msgspec.Struct):
@@ -81,8 +82,12 @@ class _Entry(msgspec.Struct):
     error: str
 
 
-def join(definition: Definition, limit: Limit, path: str | None) -> LaunchedHosts:
+def join(
+    definition: Definition, limit: Limit, path: str | None, *, insecure: bool = False
+) -> LaunchedHosts:
     """Start this host's keeper, if this is its first rank, and wait for those of the others.
+
+    With ``insecure`` what crosses the network is not encrypted.
 
     Raises CacheError outside of such a job, or where a host's keeper does not start.
     """
@@ -106,7 +111,9 @@ def join(definition: Definition, limit: Limit, path: str | None) -> LaunchedHost
             store.set(f"{prefix}/token", new_token().hex())
         token = bytes.fromhex(store.get(f"{prefix}/token").decode())
         if local_rank == 0:
-            entry = _begin(store, prefix, host, hosts, token, limit, path)
+            own = _own_address(store, prefix, host, hosts)
+            started = _start(Start(own, token, limit, path, os.getpid(), insecure))
+            entry = _Entry(started.address, started.folder, started.limit_bytes, started.error)
             store.set(f"{prefix}/{host}", msgspec.msgpack.encode(entry))
         entries = [
             msgspec.msgpack.decode(store.get(f"{prefix}/{number}"), type=_Entry)
@@ -145,10 +152,8 @@ def _reach_store() -> Any:
     return store
 
 
-def _begin(
-    store: Any, prefix: str, host: int, hosts: int, token: bytes, limit: Limit, path: str | None
-) -> _Entry:
-    """Start a keeper on this host's interface that leads to the others."""
+def _own_address(store: Any, prefix: str, host: int, hosts: int) -> str:
+    """Return this host's address on the interface that leads to the others."""
     towards = os.environ["MASTER_ADDR"]
     own = local_host_towards(towards)
     if hosts > 1 and host == 0:
@@ -157,8 +162,7 @@ def _begin(
         own = local_host_towards(store.get(f"{prefix}/from/1").decode())
     elif host > 0:
         store.set(f"{prefix}/from/{host}", own)
-    started = _start(Start(own, token, limit, path, os.getpid()))
-    return _Entry(started.address, started.folder, started.limit_bytes, started.error)
+    return own
 
 
 def _start(start: Start) -> Started:

@@ -121,7 +121,7 @@ def decode_request(header: bytes) -> Request:
     """Read a request. Raises LinkError for what is none."""
     try:
         return _requests.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LinkError(f"no request to a keeper: {error}") from error
 
 
@@ -129,7 +129,7 @@ def decode_reply(header: bytes) -> Reply:
     """Read a reply. Raises LinkError for what is none."""
     try:
         return _replies.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LinkError(f"no reply of a keeper: {error}") from error
 
 

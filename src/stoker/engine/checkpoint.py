@@ -127,6 +127,9 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             outputs, oldest = outputs * each, oldest * each
         if upstream is not None:
             if record.total is not None:  # the last batch may have been short
+                if isinstance(feed, EchoFeed) and outputs > record.total:
+                    had = f"{outputs:,} of {record.total:,} items"
+                    raise StateError(f"the state is damaged: a pool has had {had}")
                 outputs = min(outputs, record.total)
                 again = {n for n in again if n < record.total}
             if position.records and not record.covers({*again, outputs}):

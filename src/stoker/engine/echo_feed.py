@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from stoker import pytree
 from stoker.engine.items import Item, Stream, Tally, Use
 from stoker.engine.lower import EchoPoint
@@ -50,6 +52,7 @@ class EchoFeed(ABC, Generic[AnyPool]):
         self._drawn: deque[Use] = deque()
         self._recalled: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
+        self._uses = self._first_uses = 0  # that were drawn
         self._fresh = 0
         self._begun: tuple[Draw, int] | None = None
 
@@ -62,6 +65,11 @@ class EchoFeed(ABC, Generic[AnyPool]):
     def started(self) -> bool:
         """Whether the schedule exists yet."""
         return "pool" in self.__dict__
+
+    @property
+    def factor(self) -> float:
+        """Uses that were drawn over those of them that were an item's first; 1 before any."""
+        return self._uses / self._first_uses if self._first_uses else 1.0
 
     @property
     def fresh(self) -> int:
@@ -139,6 +147,8 @@ class EchoFeed(ABC, Generic[AnyPool]):
     def _schedule(self, draw: Draw, skip: int) -> None:
         self._tally.distance_sum += draw.distance_sum
         self._tally.distances += draw.repeats
+        self._uses += len(draw.uses)
+        self._first_uses += int(np.count_nonzero(draw.uses == 0))
         columns = (draw.ordinals, draw.uses, draw.last, draw.ages)
         for number, use, last, age in zip(*(c[skip:].tolist() for c in columns), strict=True):
             item = self._items.get(number)

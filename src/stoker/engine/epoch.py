@@ -8,8 +8,10 @@ acknowledge them late.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,8 @@ from stoker.caution import warn
 from stoker.engine import checkpoint
 from stoker.engine.adaptive_feed import AdaptiveFeed
 from stoker.engine.filtering import FilteredStream
-from stoker.engine.items import Item
+from stoker.engine.items import Item, Tally
+from stoker.engine.pool.threads import TIMED
 from stoker.engine.position import Position
 from stoker.engine.rank_sync import AgreedPolicy
 from stoker.engine.streams import EpochSetup, EpochStreams
@@ -28,7 +31,7 @@ from stoker.errors import StateError, StokerError
 from stoker.fork_safety import OwningProcess
 from stoker.schedule import adaptive
 from stoker.schedule.record import Decisions, EchoRecord
-from stoker.stats import PoolStats, StageStats, Stats, Uses
+from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 
 _PRUNE_BATCHES = 64
 _REMEMBERED = 64  # outputs that a wrapper may have read ahead of its trainer
@@ -58,6 +61,7 @@ class Run:
         self.length = setup.length
         self._left_ns = 0
         self.began_at = position.yielded
+        self.flows = False  # whether another pass follows within its epoch
         self.was_asked = False
         self._has_looked = False  # ahead of ``next``, and what was found there
         self._ahead: Item | Exception | None = None
@@ -74,7 +78,8 @@ class Run:
         self._repeats = 0
         self._last: Item | None = None
         self._batch_bytes = 0
-        self._ended_ns = 0
+        self._ended_ns = self._rested_ns = 0
+        self._resting_ns = 0  # since when it rests
         self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
@@ -138,6 +143,22 @@ class Run:
         """Whether an epoch that is over had fewer outputs than its steps say."""
         return self.steps is not None and self.yielded < self.steps
 
+    def why_empty(self) -> str:
+        """Say why there was no output, though there were examples; "" where neither is so."""
+        if self.yielded or self.together:
+            return ""
+        left_out = self._skip_log.filtered + self._skip_log.skipped
+        if left_out:
+            return f"filters and skip budgets left out {left_out:,} examples"
+        batch = next((s.segment.batch for s in self._segments if s.segment.batch), None)
+        dropped = self._dropped()
+        if batch is not None and dropped:
+            return (
+                f"drop_last left out {dropped:,} examples, and a batch has {batch.n:,}: take a "
+                "smaller batch, or keep the last one"
+            )
+        return ""
+
     @property
     def together(self) -> bool:
         """Whether other ranks might take more steps, and then wait for this one.
@@ -147,6 +168,16 @@ class Run:
         share = self._plan.selection.share
         sharded = share is not None and share.world > 1 and self._streams.last.total is None
         return self._setup.ranks is not None or sharded
+
+    def rest(self) -> None:
+        """Stop the clock until ``wake``: nobody iterates."""
+        self._resting_ns = self._resting_ns or time.perf_counter_ns()
+
+    def wake(self) -> None:
+        """Have the clock go on."""
+        if self._resting_ns:
+            self._rested_ns += time.perf_counter_ns() - self._resting_ns
+            self._resting_ns = 0
 
     def next(self) -> Any:
         """Return the next output.
@@ -158,8 +189,8 @@ class Run:
         self.was_asked = True
         if self._streams.tally.misdrawn:
             warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
-        for loss in self._setup.kept_workers.losses():
-            warn(loss)
+        for said in self._setup.kept_workers.warnings():
+            warn(said)
         began = time.perf_counter_ns()
         if self._has_looked:
             item, self._ahead, self._has_looked = self._ahead, None, False
@@ -180,6 +211,8 @@ class Run:
                     "must be deterministic"
                 )
             raise value.error
+        if self._streams.mask is not None:
+            value = self._streams.mask.added(value, item)
         self._left_ns = time.perf_counter_ns()
         self._wait_ns += self._left_ns - began
         if not self.yielded:
@@ -241,8 +274,28 @@ class Run:
             else item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
         )
         return Uses(
-            np.array([1 + rng.use_of(word) for word in words], np.int64), np.array(ages, np.int64)
+            np.array([1 + rng.use_of(word) for word in words], np.int64),
+            np.array(ages, np.int64),
+            self._streams.valid(item) if item is not None else np.zeros(0, bool),
         )
+
+    @property
+    def remainder(self) -> int:
+        """How many examples the last batches of all ranks hold; 0: there is no padding in them."""
+        padded = self._streams.padded
+        return 0 if padded is None else padded.remainder
+
+    @property
+    def ends_unequally(self) -> bool:
+        """Whether ranks have more or fewer examples than others."""
+        selection, source = self._plan.selection, self._plan.indexed
+        if selection.share is None or not selection.share.uneven or source is None:
+            return False
+        first, last = (
+            source.examples(replace(selection, share=replace(selection.share, rank=rank)))
+            for rank in (0, selection.share.world - 1)
+        )
+        return first != last
 
     def _remember(self) -> None:
         self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
@@ -369,9 +422,17 @@ class Run:
         self.closed = True
         self._ended_ns = time.perf_counter_ns()
         with contextlib.ExitStack() as rest:
+            rest.callback(self.leave)
             if self._setup.recycler is None:
                 rest.callback(self._streams.recycler.clear)
             rest.callback(self._streams.close)
+
+    def leave(self) -> None:
+        """Tell what is read one item after another how far the consumer got."""
+        head = self._streams.head
+        if head is not None:
+            ended = self.complete and self.yielded != self.steps
+            head.leave(self.fresh, self.loaded, ended=ended)
 
     def raised_by_loader(self, error: BaseException) -> bool:
         """Tell whether a foreign loader raised an error, and may go on."""
@@ -399,12 +460,10 @@ class Run:
         """Return what happened so far."""
         tally = self._streams.tally
         with self._streams.worker_pool.lock:
-            stages = tuple(
-                StageStats(name, ns / 1e9, tally.stage_rows[name])
-                for name, ns in tally.stage_ns.items()
-            )
+            stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
+            worker_time = self._worker_time(tally)
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
-        ended_ns = self._ended_ns or time.perf_counter_ns()
+        ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
         source = self._plan.loader or self._plan.iterable
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(
@@ -412,10 +471,11 @@ class Run:
             fresh_examples=self.fresh,
             uses=self.uses,
             batches=self.yielded,
+            realised_factor=self._factor(),
             dropped_uses=self._dropped(),
             repeats_in_batches=self._repeats,
             copy_distance=tally.distance_sum / tally.distances if tally.distances else 0.0,
-            elapsed_s=(ended_ns - self._began_ns) / 1e9,
+            elapsed_s=(ended_ns - self._began_ns - self._rested_ns) / 1e9,
             consumer_wait_s=self._wait_ns / 1e9,
             production_s_per_example=worked_s / self.fresh if self.fresh else 0.0,
             stages=stages,
@@ -431,8 +491,50 @@ class Run:
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,
             thread_trial=self._streams.worker_pool.thread_trial,
+            worker_time=worker_time,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
+
+    def _worker_time(self, tally: Tally) -> WorkerTime | None:
+        """Return what workers did with their time, by samples; asked with the pool's lock held."""
+        pool = self._streams.worker_pool
+        asleep_ns, are_told_apart = 0.0, True
+        sums = np.zeros(3)
+        for part, spent in tally.spent.items():
+            rows, *times = spent[TIMED]
+            if not rows:
+                continue
+            wall_ns, wanted_ns, _ = times
+            sums += times
+            blocked_ns = max(0, wall_ns - wanted_ns)
+            alone_ns = self._setup.autotuner.cost(part, self._plan.group).asleep_row_ns
+            # Where half a processor does all of it, the GIL is free most of the time.
+            sleeps = pool.remote or pool.active < 2 or pool.active * wanted_ns < 0.5 * wall_ns
+            if sleeps:
+                asleep_ns += blocked_ns
+            elif alone_ns is not None:
+                asleep_ns += min(blocked_ns, alone_ns * rows)
+            else:
+                are_told_apart = False
+        wall, wanted, cpu = sums.tolist()
+        if not wall:
+            return None
+        wanted = min(wall, wanted)
+        cpu = min(cpu, wanted)
+        blocked = wall - wanted
+        asleep = min(blocked, asleep_ns) / wall if are_told_apart else None
+        return WorkerTime(wall / 1e9, cpu / wall, (wanted - cpu) / wall, blocked / wall, asleep)
+
+    def _factor(self) -> float:
+        """Return the uses of each fresh example.
+
+        Where some are left out or joined, the two cannot be divided: there by what pools drew.
+        """
+        if not self._plan.echoes or not self.fresh:
+            return float(self.fresh > 0)
+        if self._plan.filters or self._plan.packs:
+            return math.prod(feed.factor for feed in self._pools.feeds)
+        return self.uses / self.fresh
 
     def _window_bytes(self) -> int:
         total = 0

@@ -13,6 +13,7 @@ from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.engine.filtering import FilteredStream
 from stoker.engine.items import (
+    HEAD,
     DrivenStream,
     HeadStream,
     Item,
@@ -25,6 +26,7 @@ from stoker.engine.items import (
     done_item,
     like,
 )
+from stoker.engine.padding_mask import PaddingMask
 from stoker.engine.pool.threads import WorkerPool
 from stoker.engine.work import Failure
 from stoker.errors import StageError
@@ -92,15 +94,18 @@ class LoaderStream(HeadStream):
     ) -> None:
         super().__init__()
         self._keep = keep
-        self._iterator: Iterator[Any] | None = source.open()
+        self._iterator: Iterator[Any] | None = None
         self._name = source.name
         self._tally = tally
-        self._pulled = loaded
+        tally.open(HEAD, [source.name])
+        self._pulled = self._begun = loaded
         self._fresh = fresh
         self._failed: Exception | None = None  # while it was asked whether that is all
         self._errors: list[BaseException] = []
         self._source = source
         self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
+        self._iterator = source.open()
+        self._earlier: tuple[int, Any] = (loaded, source.before)  # from before those
 
     @property
     def fresh(self) -> int:
@@ -128,7 +133,7 @@ class LoaderStream(HeadStream):
             batch = self._keep.copied(batch)
         rows = batch_rows(batch)
         spent = time.perf_counter_ns() - began
-        self._tally.add([self._name], [spent], rows, pytree.data_bytes(batch))
+        self._tally.add(HEAD, [spent, rows, 0, 0, 0, 0, pytree.data_bytes(batch)])
         self._fresh += rows
         self._pulled += 1
         if self._source.takes_state:
@@ -158,7 +163,20 @@ class LoaderStream(HeadStream):
 
     def forget_before(self, fresh: int, loaded: int) -> None:
         while self._states and self._states[0][0] < loaded:
-            self._states.popleft()
+            self._earlier = self._states.popleft()
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        if ended:
+            self._source.end()
+        if ended or not self._source.takes_state or (loaded and loaded == self._begun):
+            return
+        self.forget_before(fresh, loaded)
+        number, own = self._earlier
+        place = None if own is None or not loaded else {"own": own, "skip": loaded - number}
+        if loaded and place is None:
+            self._source.end()
+        else:
+            self._source.leave(place, is_ahead=self._pulled > loaded)
 
     def has_raised(self, error: BaseException) -> bool:
         for at, own in enumerate(self._errors):
@@ -181,10 +199,15 @@ class DeviceStream(DrivenStream):
     blocking = True
 
     def __init__(
-        self, upstream: PulledStream, mover: Mover | JaxMover, worker_pool: WorkerPool
+        self,
+        upstream: PulledStream,
+        mover: Mover | JaxMover,
+        worker_pool: WorkerPool,
+        mask: PaddingMask | None = None,
     ) -> None:
         super().__init__()
         self._upstream = upstream
+        self._mask = mask
         self._mover = mover
         self._worker_pool = worker_pool
         self._under_way: deque[tuple[Item, Any]] = deque()
@@ -269,13 +292,18 @@ class DeviceStream(DrivenStream):
         self._next = None
         value, item.task.values[item.row] = item.task.values[item.row], None
         if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(value), item)
+            value = self._tried(lambda: self._mover.start(self._marked(value, item)), item)
         self._under_way.append((item, value))
         return True
+
+    def _marked(self, value: Any, item: Item) -> Any:
+        return value if self._mask is None else self._mask.added(value, item)
 
     def _tried(self, move: Callable[[], Any], item: Item) -> Any:
         try:
             return move()
+        except StageError as error:
+            return Failure(error)
         except Exception as error:
             pass_on(error)
             return Failure(StageError(self._mover.name, error, batch=item.ordinal))

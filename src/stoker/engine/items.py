@@ -12,6 +12,7 @@ false, and ``WouldBlock`` is raised.
 
 from __future__ import annotations
 
+import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -56,26 +57,40 @@ Use = tuple[Item, int, int]
 """One use of an item: the item, the address use_key of this use, and its age."""
 
 
+HEAD = -1
+"""The part, in a tally, of a source that is read one example or batch after another."""
+
+
 @dataclass
 class Tally:
     """What is counted while an epoch runs."""
 
-    stage_ns: dict[str, int] = field(default_factory=dict)
-    stage_rows: dict[str, int] = field(default_factory=dict)
-    read_bytes: int = 0
+    names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by part of the plan
+    spent: dict[int, list[int]] = field(default_factory=dict)  # see ``Segment.counters``
     distance_sum: int = 0
     distances: int = 0
     misdrawn: list[Misdrawn] = field(default_factory=list)  # to be told by the consumer
 
-    def add(self, names: list[str], ns: list[int], rows: int, read_bytes: int = 0) -> None:
-        """Add the time ``rows`` took in each stage; the caller holds the worker pool's lock.
+    def open(self, part: int, names: list[str]) -> None:
+        """Begin to count for the stages of a part."""
+        self.names[part], self.spent[part] = names, [0] * (2 * len(names) + 5)
 
-        ``ns`` may go on behind the stages' times.
-        """
-        self.read_bytes += read_bytes
-        for name, spent in zip(names, ns, strict=False):
-            self.stage_ns[name] = self.stage_ns.get(name, 0) + spent
-            self.stage_rows[name] = self.stage_rows.get(name, 0) + rows
+    def add(self, part: int, spent: list[int]) -> None:
+        """Add counters of a part; the caller holds the worker pool's lock, or has it for itself."""
+        self.spent[part] = list(map(operator.add, self.spent[part], spent))
+
+    def stages(self) -> list[tuple[str, int, int]]:
+        """Return each stage's name, nanoseconds and examples, in the order of the chain."""
+        found: list[tuple[str, int, int]] = []
+        for part in sorted(self.names):
+            names, spent = self.names[part], self.spent[part]
+            found += zip(names, spent, spent[len(names) :], strict=False)
+        return found
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that were read."""
+        return sum(spent[-1] for spent in self.spent.values())
 
 
 class WouldBlock(Exception):
@@ -252,6 +267,12 @@ class HeadStream(DrivenStream):
     def has_raised(self, error: BaseException) -> bool:
         """Whether the source raised this error, and may go on. True only once for each error."""
         return False
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        """Tell the source how far the consumer got, or that the pass ``ended`` by itself.
+
+        It may have been read further.
+        """
 
     @abstractmethod
     def interrupt(self) -> None:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.engine.foreign import interrupt
-from stoker.engine.items import HeadStream, Item, Tally, done_item
+from stoker.engine.items import HEAD, HeadStream, Item, Tally, done_item
 from stoker.engine.work import ENDED, Failure
 from stoker.errors import StageError
-from stoker.orders import Selection
+from stoker.orders import Cut, Selection
 from stoker.rng import Fractions
 from stoker.signals import pass_on
 from stoker.sources.iterable import IterableSource
@@ -47,10 +47,18 @@ class IteratedStream(HeadStream):
         self._name = source.name
         self._source = source
         self._whole: Iterator[Any] | None = examples
+        self._world = selection.share.world if selection.share is not None else 1
         self._examples: Iterator[Any] | None = _read_of(examples, selection, start)
-        self._left = _handed_of(selection)
+        self._skipped = selection.first.start  # by the source, in front of what is counted
+        handed = _handed_of(selection)
+        self._to_drop = self._dropped = handed.start
+        if selection.share is not None and not selection.share.anew:
+            self._dropped += selection.between.start
+        self._left = None if handed.stop is None else max(0, handed.stop - handed.start)
+        self._drawn_count = start
         self._size = buffer
         self._tally = tally
+        tally.open(HEAD, [source.name])
         self._fractions = Fractions(key)
         self._buffer: list[Item] = []
         self._read = start
@@ -70,6 +78,9 @@ class IteratedStream(HeadStream):
                 return None
             self._left -= 1
         item = self._drawn()
+        while self._to_drop and item is not None and type(item.task.values[0]) is not Failure:
+            self._to_drop -= 1
+            item = self._drawn()
         if item is not None:
             self._handed += 1
             item.fresh = self._handed
@@ -81,10 +92,21 @@ class IteratedStream(HeadStream):
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the source's own state behind so many examples, None if it has none."""
-        return (self._source.state(fresh), fresh) if self._source.takes_state else (None, loaded)
+        if not self._source.takes_state:
+            return None, loaded
+        return self._source.state(fresh and fresh + self._skipped), fresh
 
     def forget_before(self, fresh: int, loaded: int) -> None:
-        self._source.forget_before(fresh)
+        self._source.forget_before(fresh and fresh + self._skipped)
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        """Tell how much was read when the last example that was taken had been drawn.
+
+        What a shuffle buffer held then is left out.
+        """
+        drawn = self._dropped + fresh + self._size - 1
+        read = self._skipped + drawn * self._world if fresh else 0
+        self._source.leave(None if ended else read)
 
     def interrupt(self) -> None:
         interrupt(self._whole)
@@ -108,7 +130,8 @@ class IteratedStream(HeadStream):
         if not buffer:  # what the iterable raised comes behind all that it gave
             item, self._failure = self._failure, None
             return item
-        at = int(self._fractions.at(self._handed) * len(buffer))
+        at = int(self._fractions.at(self._drawn_count) * len(buffer))
+        self._drawn_count += 1
         buffer[at], buffer[-1] = buffer[-1], buffer[at]
         return buffer.pop()
 
@@ -128,35 +151,38 @@ class IteratedStream(HeadStream):
             self._failure = done_item(failure, self._read, 0, 0, 1)
             return None
         spent = time.perf_counter_ns() - began
-        self._tally.add([self._name], [spent], 1, pytree.data_bytes(example))
+        self._tally.add(HEAD, [spent, 1, 0, 0, 0, 0, pytree.data_bytes(example)])
         self._read += 1
         return done_item(example, self._read - 1, 0, 0, 1)
 
 
 def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
     """Return what this rank reads, before any shuffling; ``start`` were read before."""
-    share = selection.share
-    if selection.first is not None:
-        examples = islice(examples, max(0, selection.first - start))
+    share, first = selection.share, selection.first
+    behind = first.start + start if start else 0  # where the source begins
+    stop = None if first.stop is None else max(0, first.stop - behind)
+    examples = islice(examples, 0 if start else first.start, stop)
     if share is not None:
         if share.uneven:
             examples = islice(examples, share.rank, None, share.world)
         else:
             examples = _rounds(examples, share.rank, share.world)
-        if selection.between is not None and not share.anew:
-            examples = islice(examples, selection.between)
+        if not share.anew:
+            examples = islice(examples, selection.between.start, selection.between.stop)
     return examples
 
 
-def _handed_of(selection: Selection) -> int | None:
-    """Return how many examples this rank hands out at most, None for all."""
-    limits = [selection.last]
-    share, between = selection.share, selection.between
-    if share is None:
-        limits.append(between)
-    elif share.anew and between is not None:
-        limits.append(share.count(between))
-    return min((limit for limit in limits if limit is not None), default=None)
+def _handed_of(selection: Selection) -> Cut:
+    """Return which of the examples that are drawn this rank hands out."""
+    share, window, last = selection.share, selection.between, selection.last
+    if share is not None:
+        if not share.anew:
+            return last
+        stop = None if window.stop is None else share.count(window.stop)
+        window = Cut(share.count(window.start), stop)
+    if last.stop is not None:
+        window = window.taken(last.stop)
+    return window.skipped(last.start)
 
 
 def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:

@@ -9,9 +9,10 @@ run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.orders import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.sources.source import IndexedSource, Rows, Source
+from stoker.sources.source import IndexedSource, Rows, Source, UserObject
 from stoker.stages.batch import Batch
 from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
@@ -30,6 +31,8 @@ from stoker.stages.pack import Pack
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.stage import Stage
 from stoker.stages.to import To
+
+Caller = TypeVar("Caller", bound=IndexedSource | Stage)
 
 
 @dataclass
@@ -122,9 +125,42 @@ class Segment:
             names.append(self.batch.name)
         return names + [stage.name for stage in self.batch_maps]
 
+    @property
+    def callers(self) -> list[IndexedSource | Stage]:
+        """What may call objects of the user's, in order."""
+        each = [self.source, *self.operations, self.batch, *self.batch_maps]
+        return [one for one in each if one is not None]
+
+    @cached_property
+    def user_objects(self) -> list[UserObject]:
+        """The objects of the user's that it calls, in order."""
+        return [each for one in self.callers for each in one.user_objects()]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Segment:
+        """Return it with others in their place."""
+        rest = iter(objects)
+
+        def own(one: Caller) -> Caller:
+            made: Any = one.with_user_objects([next(rest) for _ in one.user_objects()])
+            twin: Caller = made
+            return twin
+
+        return replace(
+            self,
+            source=None if self.source is None else own(self.source),
+            operations=[own(each) for each in self.operations],
+            batch=None if self.batch is None else own(self.batch),
+            batch_maps=[own(each) for each in self.batch_maps],
+        )
+
+    def parts(self) -> list[tuple[str, object]]:
+        """Return the source and the stages, each by its name."""
+        parts = [self.source, *self.operations, self.cache, self.batch, *self.batch_maps]
+        return [(part.name, part) for part in parts if part is not None]
+
     def counters(self) -> list[int]:
-        """Return zeros: for nanoseconds in each stage, and behind them for bytes that were read."""
-        return [0] * (len(self.names) + 1)
+        """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""
+        return [0] * (2 * len(self.names) + 5)
 
 
 @dataclass
@@ -207,6 +243,7 @@ class Plan:
             unless a loader does, and behind every filter point and pool, but that a pool may follow
             a filter point or the way to a device.
         group: the number of examples in a batch, 1 where examples are never batched.
+        mask: the field of batches that tells what of them is padding, if they have one.
     """
 
     indexed: IndexedSource | None
@@ -216,6 +253,7 @@ class Plan:
     buffer: int
     parts: tuple[Part, ...]
     group: int
+    mask: str | None = None
 
     @property
     def source(self) -> Source:
@@ -317,6 +355,7 @@ class Lowering:
         self._on_device = False
         self._renumbered = False
         self._group = 1
+        self._mask: str | None = None
         self._batches = False  # whether what comes by are batches
 
     def read(self, source: IndexedSource) -> None:
@@ -345,9 +384,17 @@ class Lowering:
         """Only this rank's part of the epoch is read, dealt by who keeps what or not."""
         self._selection = self._selection.shared(rank, world, uneven=uneven, dealt=dealt)
 
+    def pad(self, *, fills: bool, mask: str | None) -> None:
+        """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
+        self._selection, self._mask = self._selection.padded(fills=fills), mask
+
     def take(self, count: int) -> None:
         """Only the first ``count`` examples are read."""
         self._selection = self._selection.taken(count)
+
+    def skip(self, count: int) -> None:
+        """The first ``count`` examples are left out."""
+        self._selection = self._selection.skipped(count)
 
     def map(self, stage: Map) -> None:
         """A function is applied to each item."""
@@ -414,10 +461,11 @@ class Lowering:
             self._indexed,
             self._iterable,
             self._loader,
-            self._selection,
+            self._selection.in_batches(self._group),
             self._buffer,
             tuple(self._parts),
             self._group,
+            self._mask,
         )
 
     def _at_hand(self) -> Segment:

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
-from stoker.engine.pool.threads import WORKER_NAME, WorkerPool
+from stoker.engine.pool.threads import WorkerPool
 from stoker.signals import deferred
+from stoker.stages.global_draws import WORKER_NAME
 
 _JOIN_S = 5.0
 

@@ -17,17 +17,20 @@ from stoker.buffers import Recycler
 from stoker.engine.items import Item, Tally
 from stoker.engine.pool.cost import CostEstimate
 from stoker.engine.pool.threads import Request, Task, WorkerPool
+from stoker.engine.thread_copies import CALLING, ThreadCopies
 from stoker.engine.work import REJECTED, Failure, Work
+from stoker.replicas.replica import USER_LOCK
 from stoker.signals import pass_on
-from stoker.stages.batch import Builder, Columns
+from stoker.stages.batch import Builder, Columns, Misfits
 
 
 class SegmentRunner:
     """Does the tasks of a segment: a ``TaskRunner``.
 
     Args:
-        work: what is done to inputs.
+        work: what is done to inputs, by the consumer.
         worker_pool: who does it; under its lock time and uses are counted.
+        copies: what gives each thread of that a work of its own, where user objects are called.
         depth: the segment's number among those of its worker pool.
         cost: what that costs.
         group: the number of examples in a batch.
@@ -45,8 +48,10 @@ class SegmentRunner:
         group: int,
         recycler: Recycler,
         tally: Tally,
+        copies: ThreadCopies | None,
     ) -> None:
         self.work = work
+        self._copies = copies if work.segment.user_objects else None
         self.segment = work.segment
         self.worker_pool = worker_pool
         self.depth = depth
@@ -54,8 +59,8 @@ class SegmentRunner:
         self._group = group
         self._recycler = recycler
         self._tally = tally
-        self._names = self.segment.names
         self._counters = len(self.segment.counters())
+        self._calls_users = bool(self.segment.user_objects)
         self.rows = self.segment.rows
         if self.segment.batch_maps and worker_pool.remote:
             self.rows = None
@@ -71,7 +76,20 @@ class SegmentRunner:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
     def made(self, number: int, indices: Any, start: int) -> list[Any]:
-        """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``."""
+        """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``.
+
+        For the consumer.
+        """
+        if CALLING and self._calls_users:
+            with USER_LOCK:
+                return self._made(number, indices, start)
+        return self._made(number, indices, start)
+
+    def _own_work(self) -> Work:
+        """Return the calling thread's work."""
+        return self.work if self._copies is None else self._copies.work(self.work)
+
+    def _made(self, number: int, indices: Any, start: int) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
         values = self._gathered(indices, ns) if self.rows is not None else None
         if values is None:
@@ -80,13 +98,16 @@ class SegmentRunner:
             if self.segment.batch is not None:
                 starts = range(0, len(values), self._group)
                 parts = [values[at : at + self._group] for at in starts]
-                values = [self._batch(part, number + i, ns) for i, part in enumerate(parts)]
-        self._finish(values, number, ns)
+                values = [
+                    self._batch(part, number + i, start + i * self._group, ns)
+                    for i, part in enumerate(parts)
+                ]
+        self._finish(self.work, values, number, ns, len(indices))
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             self.cost.note(len(indices), wall)
             self.worker_pool.made_here(wall)
-            self.account(ns, len(indices))
+            self.account(ns)
         return values
 
     def _gathered(self, indices: Any, ns: list[int]) -> list[Any] | None:
@@ -100,30 +121,44 @@ class SegmentRunner:
             return None
         ns[0] = time.perf_counter_ns() - began
         ns[-1] = pytree.data_bytes(batch)
+        self._count_gathered(ns, len(indices))
         return self.rows.split(batch, self._group)
 
-    def _batch(self, examples: list[Any], number: int, ns: list[int]) -> Any:
-        """Return a batch of all its examples; may return a ``Failure``."""
+    def _batch(self, examples: list[Any], number: int, first: int, ns: list[int]) -> Any:
+        """Return a batch of all its examples, from ordinal ``first`` on; or a ``Failure``."""
         assert self.segment.batch is not None
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
+        self._count_batched(ns, len(examples))
         began = time.perf_counter_ns()
         try:
             builder = Builder(len(examples), self.segment.batch.collate, self._recycler)
             builder.put(0, examples)
-            return builder.finish()
+            return builder.finish(self.work.collated)
         except Exception as error:
             pass_on(error)
-            return self.work.batch_failure(error, number)
+            ordinals = range(first, first + len(examples))
+            return self.work.batch_failure(error, number, ordinals)
         finally:
             ns[self.work.batch_at] += time.perf_counter_ns() - began
 
-    def _finish(self, values: list[Any], number: int, ns: list[int]) -> None:
-        """Run the maps behind the batching stage over batches from ``number`` on, in place."""
+    def _count_gathered(self, ns: list[int], rows: int) -> None:
+        ns[self.work.stages] += rows
+        self._count_batched(ns, rows)
+
+    def _count_batched(self, ns: list[int], rows: int) -> None:
+        ns[self.work.stages + self.work.batch_at] += rows
+
+    def _finish(self, work: Work, values: list[Any], number: int, ns: list[int], rows: int) -> None:
+        """Run the maps behind the batching stage over batches from ``number`` on, in place.
+
+        They are of ``rows`` examples together; only the last may have fewer than the others.
+        """
         if self.segment.batch_maps:
             for i, value in enumerate(values):
                 if type(value) is not Failure:
-                    values[i] = self.work.finish(value, number + i, 0, ns)
+                    size = min(self._group, rows - i * self._group)
+                    values[i] = work.finish(value, number + i, 0, ns, size)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters
@@ -132,19 +167,33 @@ class SegmentRunner:
             self._gather(task, start, stop)
             ns[0] = time.perf_counter_ns() - began
             ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
+            self._count_gathered(ns, stop - start)
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
-            copied = None
-            if task.items is None:
-                values = self.work.fetch(task.indices[start:stop], ns)
+            work = self.work if self._copies is None else self._own_work()
+            if CALLING and work is self.work and self._calls_users:
+                with USER_LOCK:
+                    values = self._worked(work, task, start, stop, ns)
             else:
-                values = self.taken(task.items[start:stop], own=self.segment.borrows)
-                copied = self._recycler.copied if self.segment.borrows else None
-            use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-            self.work.apply(values, task.ordinals[start:stop], use_keys, ns, copied)
+                values = self._worked(work, task, start, stop, ns)
             self._deliver(task, start, values, ns)
+        if self.segment.batches_in:  # its stages counted batches, and each has a task to itself
+            assert task.items is not None
+            each, stages = task.items[start].rows, self.work.stages
+            ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
+
+    def _worked(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
+        copied = None
+        if task.items is None:
+            values = work.fetch(task.indices[start:stop], ns)
+        else:
+            values = self.taken(task.items[start:stop], own=self.segment.borrows)
+            copied = self._recycler.copied if self.segment.borrows else None
+        use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
+        work.apply(values, task.ordinals[start:stop], use_keys, ns, copied)
+        return values
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
         """Gather rows of a task; where that fails, one by one, up to the one that cannot be read.
@@ -162,12 +211,14 @@ class SegmentRunner:
                 return all(self._gather(task, row, row + 1) for row in range(start, stop))
             (read,) = self.work.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
-            number = task.number + start // self._group
-            self._fail(task, start, read if is_failure else self.work.batch_failure(error, number))
+            if not is_failure:
+                number, one = task.number + start // self._group, task.ordinals[start:stop]
+                read = self.work.batch_failure(error, number, one)
+            self._fail(task, start, read)
             return False
 
-    def account(self, spent: list[int], rows: int) -> None:
-        self._tally.add(self._names, spent, rows, spent[-1])
+    def account(self, spent: list[int]) -> None:
+        self._tally.add(self.segment.at, spent)
 
     def complete(self, task: Task) -> None:
         """Finish a batch whose rows are all there."""
@@ -176,25 +227,34 @@ class SegmentRunner:
         if task.failed is not None and task.batch is None:
             task.values = [task.failed[1]]
         else:
-            try:
-                if task.batch is not None:
-                    assert self.rows is not None
-                    values = self.rows.split(task.batch, self._group)
-                else:
-                    values = [task.builder.finish()]
-            except Exception as error:
-                pass_on(error)
-                values = [self.work.batch_failure(error, task.number)]
-            if task.failed is not None:  # the batches before it are there
-                row, failure = task.failed
-                values[row // self._group :] = [failure] * (len(values) - row // self._group)
-            if self.segment.batch_maps:
-                ns = [0] * self._counters
-                self._finish(values, task.number, ns)
-                with self.worker_pool.lock:
-                    self.account(ns, 0)
-            task.values = values
+            calls = self.segment.batch_maps or self.segment.batch.collate is not None
+            work = self._own_work() if calls else self.work
+            if CALLING and calls and work is self.work:
+                with USER_LOCK:
+                    task.values = self._completed(work, task)
+            else:
+                task.values = self._completed(work, task)
         task.batch = task.builder = task.indices = task.items = None
+
+    def _completed(self, work: Work, task: Task) -> list[Any]:
+        try:
+            if task.batch is not None:
+                assert self.rows is not None
+                values = self.rows.split(task.batch, self._group)
+            else:
+                values = [task.builder.finish(work.collated)]
+        except Exception as error:
+            pass_on(error)
+            values = [work.batch_failure(error, task.number, task.ordinals)]
+        if task.failed is not None:  # the batches before it are there
+            row, failure = task.failed
+            values[row // self._group :] = [failure] * (len(values) - row // self._group)
+        if self.segment.batch_maps:
+            ns = [0] * self._counters
+            self._finish(work, values, task.number, ns, task.rows)
+            with self.worker_pool.lock:
+                self.account(ns)
+        return values
 
     def taken(self, items: list[Item], *, own: bool) -> list[Any]:
         """Return stored values: a copy, but for an item's last use or where nothing writes."""
@@ -229,6 +289,7 @@ class SegmentRunner:
                 self._fail(task, row, value)
                 return
         self._put(task, start, task.builder.put, values, ns)
+        self._count_batched(ns, len(values))
 
     def _put(
         self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
@@ -238,13 +299,14 @@ class SegmentRunner:
             put(start, rows)
         except Exception as error:
             pass_on(error)
-            self._fail(task, start, self.work.batch_failure(error, task.number))
+            failure = self.work.batch_failure(error, task.number, task.ordinals)
+            self._fail(task, start, failure)
         ns[self.work.batch_at] += time.perf_counter_ns() - began
 
     def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
         values = None if task.items is None else self.taken(task.items[start:stop], own=True)
         if self.work.reader is not None:  # reads go on in this process alone
-            values = self.work.fetch(task.indices[start:stop], ns)
+            values = self._own_work().fetch(task.indices[start:stop], ns)
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         indices = None if task.indices is None or values else task.indices[start:stop]
         is_batched = self.segment.batch is not None
@@ -267,32 +329,53 @@ class SegmentRunner:
                 ns[i] += each
             if isinstance(answer, Columns):
                 self._put(task, start, task.builder.put_columns, answer, ns)
+                self._count_batched(ns, stop - start)
+            elif isinstance(answer, Misfits):
+                self._put(task, start, task.builder.put, pytree.copied(answer), ns)
             elif type(answer) is Failure and is_batched:
                 self._fail(task, start, answer)
             elif type(answer) is Failure:
                 task.values[start:stop] = [answer] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
-                task.values = [self._recycler.copied(answer)]
+                self._keep_batch(task, answer)
+                self._count_batched(ns, stop - start)
             else:
                 task.values[start:stop] = [
-                    failed.get(i, value) if type(value) is Failure else pytree.copied(value)
-                    for i, value in enumerate(answer)
+                    failed.get(i, value) if type(value) is Failure else self._kept(value, ordinal)
+                    for i, (value, ordinal) in enumerate(zip(answer, ordinals, strict=True))
                 ]
+
+    def _keep_batch(self, task: Task, batch: Any) -> None:
+        """Copy a batch out of what it came through."""
+        try:
+            task.values = [self._recycler.copied(batch)]
+        except Exception as error:
+            pass_on(error)
+            self._fail(task, 0, self.work.batch_failure(error, task.number, task.ordinals))
+
+    def _kept(self, value: Any, ordinal: int) -> Any:
+        """Copy an example out of what it came through; may return a ``Failure``."""
+        try:
+            return pytree.copied(value)
+        except Exception as error:
+            pass_on(error)
+            return self.work.send_failure(error, ordinal)
 
     def _run_here(
         self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
     ) -> None:
         """Do what was to be sent: values are stored ones still, or what a reader gave."""
+        work = self._own_work()
         if request.values is None:
             assert request.indices is not None
-            values = self.work.fetch(request.indices, ns)
+            values = work.fetch(request.indices, ns)
         else:
             is_stored = self.work.reader is None
             values = [
                 failed.get(i) or (self._recycler.copied(value) if is_stored else value)
                 for i, value in enumerate(request.values)
             ]
-        self.work.apply(values, request.ordinals, request.use_keys, ns)
+        work.apply(values, request.ordinals, request.use_keys, ns)
         self._deliver(task, start, values, ns)
 
     def _fail(self, task: Task, row: int, failure: Failure) -> None:

@@ -11,6 +11,9 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker import rng
 from stoker.buffers import Recycler
 from stoker.cluster.pinned import PinnedOwners
@@ -21,16 +24,18 @@ from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, 
 from stoker.engine.iterated import IteratedStream
 from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
 from stoker.engine.packed import PackedStream
+from stoker.engine.padding_mask import PaddingMask
 from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.make import KeptWorkers, Workers, make_pool
-from stoker.engine.pool.threads import WorkerPool
+from stoker.engine.pool.threads import WorkerPool, holds_user_lock
 from stoker.engine.position import Position
 from stoker.engine.prefetch import Prefetcher
 from stoker.engine.rank_sync import Ranks
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.stream import FOLLOWED_BATCHES, SegmentStream
+from stoker.engine.thread_copies import ThreadCopies
 from stoker.engine.work import Work
-from stoker.orders import Order
+from stoker.orders import Order, PaddedOrder
 from stoker.schedule.adaptive import Moment
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
@@ -85,6 +90,7 @@ class EpochStreams:
         segments: the streams of the segments.
         head: the source, where it is read one item after another.
         prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
+        padded: the order, where that pads; ``mask``: marks padding in what the consumer takes.
         pools: makes the feeds of echoes.
         planning: the planning lock.
         recycler: where the memory of batches comes from.
@@ -117,9 +123,12 @@ class EpochStreams:
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
         self._gather: Gather | None = None
+        self._copies: ThreadCopies | None = None
         self._device: DeviceStream | None = None
         self._worker_pools: list[WorkerPool] = []
         self._order: Order | None = None
+        self.padded: PaddedOrder | None = None
+        self.mask: PaddingMask | None = None
         self._examples = 0
         self._works: dict[int, Work] = {}
         self._earlier: dict[int, tuple[Work, Order]] = {}  # by how many epochs ago
@@ -131,6 +140,12 @@ class EpochStreams:
     def worker_pool(self) -> WorkerPool:
         """The worker pool of the host's segments."""
         return self._worker_pools[0]
+
+    def valid(self, item: Item) -> NDArray[np.bool_]:
+        """Return which examples of an output are not padding."""
+        if self.padded is None:
+            return np.ones(item.rows, bool)
+        return self.padded.valid(item.fresh - item.rows, item.fresh)
 
     def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
         """Return what so many fresh examples are of, where the source has parts."""
@@ -148,6 +163,10 @@ class EpochStreams:
                 plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
             )
             self._examples = self.skip_log.examples = len(self._order)
+            if isinstance(self._order, PaddedOrder):
+                self.padded = self._order
+                if plan.mask is not None:
+                    self.mask = PaddingMask(plan.mask, self._order)
             self._reader = plan.indexed.reader(plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
                 self._gather = plan.cache.cache.gather()
@@ -159,7 +178,7 @@ class EpochStreams:
         self._hire()
         self._open_head(rank)
         for work in self._works.values():
-            self.tally.add(work.segment.names, [0] * len(work.segment.names), 0)
+            self.tally.open(work.segment.at, work.segment.names)
         self.last_pool = self.worker_pool
         for part in plan.parts:
             match part:
@@ -178,7 +197,10 @@ class EpochStreams:
                     pool, planning = self._where(part)
                     self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
                 case DevicePoint():
-                    self._device = DeviceStream(self.last, part.to.mover(), self.worker_pool)
+                    self._device = DeviceStream(
+                        self.last, part.to.mover(), self.worker_pool, self.mask
+                    )
+                    self.mask = None  # is moved, too
                     self._stream = self.last = self._device
                     self._depth = 0
 
@@ -205,8 +227,16 @@ class EpochStreams:
         on_device = len(self._works) - len(host)
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
-        given = Workers(0, "thread") if plan.loader is not None else self._setup.workers
+        given = self._setup.workers
+        # A user's function that asks a pipeline of its own lets nobody else in meanwhile.
+        if plan.loader is not None or (given.kind == "thread" and holds_user_lock()):
+            given = Workers(0, "thread")
         pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
+        if pool.limit and any(work.segment.user_objects for work in host):
+            segments = [segment for segment in plan.segments if not segment.on_device]
+            self._copies = pool.copies = ThreadCopies(
+                segments, host, self._setup.kept_workers.copies
+            )
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
                 work.reader, work.gather = self._reader, self._gather
@@ -222,7 +252,6 @@ class EpochStreams:
         foreign = plan.loader or plan.iterable
         if foreign is None:
             return
-        self.tally.add([foreign.name], [0], 0)
         if plan.loader is not None:
             if position.loader_state is not None:
                 plan.loader.load(position.loader_state)
@@ -236,7 +265,8 @@ class EpochStreams:
         elif plan.iterable is not None:
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
             start = position.fresh
-            examples = plan.iterable.open(self._epoch, position.loader_state, start)
+            read = start and start + plan.selection.first.start
+            examples = plan.iterable.open(self._epoch, position.loader_state, read)
             self.head = IteratedStream(
                 plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
             )
@@ -260,7 +290,16 @@ class EpochStreams:
 
         def stream_of(work: Work, depth: int, order: Order | None) -> SegmentStream:
             return SegmentStream(
-                SegmentRunner(work, pool, depth, cost, plan.group, self.recycler, self.tally),
+                SegmentRunner(
+                    work,
+                    pool,
+                    depth,
+                    cost,
+                    plan.group,
+                    self.recycler,
+                    self.tally,
+                    None if part.on_device else self._copies,
+                ),
                 self._feed,
                 order,
                 self._examples,

@@ -11,13 +11,20 @@ filter left out is stored as such. A source that reads ahead is told only of wha
 hold; what it was told of is taken from it, even if the cache has it by then.
 
 What was spent is added to ``ns``, which is a segment's ``counters()``.
+
+Each worker thread has a work of its own, made from the consumer's, which calls copies of the user's
+objects (``thread_copies``). What a copy fails on is given to the original, alone under
+``USER_LOCK``; what cannot be copied is called under that lock from the beginning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +35,12 @@ from stoker.engine.lower import Segment
 from stoker.errors import CacheError, StageError
 from stoker.lending import separated
 from stoker.orders import Order
+from stoker.replicas.replica import USER_LOCK
 from stoker.rng import Rekeyed
 from stoker.signals import pass_on
 from stoker.sources.dataset import DatasetSource
 from stoker.sources.source import IndexedSource, Reader
+from stoker.stages.batch import RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
 from stoker.stages.map import Map, returned_nothing
 from stoker.stages.operation import Operation
@@ -39,8 +48,8 @@ from stoker.stages.operation import Operation
 if TYPE_CHECKING:
     from stoker.cluster.partitioned import Gather
 
-Misdrawn = tuple[int, str]
-"""A random map that draws from global generators: its position, and their names."""
+Misdrawn = tuple[int | Operation, str]
+"""What draws from global generators, a random map by its position; and their names."""
 
 
 class Failure:
@@ -82,6 +91,33 @@ class WorkAddress(NamedTuple):
     rank: int
 
 
+class Call(NamedTuple):
+    """How a work calls the user's objects that a stage, or the source, has.
+
+    Attributes:
+        is_locked: whether one such call at a time may go on in the process.
+        copies: the numbers of those that are copies, among all of the pipeline.
+    """
+
+    is_locked: bool = False
+    copies: tuple[int, ...] = ()
+
+
+class Copies(Protocol):
+    """The copies that a thread calls."""
+
+    def fresh(self, failed: Work, original: Work) -> Work | None:
+        """Return a work with newer copies, if those that failed are of an earlier epoch, or old."""
+        ...
+
+    def distrust(self, copies: tuple[int, ...], error: BaseException) -> None:
+        """Take note of copies that have raised what their originals do not."""
+        ...
+
+
+_FREELY = Call()
+
+
 class Work:
     """What a segment does to its inputs, in one epoch; runs in any thread or process.
 
@@ -116,14 +152,55 @@ class Work:
         self._order = None if segment.renumbered else order
         self.legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)  # of the global generators
         self._random = Rekeyed()
-        self._operations = [_ready(each, seed, epoch, rank) for each in segment.operations]
-        self._batch_maps = [_ready(each, seed, epoch, rank) for each in segment.batch_maps]
+        self._original: Work | None = None  # in a work that calls copies
+        self._copies: Copies | None = None
+        self._call(segment, [_FREELY] * len(segment.callers))
         self._first = 1 if segment.source is not None else 0
         self._cache, self._cache_at = segment.cache, segment.cache_at
         self._expected: set[int] = set()
         # Where the batch stage's time is counted.
         self.batch_at = self._first + len(self._operations) + (self._cache is not None)
         self._after = self.batch_at + (segment.batch is not None)
+        self.stages = len(segment.names)  # behind their times stand their counts of examples
+
+    def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
+        """Call the user's objects of a segment, those of each caller in it in its way."""
+        _, seed, epoch, rank = self.address
+        rest = iter(calls)
+        self._reading = _FREELY if segment.source is None else next(rest)
+        self._operations = [
+            _ready(each, seed, epoch, rank, next(rest)) for each in segment.operations
+        ]
+        self._collating = _FREELY if segment.batch is None else next(rest)
+        self._collate = None if segment.batch is None else segment.batch.collate
+        self._batch_maps = [
+            _ready(each, seed, epoch, rank, next(rest)) for each in segment.batch_maps
+        ]
+        self._proven: set[Call] = set()
+
+    def calling(
+        self,
+        segment: Segment,
+        source: IndexedSource | None,
+        calls: Sequence[Call] | None = None,
+        copies: Copies | None = None,
+    ) -> Work:
+        """Return a work that does the same with other objects of the user's.
+
+        Args:
+            segment: the segment with them.
+            source: the pipeline's source with them.
+            calls: how those of each caller in the segment are called; None: freely.
+            copies: what knows these copies, where a failure of one is tried again.
+        """
+        own = copy.copy(self)
+        own._original, own._copies = self, copies
+        own._source, own._random = source, Rekeyed()
+        own._call(segment, calls or [_FREELY] * len(segment.callers))
+        if own.reader is not None:
+            assert source is not None
+            own.reader = source.with_own(own.reader)
+        return own
 
     @property
     def _indexed(self) -> IndexedSource:
@@ -148,10 +225,21 @@ class Work:
         """Wrap why what a worker process made of an example cannot be sent back."""
         return Failure(self._located("worker process", error, ordinal), self._part)
 
-    def batch_failure(self, error: Exception, number: int) -> Failure:
-        """Wrap what went wrong while batch ``number`` was put together."""
+    def batch_failure(self, error: Exception, number: int, ordinals: Sequence[int] = ()) -> Failure:
+        """Wrap what went wrong while batch ``number`` was put together.
+
+        ``ordinals`` are those of the rows that were put: one that is alone is to blame, else the
+        error may tell which.
+        """
         assert self.segment.batch is not None
-        return Failure(StageError(self.segment.batch.name, error, batch=number))
+        stage, row = self.segment.batch.name, 0 if len(ordinals) == 1 else None
+        if isinstance(error, (UnlikeError, RowError)):
+            row = error.row
+        if isinstance(error, RowError):
+            error = error.error
+        if row is not None and row < len(ordinals):
+            return Failure(self._located(stage, error, ordinals[row], batch=number))
+        return Failure(StageError(stage, error, batch=number))
 
     def expect(self, indices: NDArray[np.int64]) -> None:
         """Have what will be fetched read ahead, where that is possible."""
@@ -217,18 +305,75 @@ class Work:
             except CacheError as error:  # no example's failure: nothing may skip it
                 return [Failure(error)] * len(some)
 
-        start = time.perf_counter_ns()
+        start, at = time.perf_counter_ns(), self._first + self._cache_at
         found = self._each(find, cache, indices)
-        ns[self._first + self._cache_at] += time.perf_counter_ns() - start
+        ns[at] += time.perf_counter_ns() - start
+        ns[self.stages + at] += len(indices)
         return found
 
     def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         start = time.perf_counter_ns()
         reads = self.reader or self._indexed
-        values = self._each(reads.fetch, self._indexed, indices)
+        if self._reading is _FREELY:
+            values = self._each(reads.fetch, self._indexed, indices)
+        else:
+            values = self._fetched(indices, reads)
         ns[0] += time.perf_counter_ns() - start
+        ns[self.stages] += len(indices)
         ns[-1] += self._weight(values)
         return values
+
+    def _fetched(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
+        """Return examples; what a copy fails on is read by the original."""
+        call = self._reading
+        with _turn(call):
+            values = self._each(reads.fetch, self._indexed, indices)
+        if call.copies:
+            for at, value in enumerate(values):
+                if type(value) is Failure:
+                    index = int(indices[at])
+                    again = functools.partial(Work._read_anew, index=index)
+                    values[at] = self._by_original(value, call, again)
+        return values
+
+    def _read_anew(self, index: int) -> Any:
+        return self._fetched(np.array([index], np.int64), self._indexed)[0]
+
+    def _by_original(self, failure: Failure, call: Call, do: Callable[[Work], Any]) -> Any:
+        """Return what the original, called alone, makes of what a copy failed on.
+
+        Copies of an earlier epoch, which may hold what belongs to the thread of then, are made anew
+        first. Where the original fails as well, that is the failure.
+
+        Args:
+            failure: that of the copy.
+            call: how the copy was called.
+            do: has it done by another work.
+        """
+        original, copies = self._original, self._copies
+        assert original is not None
+        assert copies is not None
+        fresh = copies.fresh(self, original)
+        if fresh is not None:
+            return do(fresh)
+        with USER_LOCK:
+            made = do(original)
+        if type(made) is not Failure or made is REJECTED:
+            copies.distrust(call.copies, failure.error)
+        return made
+
+    def _kept(self, values: list[Any], call: Call) -> list[Any] | None:
+        """Return copies of what a new copy of a function is given first; None of later inputs.
+
+        A function may change its input before it fails.
+        """
+        if not call.copies or call in self._proven:
+            return None
+        self._proven.add(call)
+        try:
+            return [value if type(value) is Failure else pytree.copied(value) for value in values]
+        except Exception:  # of types of the user's own
+            return None
 
     def _weight(self, values: list[Any]) -> int:
         """Return the bytes of what was read; a dataset's own examples count as large as the first.
@@ -334,8 +479,9 @@ class Work:
         if self._indexed.path(miss.index) is not None and pytree.is_frozen(miss.value):
             one = [miss.value]  # of a file, and maps cannot have changed it
         else:
-            one = self._indexed.fetch([miss.index])
-        self._apply(slice(self._cache_at), one, [ordinal], None, [0] * self._after)
+            with _turn(self._reading):
+                one = self._indexed.fetch([miss.index])
+        self._apply(slice(self._cache_at), one, [ordinal], None, self.segment.counters())
         if type(one[0]) is Failure and one[0] is not REJECTED:
             raise one[0].error
         return one[0], one[0] is REJECTED
@@ -354,32 +500,81 @@ class Work:
         first = self._first + (which.start or 0)
         if self._cache is not None and which.start is not None:
             first += 1  # the cache's time is counted between
-        for number, (stage, fn, key) in enumerate(self._operations[which], first):
+        for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
             others = self._others(stage, ordinals)
-            for i, value in enumerate(values):
-                if others is not None and others[i]:
-                    continue
-                use_key = use_keys[i] if use_keys is not None else 0
-                if type(value) is Failure or (stage.repeats_only and not use_key):
-                    continue
-                try:
-                    if key is None:
-                        made = fn(value)
-                    else:
-                        drawn = on_device and on_device(key, ordinals[i], use_key, value)
-                        if drawn is None:  # a key of JAX has no truth
-                            drawn = place(key, ordinals[i], use_key)
-                        made = fn(value, drawn)
-                    if made is None and stage.makes_values:
-                        raise returned_nothing("batch" if in_batches else "example")
-                except Exception as error:
-                    pass_on(error)
-                    failed = self._located(stage.name, error, ordinals[i])
-                    made = Failure(failed, self._part, stage.account)
-                values[i] = made
+            passed_by = 0
+            kept = None if call is _FREELY or self._is_addressed else self._kept(values, call)
+            is_locked = call is not _FREELY and call.is_locked
+            if is_locked:
+                USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
+            try:
+                for i, value in enumerate(values):
+                    use_key = use_keys[i] if use_keys is not None else 0
+                    if (
+                        (others is not None and others[i])
+                        or type(value) is Failure
+                        or (stage.repeats_only and not use_key)
+                    ):
+                        passed_by += 1
+                        continue
+                    try:
+                        if key is None:
+                            made = fn(value)
+                        else:
+                            drawn = on_device and on_device(key, ordinals[i], use_key, value)
+                            if drawn is None:  # a key of JAX has no truth
+                                drawn = place(key, ordinals[i], use_key)
+                            made = fn(value, drawn)
+                        if made is None and stage.makes_values:
+                            raise returned_nothing("batch" if in_batches else "example")
+                    except Exception as error:
+                        pass_on(error)
+                        failed = self._located(stage.name, error, ordinals[i])
+                        made = Failure(failed, self._part, stage.account)
+                        if call.copies:
+                            at = number - first + (which.start or 0)
+                            given = None if kept is None else kept[i : i + 1]
+                            made = self._remade(made, call, at, ordinals[i], use_key, given)
+                    values[i] = made
+            finally:
+                if is_locked:
+                    USER_LOCK.release()
             ns[number] += time.perf_counter_ns() - start
+            ns[self.stages + number] += len(values) - passed_by
+
+    def _remade(
+        self,
+        failure: Failure,
+        call: Call,
+        at: int,
+        ordinal: int,
+        use_key: int,
+        kept: list[Any] | None,
+    ) -> Any:
+        """Return what an original makes of an input of operation ``at``, on which a copy failed.
+
+        The copy may have changed it, so it is made again, or the one that was kept is taken.
+        """
+        if not self._is_addressed and kept is None:
+            return failure
+
+        def do(work: Work) -> Any:
+            one, start = kept, at
+            if one is None:
+                assert self._order is not None
+                one, start = [work._read_anew(self._order.index(ordinal))], 0
+            ns = self.segment.counters()
+            work._apply(slice(start, at + 1), one, [ordinal], [use_key], ns)
+            return one[0]
+
+        return self._by_original(failure, call, do)
+
+    @property
+    def _is_addressed(self) -> bool:
+        """Whether inputs can be read again, by their ordinals."""
+        return self.segment.source is not None and self._order is not None
 
     def _others(self, stage: Operation, ordinals: Sequence[int]) -> list[bool] | None:
         """Tell which examples are of other parts of a mixture; None where all are the stage's."""
@@ -394,11 +589,23 @@ class Work:
         others: list[bool] = ((indices < first) | (indices >= behind)).tolist()
         return others
 
-    def finish(self, batch: Any, ordinal: int, use_key: int, ns: list[int]) -> Any:
-        """Run the maps behind the batching stage over a batch; may return a ``Failure``."""
-        for number, (stage, fn, key) in enumerate(self._batch_maps, self._after):
+    def finish(
+        self, batch: Any, ordinal: int, use_key: int, ns: list[int], rows: int, first: int = 0
+    ) -> Any:
+        """Run the maps behind the batching stage over a batch; may return a ``Failure``.
+
+        Args:
+            rows: how many examples the batch has.
+            first: the number among them of the one to begin with.
+        """
+        maps = self._batch_maps[first:] if first else self._batch_maps
+        for number, (stage, fn, key, call) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
+            kept = None if call is _FREELY else self._kept([batch], call)
+            is_locked = call is not _FREELY and call.is_locked
+            if is_locked:
+                USER_LOCK.acquire()  # by a worker, as in ``_apply``
             try:
                 batch = (
                     fn(batch) if key is None else fn(batch, self._random.at(key, ordinal, use_key))
@@ -407,40 +614,78 @@ class Work:
                     raise returned_nothing("batch")
             except Exception as error:
                 pass_on(error)
-                return Failure(StageError(stage.name, error, batch=ordinal))
+                failure = Failure(StageError(stage.name, error, batch=ordinal))
+                if kept is None:
+                    return failure
+                again = functools.partial(
+                    Work.finish,
+                    batch=kept[0],
+                    ordinal=ordinal,
+                    use_key=use_key,
+                    ns=ns,
+                    rows=rows,
+                    first=number - self._after,
+                )
+                return self._by_original(failure, call, again)
+            finally:
+                if is_locked:
+                    USER_LOCK.release()
             ns[number] += time.perf_counter_ns() - start
+            ns[self.stages + number] += rows
         return batch
 
-    def _tell(self, position: int, names: str) -> None:
-        self.misdrawn.append((position, names))
+    def collated(self, examples: list[Any]) -> Any:
+        """Return what the user's ``collate`` makes of examples; raises what it does."""
+        call, collate = self._collating, self._collate
+        assert collate is not None
+        if call is _FREELY:
+            return collate(examples)
+        kept = self._kept(examples, call)
+        try:
+            with _turn(call):
+                return collate(examples)
+        except Exception as error:
+            pass_on(error)
+            if kept is None:
+                raise
+            return self._by_original(Failure(error), call, lambda work: work.collated(kept))
 
-    def _located(self, stage: str, error: Exception, ordinal: int) -> StageError:
+    def _tell(self, found: int | Operation, names: str) -> None:
+        self.misdrawn.append((found, names))
+
+    def _located(
+        self, stage: str, error: Exception, ordinal: int, batch: int | None = None
+    ) -> StageError:
         if self.segment.batches_in:
             return StageError(stage, error, batch=ordinal)
         if self._order is None:
-            return StageError(stage, error, number=ordinal)
-        return self._error(stage, error, index=self._order.index(ordinal))
+            return StageError(stage, error, number=ordinal, batch=batch)
+        return self._error(stage, error, self._order.index(ordinal), batch)
 
-    def _error(self, stage: str, error: Exception, index: int) -> StageError:
-        return StageError(stage, error, index=index, path=self._indexed.path(index))
+    def _error(
+        self, stage: str, error: Exception, index: int, batch: int | None = None
+    ) -> StageError:
+        path = self._indexed.path(index)
+        return StageError(stage, error, index=index, path=path, batch=batch)
 
 
 def _ready(
-    stage: Operation, seed: int, epoch: int, rank: int
-) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None]:
-    return stage, stage.compile(REJECTED), stage.key(seed, epoch, rank)
+    stage: Operation, seed: int, epoch: int, rank: int, call: Call
+) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Call]:
+    return stage, stage.compile(REJECTED), stage.key(seed, epoch, rank), call
+
+
+def _turn(call: Call) -> contextlib.AbstractContextManager[Any]:
+    return USER_LOCK if call.is_locked else contextlib.nullcontext()
 
 
 def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[Misdrawn]) -> None:
-    """Warn of random maps that draw from global generators, once of each."""
+    """Warn of maps and filters that draw from global generators, once of each."""
     while misdrawn:
-        position, names = misdrawn.pop()
-        stage = maps[position]
+        found, names = misdrawn.pop()
+        stage = maps[found] if isinstance(found, int) else found
         if stage.draws.settle():
-            warn(
-                f"{stage.name} drew from {names} in each of its first calls, and nothing from rng: "
-                "only what rng draws is the same for any workers. Draw from rng alone"
-            )
+            warn(stage.says_of(names))
 
 
 def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch: Any) -> Any:

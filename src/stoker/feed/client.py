@@ -37,6 +37,8 @@ from stoker.ipc.payload import unpack
 from stoker.ipc.portable import Unknown
 from stoker.ipc.shared_memory import Stale, map_block
 
+_MOST_ENDS = 3  # what ends each feeder at the same place would be started for ever
+
 
 class FeedClient:
     """A feed as the source of a job: one epoch at a time is iterated.
@@ -56,6 +58,8 @@ class FeedClient:
         self._address = address
         self.lag_outputs = 0
         self._turn = 0
+        self._ended_at: tuple[int, int] | None = None  # where a feeder ended, and how many there
+        self._ends_here = 0
         self._is_in_epoch = False
         self._epoch: weakref.ref[FeedEpoch] | None = None
         self._descriptors: list[int] = []  # that came with the last item
@@ -257,6 +261,14 @@ class FeedClient:
             raise FeedError(
                 f"the feeder of {self.name!r} has ended{where}. Start it again, and go on from "
                 "the last state_dict()"
+            )
+        self._ends_here = self._ends_here + 1 if self.at == self._ended_at else 1
+        self._ended_at = self.at
+        if self._ends_here > _MOST_ENDS:
+            where = "it begins" if self.at is None else f"output {self.at[1]} of epoch {self.at[0]}"
+            raise FeedError(
+                f"the feeder of {self.name!r} has ended {self._ends_here} times, each time where "
+                f"{where}: stoker feed {self._address.target} --name {self.name} shows why"
             )
         self._connect(self._connection)
 

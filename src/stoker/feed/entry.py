@@ -54,6 +54,7 @@ def share(
     seed: int | None = None,
     listen: str | None = None,
     cluster: str | None = None,
+    insecure: bool = False,
 ) -> Pipeline:
     """Share one preparation with all jobs on this host that call this with the same name.
 
@@ -83,6 +84,8 @@ def share(
         cluster: ``"ray"`` for one feeder in the cluster, on the node of the first job; relays
             serve the others' nodes, as with ``from_feed("tcp://...")``. Addresses and a token
             travel through Ray.
+        insecure: do not encrypt what crosses the network to other hosts: where it is trusted. Of
+            the job that starts the feeder.
 
     Raises FeedError when the feeder cannot be started, or serves another function under this name;
     ClusterError where this process has joined no cluster of Ray; ImportError without Ray; TypeError
@@ -104,14 +107,15 @@ def share(
         if cluster is not None:
             raise ValueError("listen= or cluster=: in a cluster the address is found")
         split_address(listen)
+    if insecure and listen is None and cluster is None:
+        raise ValueError("insecure=True is for feeds on other hosts (listen= or cluster=)")
     check_not_in_feeder()
     target = target_of(function)
     if is_whole_number(staging):
         staging = int(staging)
     path = tuple(sys.path)
-    settings = FeedSettings(
-        name, target, staging, int(jobs), float(patience_s), True, path, listen or ""
-    )
+    where = listen or "", bool(insecure)
+    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path, *where)
     if cluster is not None:
         return open_feed(shared_in_cluster(settings), seed)
     address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)

@@ -32,6 +32,7 @@ def serve(
     jobs: int,
     patience_s: float,
     listen_at: str,
+    insecure: bool,
 ) -> None:
     """Serve a pipeline until this process is interrupted, and show who takes it.
 
@@ -40,7 +41,9 @@ def serve(
     KeyboardInterrupt at the end.
     """
     check_name(name)
-    settings = FeedSettings(name, target_of(target), staging, jobs, patience_s, listen=listen_at)
+    settings = FeedSettings(
+        name, target_of(target), staging, jobs, patience_s, listen=listen_at, insecure=insecure
+    )
     listener = listen(name)
     if listener is None:
         raise FeedError(f"a feed {name!r} is there already: stop it, or take another name")

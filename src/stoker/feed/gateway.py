@@ -30,10 +30,12 @@ _CONNECT_S = 5.0
 class Gateway:
     """Makes the feed ``name`` of this process reachable at ``listen``, a ``host:port``.
 
+    With ``insecure`` what crosses the network is not encrypted.
+
     Raises FeedError if it cannot listen there, TokenError, ValueError for what is no address.
     """
 
-    def __init__(self, listen: str, name: str) -> None:
+    def __init__(self, listen: str, name: str, *, insecure: bool = False) -> None:
         self._name = name
         host, port = split_address(listen)
         token = find_or_make_token()
@@ -46,6 +48,7 @@ class Gateway:
                 self._serve,
                 timeout_s=crossing.SILENT_S,
                 tls=own_tls(),
+                insecure=insecure,
             )
         except OSError as error:
             raise FeedError(f"the feed cannot listen on {listen}: {error}") from error

@@ -65,13 +65,18 @@ class PipelineOutputs:
 
     def __init__(self, chain: Chain, blocks: Blocks) -> None:
         self._recycler = Recycler(_SPARE, blocks.allocate)
-        self._cursor = Cursor(chain, self._recycler)
+        self._cursor = Cursor(chain.apart(), self._recycler)
         self._outputs: Any = None
         self._failure: Exception | None = None
 
     def begin(self, at: At | None) -> At:
         self._end_epoch()
         epoch, number = at or (0, 0)
+        if self._cursor.coming is not self._cursor.chain:
+            raise FeedError(
+                f"{self._cursor.chain.source.name} has another length than when the feed began: "
+                "its jobs count on that one. Start the feed anew"
+            )
         missed = go_near(self._cursor, epoch, number)
         self._outputs = self._cursor.begin()
         if missed:  # they are made again to get at what follows them
@@ -134,6 +139,11 @@ def _checked(chain: Chain) -> Chain:
         raise FeedError(
             "the epochs of a feed are passes over the data: put .repeat() behind "
             "stoker.from_feed(), in each job"
+        )
+    if chain.selection.share is not None and chain.selection.share.padded is not None:
+        raise FeedError(
+            "a feed hands all that it serves to each of its jobs, and padding is of ranks: leave "
+            ".shard(pad=True) out of it, and evaluate without a feed"
         )
     if chain.is_on_device:
         raise FeedError(

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker import fork_safety
+from stoker import fork_safety, machine
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
 from stoker.feed.branch import Branches
@@ -55,6 +55,7 @@ from stoker.ipc.shared_memory import Blocks
 _HEARD_AT_ONCE = 64  # messages of one job, before others have their turn
 _NOBODY_CAME_S = 30.0  # then a feeder that a job has started ends
 _REFUSING_S = 1.0
+_TURNING_AWAY_S = 0.5  # others wait meanwhile
 
 
 class FeedServer:
@@ -82,6 +83,7 @@ class FeedServer:
         self._listener = listener
         self._began_s = time.monotonic()
         self._has_greeted = self._is_stopped = False
+        self._spare = _spare()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._barrier = StartBarrier(settings.jobs, settings.patience_s, self._selector)
@@ -90,7 +92,11 @@ class FeedServer:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         fork_safety.close_in_children(listener)
-        self._gateway = Gateway(settings.listen, self.name) if settings.listen else None
+        self._gateway = (
+            Gateway(settings.listen, self.name, insecure=settings.insecure)
+            if settings.listen
+            else None
+        )
 
     def _serve_from(self, prepared: Preparation) -> None:
         self._prepared = prepared
@@ -152,6 +158,7 @@ class FeedServer:
             session.close()
         self.branches.close()
         os.close(self._wake)
+        os.close(self._spare)
         self.blocks.clear()
 
     def _is_over(self) -> bool:
@@ -179,8 +186,13 @@ class FeedServer:
     # -- who comes and goes
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
+        except OSError as error:
+            if machine.lacks_descriptors(error):
+                self._turn_away()
+            return
+        with contextlib.suppress(OSError):
             connection.setblocking(False)
             pid, user = messages.peer_of(connection)
             if user != os.getuid():
@@ -194,6 +206,14 @@ class FeedServer:
                 self._selector.register(
                     session.pidfd, selectors.EVENT_READ, lambda: self._drop(session)
                 )
+
+    def _turn_away(self) -> None:
+        """Tell a job that nobody else can be served: it would wait, and be looked at for ever."""
+        os.close(self._spare)
+        try:
+            _refuse_one(self._listener, machine.no_descriptors(), _TURNING_AWAY_S)
+        finally:
+            self._spare = _spare()
 
     def _drop(self, session: ClientSession) -> None:
         """Forget a job, and all that it is owed and holds."""
@@ -347,9 +367,18 @@ def _refuse(listener: socket.socket, reason: str) -> None:
     with contextlib.closing(listener):
         while (left_s := until_s - time.monotonic()) > 0:
             listener.settimeout(left_s)
-            with contextlib.suppress(OSError, Malformed):
-                connection, _ = listener.accept()
-                with connection:  # what is not read before the end would hide what is said
-                    connection.settimeout(left_s)
-                    messages.receive_as_feeder(connection)
-                    messages.send(connection, Refused(messages.plain(reason)))
+            _refuse_one(listener, reason, left_s)
+
+
+def _refuse_one(listener: socket.socket, reason: str, patience_s: float) -> None:
+    with contextlib.suppress(OSError, Malformed):
+        connection, _ = listener.accept()
+        with connection:  # what is not read before the end would hide what is said
+            connection.settimeout(patience_s)
+            messages.receive_as_feeder(connection)
+            messages.send(connection, Refused(messages.plain(reason)))
+
+
+def _spare() -> int:
+    """Open a descriptor to do without, for a job that comes when no other is left."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

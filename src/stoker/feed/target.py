@@ -29,6 +29,7 @@ class FeedSettings:
         autostarted: whether a job starts the feeder, so that it ends with the last one.
         path: what such a feeder imports from.
         listen: where other hosts find the feed, ``host:port``; empty for nowhere.
+        insecure: whether what crosses the network to them is not encrypted.
     """
 
     name: str
@@ -39,6 +40,7 @@ class FeedSettings:
     autostarted: bool = False
     path: tuple[str, ...] = ()
     listen: str = ""
+    insecure: bool = False
 
 
 def target_of(function: Callable[[], Any] | str) -> str:

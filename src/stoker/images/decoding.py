@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import native
-from stoker.checks import is_whole_number
+from stoker.checks import is_whole_number, names_in
 from stoker.images.image_map import without_gil
 from stoker.lending import reads_only
 from stoker.pytree import is_tensor
@@ -18,6 +21,10 @@ from stoker.signals import pass_on
 
 MAX_PIXELS = 89_478_485
 """Images of more are refused: as many as Pillow takes without a warning."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+"""What is decoded unasked, by Pillow's names. For others Pillow may start programs: Ghostscript for
+an EPS, whatever its file is called."""
 
 _SCANS = 10
 """How often a file may go over as many pixels: those of photographs do so about ten times."""
@@ -32,14 +39,23 @@ _DAMAGE = (SyntaxError, ValueError, RuntimeError)
 
 @without_gil
 @reads_only
-def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+def decode(
+    data: bytes,
+    *,
+    orient: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = FORMATS,
+) -> NDArray[np.uint8]:
     """Decode an encoded image: JPEGs with ``stoker-native`` where it is installed, or Pillow.
 
     Args:
-        data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), or whatever Pillow reads.
+        data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), BMP, TIFF, or AVIF where
+            Pillow has a decoder for it.
         orient: whether to turn the image as its EXIF data says. Damaged ones turn nothing.
         max_pixels: what is larger is refused before it is decoded. A progressive JPEG is refused
             as soon as its scans go over ten times as many pixels.
+        formats: Pillow's names of the formats that are decoded, such as ``["PPM", "JPEG2000"]``;
+            a file of another one is refused unread.
 
     Returns:
         RGB ``uint8 [height, width, 3]``, an own writable array. Grey, palette, CMYK and
@@ -49,14 +65,16 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
     Raises:
         ImportError: Pillow is missing.
         TypeError: the data is no bytes.
-        PIL.UnidentifiedImageError, OSError: the data is no image, or is damaged or cut short.
-        ValueError: the image is too large, or ``max_pixels`` is no number of pixels.
+        PIL.UnidentifiedImageError, OSError: the data is no image of these formats, or is damaged or
+            cut short.
+        ValueError: the image is too large, ``max_pixels`` is no number of pixels, or Pillow has no
+            such format.
     """
     data, limits = file_bytes(data), limits_of(max_pixels)
     library = native.library()
-    if library is None or not is_jpeg(data):
-        image = by_pillow(data, max_pixels)
-        return _turned(np.array(image), _orientation(data) if orient else 1)
+    if library is None or not is_jpeg(data) or not _has_jpeg(formats):
+        image = by_pillow(data, max_pixels, formats)
+        return _turned(np.array(image), _orientation(data, formats) if orient else 1)
     turn = _orientation(data) if orient else 1
     height, width = library.jpeg_size(data)
     _check_pixels(height, width, max_pixels)  # before there is an array for them
@@ -65,12 +83,13 @@ def decode(data: bytes, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -
 
 
 @reads_only
-def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
+def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS) -> tuple[int, int]:
     """Return height and width of an encoded image; only its header is read.
 
     Args:
         data: as for ``decode``; the beginning of the file is enough, as far as the header goes.
         orient: whether as they are once the image is turned as its EXIF data says.
+        formats: as for ``decode``.
 
     Raises:
         ImportError, TypeError, PIL.UnidentifiedImageError, OSError: as ``decode``.
@@ -78,12 +97,12 @@ def size(data: bytes, *, orient: bool = False) -> tuple[int, int]:
     """
     data = file_bytes(data)
     library = native.library()
-    if library is not None and is_jpeg(data):
+    if library is not None and is_jpeg(data) and _has_jpeg(formats):
         height, width = library.jpeg_size(data)
     else:
-        with _opened(data) as image:
+        with _opened(data, formats) as image:
             width, height = image.size
-    if orient and _orientation(data) >= 5:
+    if orient and _orientation(data, formats) >= 5:
         return width, height
     return height, width
 
@@ -138,9 +157,9 @@ def limits_of(max_pixels: int) -> dict[str, int]:
     return {"max_pixels": most, "max_scan_pixels": _SCANS * most}
 
 
-def by_pillow(data: bytes, max_pixels: int) -> Any:
+def by_pillow(data: bytes, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
     """Decode an image to Pillow's own, of mode RGB. Raises as ``decode``."""
-    with _opened(data) as image:
+    with _opened(data, formats) as image:
         _check_size(data, image, max_pixels)
         try:
             return _as_rgb(image)
@@ -160,20 +179,73 @@ def _as_rgb(image: Any) -> Any:
     return image
 
 
-def _opened(data: bytes) -> Any:
+def _opened(data: bytes, formats: Sequence[str] = FORMATS) -> Any:
     Image = pillow()
+    known = _known_formats(formats)
     try:
-        return Image.open(io.BytesIO(data))
+        return Image.open(io.BytesIO(data), formats=known)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(
             f"the image is too large for Pillow, whose limit is PIL.Image.MAX_IMAGE_PIXELS: {error}"
         ) from error
     except Image.UnidentifiedImageError as error:
-        what = f"{len(data)} bytes that begin with {data[:12]!r}" if data else "an empty file"
-        raise Image.UnidentifiedImageError(f"cannot identify an image in {what}") from error
+        raise Image.UnidentifiedImageError(_why_unidentified(data, formats)) from error
     except _DAMAGE as error:
         pass_on(error)
         raise OSError(f"the image is damaged: {error}") from error
+
+
+def _has_jpeg(formats: Sequence[str]) -> bool:
+    return formats is FORMATS or "JPEG" in formats
+
+
+def _known_formats(formats: Sequence[str]) -> list[str]:
+    return _find_formats(formats if isinstance(formats, str) else tuple(formats))
+
+
+@functools.cache
+def _find_formats(formats: str | tuple[str, ...]) -> list[str]:
+    """Return those of the formats that Pillow can read here.
+
+    Raises ValueError for a name that is none of Pillow's, unless it is one of ``FORMATS``, which an
+    older Pillow may lack.
+    """
+    Image = pillow()
+    Image.init()
+    names = [name.upper() for name in names_in("formats", formats, "['JPEG', 'PPM']")]
+    for name in names:
+        if name not in Image.OPEN and name not in FORMATS:
+            raise ValueError(
+                f"formats= takes Pillow's names of formats, such as 'PNG' or 'PPM', not {name!r}; "
+                f"here it reads {', '.join(sorted(Image.OPEN))}"
+            )
+    return [name for name in names if name in Image.OPEN]
+
+
+def _why_unidentified(data: bytes, formats: Sequence[str]) -> str:
+    if not data:
+        return "cannot identify an image in an empty file"
+    text = f"cannot identify an image in {len(data)} bytes that begin with {data[:12]!r}"
+    name = _other_format(data, formats)
+    if name is not None:
+        text += (
+            f": this looks like {name}, which is not decoded unasked. If you trust these files, "
+            f"say functools.partial(stoker.images.decode, formats=[{name!r}])"
+        )
+    return text
+
+
+def _other_format(data: bytes, formats: Sequence[str]) -> str | None:
+    """Name the format that a file has by its first bytes, of those that were not asked for."""
+    for name, (_, accept) in pillow().OPEN.items():
+        if accept is not None and name not in _known_formats(formats):
+            try:
+                accepts = accept(data[:16])
+            except (LookupError, ValueError, struct.error):
+                continue  # too short for it
+            if accepts is True or (accepts and not isinstance(accepts, str)):
+                return str(name)
+    return None
 
 
 def _check_pixels(height: int, width: int, max_pixels: int) -> None:
@@ -199,9 +271,9 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
     return np.repeat(eight[..., None], 3, axis=-1)
 
 
-def _orientation(data: bytes) -> int:
+def _orientation(data: bytes, formats: Sequence[str] = FORMATS) -> int:
     """Return how an image is to be turned: 1 for not at all, as TIFFs, which Pillow has turned."""
-    with _opened(data) as image:
+    with _opened(data, formats) as image:
         if image.format == "TIFF":
             return 1
         try:

@@ -114,6 +114,18 @@ class Arena:
         return memoryview(bytearray() if self._map is None else self._map)
 
 
+class Unloadable(Exception):
+    """A value came that cannot be loaded; its cause says why.
+
+    Attributes:
+        slot: what it came through.
+    """
+
+    def __init__(self, slot: int) -> None:
+        super().__init__(slot)
+        self.slot = slot
+
+
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
     """Send a value, its arrays through the arena of a slot. Raises what pickling raises."""
     flattener = Flattener() if arena is not None else _InHeader()
@@ -124,11 +136,17 @@ def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> 
 
 
 def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int, Any]:
-    """Return the slot that a value came through, and the value: its arrays lie in that arena."""
+    """Return the slot that a value came through, and the value: its arrays lie in that arena.
+
+    Raises Unloadable where loading raises.
+    """
     slot, spans = pickle.loads(connection.recv_bytes())
     header = connection.recv_bytes()
     arena = arenas[slot]
-    return slot, pickle.loads(header, buffers=arena.get(spans) if arena is not None else ())
+    try:
+        return slot, pickle.loads(header, buffers=arena.get(spans) if arena is not None else ())
+    except Exception as error:
+        raise Unloadable(slot) from error
 
 
 class _InHeader(Flattener):

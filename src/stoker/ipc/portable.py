@@ -12,7 +12,6 @@ import functools
 import math
 import os
 import pickle
-import re
 import sys
 from collections import namedtuple
 from collections.abc import Sequence
@@ -23,16 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import pytree
+from stoker.dtypes import TENSOR_DTYPES, check_letters, is_plain, plain_dtype
 from stoker.ipc.flatten import ALIGNMENT
 
 _LARGE_BYTES = 1024  # byte strings above this size lie with the arrays
 _MOST_CLASSES = 256  # named tuples that are made up here, because nobody has imported theirs
 _MOST_DIMENSIONS = 64
-_DTYPE = re.compile(r"[<>|][biufcmMSU][0-9]{1,9}(\[[0-9A-Za-z]{1,12}\])?")
-_TENSOR_DTYPES = {
-    "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16",
-    "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
-}  # fmt: skip
 _ZEROS = bytes(ALIGNMENT)
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -133,8 +128,10 @@ def read(outline: bytes, contents: Any) -> Any:
         body = np.frombuffer(contents, np.uint8) if memoryview(contents).nbytes else _NOTHING
         reader = _Reader(body)
         value = reader.value(_decode(outline))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        raise ValueError(str(error)) from None
+    except (Unknown, MemoryError):
+        raise
+    except Exception as error:  # whatever it is, it is said of the outline alone
+        raise ValueError(f"{type(error).__name__}: {error}") from None
     if reader.at < len(body):
         raise ValueError("there is more than the outline says")
     return value
@@ -200,7 +197,7 @@ def _refusal(what: str, at: str) -> TypeError:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.itemsize > 0 and _DTYPE.fullmatch(dtype.str) is not None
+    return dtype.itemsize > 0 and dtype.kind != "V" and is_plain(dtype.str)
 
 
 def _tensor_node(tensor: Any, contents: list[memoryview], at: str) -> _Tensor:
@@ -208,7 +205,7 @@ def _tensor_node(tensor: Any, contents: list[memoryview], at: str) -> _Tensor:
 
     name = str(tensor.dtype).removeprefix("torch.")
     is_dense = type(tensor) is torch.Tensor and tensor.layout == torch.strided
-    if not is_dense or tensor.device.type != "cpu" or name not in _TENSOR_DTYPES:
+    if not is_dense or tensor.device.type != "cpu" or name not in TENSOR_DTYPES:
         raise _refusal(f"a tensor of {tensor.dtype} on {tensor.device}, {tensor.layout}", at)
     tensor = tensor.detach().resolve_conj().resolve_neg()
     words = tensor.view(_word(tensor.dtype)) if tensor.dtype.itemsize <= 8 else tensor
@@ -258,6 +255,7 @@ class _Reader:
             return node
         if isinstance(node, _Array):
             array = self._array(_dtype(node.dtype), node)
+            check_letters(array)
             array.flags.writeable = False
             return array
         if isinstance(node, _Tuple):
@@ -275,7 +273,9 @@ class _Reader:
             dtype = _dtype(node.dtype)
             if len(node.content) != dtype.itemsize:
                 raise ValueError("a scalar of another size")
-            return np.frombuffer(node.content, dtype)[0]
+            scalar = np.frombuffer(node.content, dtype)
+            check_letters(scalar)
+            return scalar[0]
         if isinstance(node, _Tensor):
             return self._tensor(node)
         assert isinstance(node, _Named)
@@ -299,7 +299,7 @@ class _Reader:
     def _tensor(self, node: _Tensor) -> Any:
         import torch
 
-        if node.dtype not in _TENSOR_DTYPES:
+        if node.dtype not in TENSOR_DTYPES:
             raise ValueError(f"no dtype: {node.dtype}")
         dtype = getattr(torch, node.dtype)
         if dtype.itemsize > 8:
@@ -309,9 +309,7 @@ class _Reader:
 
 
 def _dtype(text: str) -> np.dtype[Any]:
-    if not _DTYPE.fullmatch(text):
-        raise ValueError(f"no dtype: {text!r}")
-    dtype = np.dtype(text)
+    dtype = plain_dtype(text)
     if not dtype.itemsize:
         raise ValueError("a dtype without bytes")
     return dtype

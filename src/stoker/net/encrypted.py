@@ -126,6 +126,4 @@ def explained(error: OSError) -> str | None:
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none of this host's authority ({error.verify_message})"
-    if "INSUFFICIENT_SECURITY" in (error.reason or ""):
-        return "it does not encrypt its connections (TLS), and this host does"
     return f"it does not accept this host's certificate ({error.reason})"

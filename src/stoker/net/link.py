@@ -1,46 +1,59 @@
-"""An authenticated connection on which frames travel both ways.
+"""An authenticated connection on which frames travel both ways, and which nobody else can read.
 
 Who has the cluster's token may connect, and is shown that the other side has it, too: each answers
-the other's random challenge by HMAC, before anything else is read. Without TLS (``tls``) the frames
-behind that are neither secret nor signed (docs/cluster.md says what that means on which network).
+the other's random challenge by HMAC, before anything else is read. Part of that answer is how the
+connection goes on, as the side that listens has it: encrypted, or within a host, or plain because
+whoever runs it trusts the network. So nobody on the way can have it encrypt less.
 
-A frame is a header of a few bytes, which carries a checksum, and a body of any length, whose
-checksum is the business of whoever knows what is in it.
+A frame is a header of a few bytes and a body of any length. The header carries a keyed digest of
+itself and of its place on this connection: a frame of another connection, or one that was left out,
+doubled or moved, ends it, plain or not. What is wrong in the body is the business of whoever knows
+what is in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
+import ipaddress
 import secrets
 import select
 import socket
 import struct
 import time
 import weakref
-import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from stoker import fork_safety
 from stoker.net.address import split_address
-from stoker.net.tls import begins_encrypted, refuse, refuses_plain
+from stoker.net.tls import token_context
 
 if TYPE_CHECKING:
+    import ssl
+
     from stoker.net.encrypted import EncryptedSocket
     from stoker.net.tls import Tls
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_BODY_BYTES = 4 << 30
 
-_GREETING = b"stoker\x00\x01"  # the last byte: version of what follows
+_GREETING = b"stoker\x00\x02"  # the last byte: version of what follows
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _WELCOME = b"\x01"
+_SIDES = (b"connects", b"listens")
 _MARK = b"STKF"
-_FRAME = struct.Struct("<4sIQI")  # mark, bytes of the header, of the body, checksum of all that
+_FRONT = struct.Struct("<4sIQ")  # mark, bytes of the header, of the body; then their digest
+_DIGEST_BYTES = 16
+# How a connection goes on, as the side that listens says.
+_BY_TOKEN = b"t"
+_BY_CERTIFICATES = b"c"
+_WITHIN_HOST = b"h"
+_INSECURE = b"i"
 _PARTS = 1_000  # of one system call; the kernel takes 1,024
 
 Socket: TypeAlias = "socket.socket | EncryptedSocket"
@@ -57,6 +70,13 @@ class LinkRefused(LinkError):
     """Somebody is there, but of another cluster or version: trying again does not help."""
 
 
+class Keys(NamedTuple):
+    """What the digests of frames are keyed by, each way."""
+
+    sending: bytes
+    receiving: bytes
+
+
 class Link:
     """A connection to a process of the same cluster.
 
@@ -67,11 +87,16 @@ class Link:
         connected: a socket whose other side is known to have the token.
         peer: the other side's address.
         timeout_s: the longest silence within a frame, in seconds.
+        keys: of this connection alone; by default none, for sockets that nobody else can reach.
     """
 
-    def __init__(self, connected: Socket, peer: str, timeout_s: float) -> None:
+    def __init__(
+        self, connected: Socket, peer: str, timeout_s: float, keys: Keys | None = None
+    ) -> None:
         self.peer = peer
         self._socket = connected
+        self._keys = keys or Keys(b"", b"")
+        self._sent = self._received = 0  # frames
         self.set_timeout(timeout_s)
         weakref.finalize(self, connected.close)
 
@@ -86,25 +111,25 @@ class Link:
             token: the cluster's secret.
             purpose: which service is meant; the listener must be of the same.
             timeout_s: for the connection as a whole, then the longest silence within a frame.
-            tls: how to encrypt it, as the listener does; None: not at all.
+            tls: certificates of this host, which the listener then has to have, too; None: without,
+                the token encrypts.
 
         Raises LinkError, LinkRefused, ValueError for what is no address; TokenError.
         """
         host, port = split_address(address)
+        contexts = _contexts(token, tls, host, server=False)
         until = time.monotonic() + timeout_s
         try:
             made = socket.create_connection((host, port), timeout_s)
         except OSError as error:
             raise LinkError(f"{address} does not answer: {error}") from error
-        proven = _secured(
+        return _proven(
             made,
             address,
+            timeout_s,
             until,
-            tls,
-            lambda to: _introduce(to, token, purpose.encode(), until, address),
-            server_side=False,
+            lambda: _introduce(made, token, purpose.encode(), until, address, contexts),
         )
-        return cls(proven, address, timeout_s)
 
     @classmethod
     def accept(
@@ -116,18 +141,21 @@ class Link:
         *,
         timeout_s: float,
         tls: Tls | None = None,
+        insecure: bool = False,
     ) -> Link:
-        """Have somebody who connected prove to be of the cluster. Raises LinkError."""
+        """Have somebody who connected prove to be of the cluster, as a `Listener` does.
+
+        Raises LinkError.
+        """
         until = time.monotonic() + timeout_s
-        made = _secured(
+        contexts = _contexts(token, tls, connected.getsockname()[0], server=True)
+        return _proven(
             connected,
             peer,
+            timeout_s,
             until,
-            tls,
-            lambda whom: _examine(whom, token, purpose.encode(), until),
-            server_side=True,
+            lambda: _examine(connected, token, purpose.encode(), until, contexts, insecure),
         )
-        return cls(made, peer, timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set the longest silence within a frame, in seconds, before it is sent or received."""
@@ -146,7 +174,7 @@ class Link:
                 f"{MAX_BODY_BYTES}, not {len(header)} and {body_bytes}"
             )
         try:
-            _send_all(self._socket, [memoryview(_head(header, body_bytes)), *views])
+            _send_all(self._socket, [memoryview(self._head(header, body_bytes)), *views])
         except OSError as error:
             self.close()
             raise LinkError(f"the connection to {self.peer} ended: {error}") from error
@@ -192,6 +220,12 @@ class Link:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def _head(self, header: bytes, body_bytes: int) -> bytes:
+        front = _FRONT.pack(_MARK, len(header), body_bytes)
+        digest = _digest(self._keys.sending, self._sent, front, header)
+        self._sent += 1
+        return front + digest + header
+
     def _begins(self, wait_s: float | None) -> bool:
         if not isinstance(self._socket, socket.socket) and self._socket.pending():
             return True
@@ -203,18 +237,21 @@ class Link:
         return bool(waiting.poll(None if wait_s is None else wait_s * 1e3))
 
     def _frame(self, place: Place | None) -> tuple[bytes, memoryview]:
-        head = bytearray(_FRAME.size)
+        head = bytearray(_FRONT.size + _DIGEST_BYTES)
         got = self._socket.recv_into(head)
         if not got:
             raise EOFError(f"{self.peer} closed the connection")
         _receive_all(self._socket, memoryview(head)[got:])
-        mark, header_bytes, body_bytes, checksum = _FRAME.unpack(head)
+        front, found = bytes(head[: _FRONT.size]), bytes(head[_FRONT.size :])
+        mark, header_bytes, body_bytes = _FRONT.unpack(front)
         if mark != _MARK or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
             raise LinkError(f"{self.peer} sent what is no frame")
         header = bytearray(header_bytes)
         _receive_all(self._socket, memoryview(header))
-        if checksum != zlib.crc32(header, zlib.crc32(head[:-4])):
-            raise LinkError(f"{self.peer} sent a damaged frame")
+        digest = _digest(self._keys.receiving, self._received, front, header)
+        if not hmac.compare_digest(found, digest):
+            raise LinkError(f"{self.peer} sent a damaged frame, or it belongs elsewhere")
+        self._received += 1
         if place is None:
             body = _view(np.empty(body_bytes, np.uint8))
         else:
@@ -227,93 +264,201 @@ def _view(memory: Buffer) -> memoryview:
     return memoryview(memory)  # type: ignore[arg-type]  # arrays have buffers; Python 3.11 has no name for that
 
 
-def _head(header: bytes, body_bytes: int) -> bytes:
-    front = _FRAME.pack(_MARK, len(header), body_bytes, 0)[:-4]
-    return front + zlib.crc32(header, zlib.crc32(front)).to_bytes(4, "little") + header
+def _digest(key: bytes, place: int, front: bytes, header: bytes | bytearray) -> bytes:
+    """Return what binds a header to its connection, its direction and its place there."""
+    hashed = hashlib.blake2b(place.to_bytes(8, "little"), key=key, digest_size=_DIGEST_BYTES)
+    hashed.update(front)
+    hashed.update(header)
+    return hashed.digest()
 
 
-def _secured(
-    made: socket.socket,
-    who: str,
-    until: float,
-    tls: Tls | None,
-    prove: Callable[[Socket], None],
-    *,
-    server_side: bool,
-) -> Socket:
-    """Encrypt a connection, if it is to be, and have both sides prove who they are."""
-    proven: Socket = made
+class _Contexts(NamedTuple):
+    """What may encrypt a connection."""
+
+    by_certificates: ssl.SSLContext | None
+    by_token: Callable[[], ssl.SSLContext]
+
+
+def _contexts(token: bytes, tls: Tls | None, host: str, *, server: bool) -> _Contexts:
+    """Raises TokenError."""
+    if tls is None and not _is_loopback(host):
+        token_context(token, server=server)  # it takes time, and nobody waits yet
+    return _Contexts(
+        None if tls is None else tls.context(server=server),
+        lambda: token_context(token, server=server),
+    )
+
+
+class _Terms(NamedTuple):
+    """What two sides have agreed on."""
+
+    manner: bytes
+    context: ssl.SSLContext | None
+    """What encrypts their connection; None: nothing does."""
+    keys: Keys
+    is_listening: bool
+
+
+def _proven(
+    made: socket.socket, who: str, timeout_s: float, until: float, prove: Callable[[], _Terms]
+) -> Link:
+    """Have both sides prove who they are, and encrypt their connection, if it is to be."""
+    connected: Socket = made
+    terms: _Terms | None = None
     fork_safety.close_in_children(made)
     try:
         made.settimeout(max(1e-3, until - time.monotonic()))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A host that vanished is noticed where only this side waits.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if tls is not None:
-            proven = tls.encrypted(made, server_side=server_side, until_s=until)
-        prove(proven)
+        terms = prove()
+        if terms.context is not None:
+            from stoker.net.encrypted import EncryptedSocket  # it takes time
+
+            connected = EncryptedSocket(
+                made, terms.context, server_side=terms.is_listening, until_s=until
+            )
+        if terms.is_listening:
+            connected.sendall(_WELCOME)
+        else:  # a refusal of what this side has shown comes here
+            _received(connected, len(_WELCOME), until)
     except BaseException as error:
         made.close()
+        if isinstance(error, EOFError):
+            raise LinkError(f"{who} refused the connection") from error
         if not isinstance(error, OSError) or isinstance(error, LinkError):
             raise
-        if tls is not None:
-            from stoker.net.encrypted import explained  # it takes time
+        if terms is not None and terms.context is not None:
+            from stoker.net.encrypted import explained
 
-            if reason := explained(error):
+            reason = explained(error)
+            if reason and terms.manner == _BY_TOKEN:
+                raise LinkError(
+                    f"somebody without the token is in the way to {who}: {reason}"
+                ) from error
+            if reason:
                 raise LinkRefused(f"{who} refused the connection: {reason}") from error
         raise LinkError(f"{who} does not complete the connection: {error}") from error
-    return proven
+    return Link(connected, who, timeout_s, terms.keys)
 
 
-def _introduce(to: Socket, token: bytes, purpose: bytes, until: float, address: str) -> None:
+def _introduce(
+    to: socket.socket,
+    token: bytes,
+    purpose: bytes,
+    until: float,
+    address: str,
+    contexts: _Contexts,
+) -> _Terms:
+    """Prove to have the token, and have whoever listens prove it."""
     challenge = secrets.token_bytes(_NONCE_BYTES)
     to.sendall(_GREETING + bytes([len(purpose)]) + purpose + challenge)
     try:
-        answer = _received(to, len(_GREETING) + _NONCE_BYTES + _PROOF_BYTES, until)
+        answer = _received(to, len(_GREETING) + 1 + _NONCE_BYTES + _PROOF_BYTES, until)
     except EOFError as error:
-        if refuses_plain(error.args[0]):
-            raise LinkRefused(
-                f"{address} encrypts its connections (TLS): this host needs certificates, too, in "
-                "~/.config/stoker/tls or where STOKER_TLS_FOLDER says"
-            ) from error
         raise LinkError(
             f"{address} refused the connection: it is no {purpose.decode()} of this version"
         ) from error
     if not answer.startswith(_GREETING):
         raise LinkRefused(f"{address} is no {purpose.decode()} of this version")
-    theirs = answer[len(_GREETING) :][:_NONCE_BYTES]
-    if not hmac.compare_digest(
-        answer[-_PROOF_BYTES:], _proof(token, b"listens", purpose, challenge, theirs)
-    ):
+    manner, theirs = answer[len(_GREETING) :][:1], answer[len(_GREETING) + 1 : -_PROOF_BYTES]
+    session = manner + purpose + b"\x00" + challenge + theirs
+    if not hmac.compare_digest(answer[-_PROOF_BYTES:], _keyed(token, b"listens", session)):
         raise LinkRefused(f"{address} has another token: it belongs to another cluster")
-    to.sendall(_proof(token, b"connects", purpose, challenge, theirs))
-    try:
-        _received(to, len(_WELCOME), until)
-    except EOFError as error:
-        raise LinkError(f"{address} refused the connection") from error
+    context = _agreed(manner, contexts, to, address)
+    to.sendall(_keyed(token, b"connects", session))
+    ours, others = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
+    return _Terms(manner, context, Keys(ours, others), is_listening=False)
 
 
-def _examine(whom: Socket, token: bytes, purpose: bytes, until: float) -> None:
+def _agreed(
+    manner: bytes, contexts: _Contexts, to: socket.socket, address: str
+) -> ssl.SSLContext | None:
+    """Return what encrypts a connection that goes on as whoever listens says.
+
+    Raises LinkRefused where this host does not go on like that.
+    """
+    if manner == _BY_CERTIFICATES:
+        if contexts.by_certificates is None:
+            raise LinkRefused(
+                f"{address} encrypts its connections with certificates: this host needs them, too, "
+                "in ~/.config/stoker/tls or where STOKER_TLS_FOLDER says"
+            )
+        return contexts.by_certificates
+    if contexts.by_certificates is not None:
+        raise LinkRefused(
+            f"{address} refused the connection: it does not encrypt its connections with "
+            "certificates (TLS), and this host does"
+        )
+    if manner == _BY_TOKEN:
+        return contexts.by_token()
+    if manner not in (_WITHIN_HOST, _INSECURE):
+        raise LinkRefused(f"{address} is of another version")
+    if manner == _WITHIN_HOST and not within_host(to):
+        raise LinkRefused(
+            f"{address} takes this for a connection within its host, which is not encrypted: "
+            "something there passes it on. Connect to the address that it listens on"
+        )
+    return None
+
+
+def _examine(
+    whom: socket.socket,
+    token: bytes,
+    purpose: bytes,
+    until: float,
+    contexts: _Contexts,
+    insecure: bool,
+) -> _Terms:
+    """Have whoever connected prove to have the token, and prove it."""
+    context = None
+    if contexts.by_certificates is not None:
+        manner, context = _BY_CERTIFICATES, contexts.by_certificates
+    elif insecure:
+        manner = _INSECURE
+    elif within_host(whom):
+        manner = _WITHIN_HOST
+    else:
+        manner, context = _BY_TOKEN, contexts.by_token()
     challenge = secrets.token_bytes(_NONCE_BYTES)
     expected = _GREETING + bytes([len(purpose)]) + purpose
     try:
-        begun = _received(whom, len(expected), until)
-        if begun != expected:
-            if isinstance(whom, socket.socket) and begins_encrypted(begun):
-                refuse(whom)
+        if _received(whom, len(expected), until) != expected:
             raise LinkError("somebody asked for another service, or for another version")
         theirs = _received(whom, _NONCE_BYTES, until)
-        whom.sendall(_GREETING + challenge + _proof(token, b"listens", purpose, theirs, challenge))
+        session = manner + purpose + b"\x00" + theirs + challenge
+        whom.sendall(_GREETING + manner + challenge + _keyed(token, b"listens", session))
         proof = _received(whom, _PROOF_BYTES, until)
     except EOFError as error:
         raise LinkError("somebody left before it was known who it is") from error
-    if not hmac.compare_digest(proof, _proof(token, b"connects", purpose, theirs, challenge)):
+    if not hmac.compare_digest(proof, _keyed(token, b"connects", session)):
         raise LinkError("somebody does not have the token")
-    whom.sendall(_WELCOME)
+    others, ours = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
+    return _Terms(manner, context, Keys(ours, others), is_listening=True)
 
 
-def _proof(token: bytes, role: bytes, purpose: bytes, client: bytes, server: bytes) -> bytes:
-    return hmac.digest(token, role + b"\x00" + purpose + b"\x00" + client + server, "sha256")
+def _keyed(token: bytes, what: bytes, session: bytes) -> bytes:
+    """Return 32 bytes for one use, and for one connection: its manner, purpose and challenges."""
+    return hmac.digest(token, what + b"\x00" + session, "sha256")
+
+
+def within_host(connected: socket.socket) -> bool:
+    """Tell whether a connection stays within this host: on the loopback, or from it to itself.
+
+    Systems send what is for an address of their own nowhere else, and take nothing that comes from
+    elsewhere in such an address's name.
+    """
+    here, there = connected.getsockname()[0], connected.getpeername()[0]
+    return here == there or (_is_loopback(here) and _is_loopback(there))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # a name
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def _received(whose: Socket, size: int, until: float) -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.net.tls import Tls
 
 _PROVE_S = 2.0  # how long whoever connects has to show that it has the token
-_STRANGERS = 64  # connections at a time that have not shown it
+_STRANGERS = 64  # connections at a time that have not shown it; for one more, the first is closed
 _JOIN_S = 5.0
 
 
@@ -32,7 +32,9 @@ class Listener:
         serve: is called with each connection that is authenticated; it is closed when this returns,
             or raises because it ended. Other exceptions are reported as those of a thread are.
         timeout_s: of the connections.
-        tls: how to encrypt them; None: not at all.
+        tls: certificates of this host to encrypt them with; None: the token encrypts them, but for
+            those within this host.
+        insecure: whether the network is trusted: without ``tls`` nothing is encrypted.
 
     Raises OSError if the address cannot be had, TokenError where connections cannot be encrypted.
     """
@@ -47,18 +49,20 @@ class Listener:
         *,
         timeout_s: float = 30.0,
         tls: Tls | None = None,
+        insecure: bool = False,
     ) -> None:
         self._token = token
         self._purpose = purpose
         self._serve = serve
         self._timeout_s = timeout_s
         self._tls = tls
+        self._insecure = insecure
         if tls is not None:
             tls.context(server=True)  # what is wrong with it is said now
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._threads: set[threading.Thread] = set()
-        self._strangers = 0
+        self._strangers: dict[socket.socket, None] = {}  # who came first is in front
         self._is_closed = False
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._socket = socket.create_server((host, port), family=family, backlog=128)
@@ -95,10 +99,12 @@ class Listener:
                 time.sleep(0.05)  # no descriptors are left: those who connect wait
                 continue
             with self._lock:
-                if self._strangers == _STRANGERS:
-                    connected.close()
-                    continue
-                self._strangers += 1
+                if len(self._strangers) == _STRANGERS:
+                    first = next(iter(self._strangers))
+                    del self._strangers[first]
+                    with contextlib.suppress(OSError):
+                        first.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+                self._strangers[connected] = None
             thread = threading.Thread(
                 target=self._attend,
                 args=(connected, joined_address(*found[:2])),
@@ -121,11 +127,17 @@ class Listener:
     def _authenticated(self, connected: socket.socket, peer: str) -> Link:
         try:
             link = Link.accept(
-                connected, peer, self._token, self._purpose, timeout_s=_PROVE_S, tls=self._tls
+                connected,
+                peer,
+                self._token,
+                self._purpose,
+                timeout_s=_PROVE_S,
+                tls=self._tls,
+                insecure=self._insecure,
             )
         finally:
             with self._lock:
-                self._strangers -= 1
+                self._strangers.pop(connected, None)
         link.set_timeout(self._timeout_s)
         return link
 

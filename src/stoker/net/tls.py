@@ -1,31 +1,30 @@
-"""Encryption of connections, where the network is not trusted.
+"""Encryption of connections: by the token that both sides have, or by certificates of their hosts.
 
-Like the token, the files for it are those of the host: whoever connects, or listens, looks for them
-there, and encrypts if they are. A host that has them talks to no host without.
+The token is enough, and nothing has to be set up. It may travel to hosts by ways that others can
+read, though (the key-value stores of torchrun and Ray). Certificates are files of the host, as the
+token of named hosts is: whoever connects, or listens, looks for them there, and uses them if they
+are. A host that has them talks to no host without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import socket
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from stoker.errors import TokenError
 
 if TYPE_CHECKING:
     import ssl
 
-    from stoker.net.encrypted import EncryptedSocket
-
 _FILES = ("certificate.pem", "key.pem", "authority.pem")
 _RAYS = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-_HELLO = b"\x16"  # how one begins who encrypts
-_ALERT = b"\x15"
-_REFUSAL = _ALERT + b"\x03\x03\x00\x02\x02\x47"  # fatal: insufficient security
+_KEPT = 16  # tokens whose certificates are kept: making one takes 20 ms
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,7 @@ class Tls:
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """Return what encrypts connections. Raises TokenError for files that are of no use."""
-        import ssl  # it takes time
-
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_REQUIRED
-        if server:
-            context.num_tickets = 0  # what comes first is what somebody waits for
+        context = _mutual(server)
         try:
             context.load_cert_chain(self.certificate, self.key)
             context.load_verify_locations(self.authority)
@@ -61,21 +53,49 @@ class Tls:
             ) from error
         return context
 
-    def encrypted(
-        self, connected: socket.socket, *, server_side: bool, until_s: float
-    ) -> EncryptedSocket:
-        """Encrypt a connection. Raises OSError, TokenError."""
-        from stoker.net.encrypted import EncryptedSocket
 
-        context = self.context(server=server_side)
-        if server_side and connected.recv(1, socket.MSG_PEEK) not in (_HELLO, b""):
-            refuse(connected)
-            raise ConnectionError("it does not encrypt")
-        return EncryptedSocket(connected, context, server_side=server_side, until_s=until_s)
+@functools.lru_cache(maxsize=_KEPT)
+def token_context(token: bytes, *, server: bool) -> ssl.SSLContext:
+    """Return what encrypts connections to those who have a token, and to nobody else."""
+    from stoker.net.token_certificate import make_certificate
+
+    made = make_certificate(token)
+    context = _mutual(server)
+    context.load_verify_locations(cadata=made.certificate)
+    with _nameless_file() as file:  # OpenSSL takes keys from files
+        file.write(made.key + _pem(made.certificate))
+        file.flush()
+        context.load_cert_chain(f"/dev/fd/{file.fileno()}")
+    return context
+
+
+def _mutual(server: bool) -> ssl.SSLContext:
+    """Return a context of TLS 1.3 in which each side has to show a certificate."""
+    import ssl  # it takes time
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        context.num_tickets = 0  # what comes first is what somebody waits for
+    return context
+
+
+def _pem(certificate: bytes) -> bytes:
+    import ssl
+
+    return ssl.DER_cert_to_PEM_cert(certificate).encode()
+
+
+def _nameless_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def own_tls() -> Tls | None:
-    """Return the files of this host, or None where connections are not encrypted.
+    """Return the files of this host, or None where the token is all that there is.
 
     They are in the folder ``$STOKER_TLS_FOLDER``, else ``~/.config/stoker/tls``; where there is
     none, and Ray encrypts its own connections, they are Ray's.
@@ -95,19 +115,3 @@ def own_tls() -> Tls | None:
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return Tls(*(Path(os.environ[name]) for name in _RAYS))
     return None
-
-
-def begins_encrypted(data: bytes) -> bool:
-    """Tell whether this is how one begins who encrypts."""
-    return data.startswith(_HELLO)
-
-
-def refuses_plain(data: bytes) -> bool:
-    """Tell whether this is how one answers who encrypts, to one who does not."""
-    return data.startswith(_ALERT)
-
-
-def refuse(connected: socket.socket) -> None:
-    """Tell somebody that this side encrypts, or does not, and that one the other way."""
-    connected.recv(1 << 12)  # what is not read before the end could hide what is said
-    connected.sendall(_REFUSAL)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
+from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
 from stoker.sources.columns import Column, column_of
 from stoker.sources.source import IndexedSource, Indices, Rows
@@ -67,6 +68,9 @@ class ArraySource(IndexedSource, Rows):
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""
         return None
+
+    def contents(self) -> str:
+        return told_by_rows(self.fetch, len(self))
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

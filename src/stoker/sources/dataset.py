@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from stoker.cache.contents import told
 from stoker.cache.fingerprint import Fingerprint
 from stoker.sources.arrow_rows import is_table
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.source import IndexedSource, Indices, UserObject
 
 
 class DatasetSource(IndexedSource):
     """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there.
 
-    Nothing is read ahead: it may not give the same when it is asked twice.
+    Nothing is read ahead: it may not give the same when it is asked twice. It may be longer or
+    shorter in the next epoch, which has a source of its own then (``measured``).
     """
 
     runs_user_code = True
     is_numbered = True
+    may_grow = True
 
     def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, (str, bytes, os.PathLike)):
+            raise TypeError(
+                f"from_dataset needs an object with __len__ and __getitem__, not the path "
+                f"{dataset!r}: from_folder, from_files, from_tar and from_parquet read files"
+            )
+        if isinstance(dataset, type):
+            raise TypeError(
+                "from_dataset needs an object, not its class: "
+                f"from_dataset({dataset.__name__}(...))"
+            )
         for method in ("__getitem__", "__len__"):
             if not hasattr(dataset, method):
+                name = type(dataset).__name__
+                way = ""
+                if hasattr(dataset, "dataset") and hasattr(dataset, "__iter__"):
+                    way = ": from_loader takes it as it is, and its dataset goes in here"
+                elif hasattr(dataset, "__iter__"):
+                    way = ": a stream goes into from_iterable"
                 raise TypeError(
-                    f"from_dataset needs an object with __len__ and __getitem__; "
-                    f"{type(dataset).__name__} has no {method}"
+                    "from_dataset needs an object with __len__ and __getitem__; "
+                    f"{name} has no {method}{way}"
                 )
         if is_table(dataset) and not hasattr(dataset, "__getitems__"):
             raise TypeError(
@@ -50,6 +71,21 @@ class DatasetSource(IndexedSource):
     def __len__(self) -> int:
         return self._length
 
+    def measured(self) -> DatasetSource:
+        if len(self.dataset) == self._length:
+            return self
+        twin = copy.copy(self)
+        twin._length = len(self.dataset)
+        return twin
+
+    def user_objects(self) -> list[UserObject]:
+        return [UserObject(self.name, self.dataset)]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> DatasetSource:
+        twin = copy.copy(self)
+        (twin.dataset,) = objects
+        return twin
+
     def fetch(self, indices: Indices) -> list[Any]:
         """Ask the dataset, with plain integers."""
         plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
@@ -63,6 +99,9 @@ class DatasetSource(IndexedSource):
     def path(self, index: int) -> str | None:
         """Return None: a dataset does not tell."""
         return None
+
+    def contents(self) -> str:
+        return told(self.dataset)
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

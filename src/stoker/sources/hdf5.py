@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from stoker.fork_safety import OwningProcess
-from stoker.sources.open_files import FileVersion
+from stoker.sources.open_files import FileVersion, version_of
 
 _INHERITED: list[Any] = []
 """What a forked child must not close: the files are its parent's."""
@@ -70,4 +70,4 @@ class HdfArray:
 
 def _version(path: str) -> FileVersion:
     found = os.stat(path)
-    return FileVersion(found.st_size, found.st_mtime_ns)
+    return version_of(found)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
 from stoker.checks import names_in
 from stoker.sources.arrow_rows import to_examples
@@ -92,6 +93,9 @@ class HuggingFaceSource(IndexedSource):
     def identity(self) -> str | None:
         """Return what the data set calls itself: a digest of its data and what was done to it."""
         return None if self._told is None else f"datasets {self._told} {self._columns}"
+
+    def contents(self) -> str:
+        return told_by_rows(self.fetch, len(self))
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StateError
-from stoker.sources.own_state import StatefulPass, StateLog, checked, has_state
+from stoker.sources.own_state import Standing, StatefulPass, StateLog, checked, has_state
 from stoker.sources.source import Source
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class IterableSource(Source):
         self._passes = Passes(examples, "from_iterable", "examples")
         self._given = examples
         self._has_state = has_state(examples)
+        self._standing = Standing(examples, self._passes.open)
         self._log: StateLog | None = None  # of the present pass
         self._first_state: Any = None  # from before any other was loaded
 
@@ -89,7 +90,8 @@ class IterableSource(Source):
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
         """Begin a pass: at its beginning, or behind ``number`` examples in a saved state.
 
-        A stream with ``set_epoch`` is told the epoch.
+        A stream with ``set_epoch`` is told the epoch. With ``saved`` and no ``number``, a pass was
+        left there by another process's consumer, and the next one begins.
 
         Raises StateError for what cannot be a state.
         """
@@ -97,6 +99,10 @@ class IterableSource(Source):
         self.set_epoch(epoch)
         if not self._has_state:
             return self._passes.open()
+        if saved is not None and not number:
+            self._standing.restore(saved)
+            saved = None
+        before = None
         if saved is not None:
             if self._first_state is None and hasattr(self._given, "set_epoch"):
                 self._first_state = self._given.state_dict()
@@ -104,8 +110,25 @@ class IterableSource(Source):
         elif self._first_state is not None:
             # Hugging Face's begins each pass over the same epoch at what was loaded last.
             self._given.load_state_dict(self._first_state)
-        self._log = StateLog(saved, number)
+        else:
+            self._standing.put_back()
+            before = self._standing.before()
+        self._log = StateLog(saved, number, before)
         return StatefulPass(self._given, self._passes.open(), self._log)
+
+    def leave(self, number: int | None) -> None:
+        """Take note that the consumer left the pass behind so many examples; None: at its end."""
+        log = self._log
+        if log is None:
+            return
+        place = None if number is None else log.place(number)
+        if number is None or (number and place is None):
+            self._standing.end()
+        elif number > log.number or not number:
+            self._standing.leave(place, is_ahead=log.read > (number or 0))
+
+    def state_between(self, *, left: bool) -> Any:
+        return self._standing.place
 
     def state(self, number: int) -> Any:
         """Return the state in which ``number`` examples of the present pass have been read."""
@@ -125,11 +148,17 @@ class IterableSource(Source):
             )
         kept = chain.selection.is_kept_by_streams
         if chain.has_fixed_echo or chain.may_leave_out or not kept:
+            each = [(stage.name, stage.traits) for stage in chain.stages]
+            in_the_way = [
+                name
+                for name, t in each
+                if t.filters or t.skips or t.joins or t.repeats or t.shuffles or t.shards
+            ]
             raise StateError(
-                f"in the middle of an epoch of {self.name} a shuffle buffer, filters, skip "
-                "budgets, ranks, and the pool of a fixed factor cannot be made again: save between "
-                'epochs, let the stream itself do these, or take .echo("auto"), whose pool may '
-                "begin empty"
+                f"in the middle of an epoch of {self.name}, what "
+                f"{', '.join(in_the_way) or 'on_error='} holds or has left out cannot be made "
+                "again: save between epochs, let the stream itself do this, or, of an echo, take "
+                '.echo("auto"), whose pool may begin empty'
             )
 
     def extent(self, *, is_followed: bool) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StateError
 from stoker.sources.iterable import Passes
+from stoker.sources.own_state import Standing
 from stoker.sources.source import Source
 from stoker.sources.unsharded import warn_unsharded_loader
 
@@ -21,13 +22,16 @@ class LoaderSource(Source):
 
     Attributes:
         loader: what the user gave.
+        before: its own state before the pass at hand, None where it cannot be told.
     """
 
     yields_batches = True
 
     def __init__(self, loader: Any) -> None:
         self._passes = Passes(loader, "from_loader", "batches")
+        self._standing = Standing(loader, self._passes.open)
         self.loader = loader
+        self.before: Any = None
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
     @property
@@ -56,6 +60,9 @@ class LoaderSource(Source):
 
     def open(self) -> Iterator[Any]:
         """Begin a pass. An iterator that can be reset is, unless it does so itself."""
+        if self._has_state:
+            self._standing.put_back()
+            self.before = self._standing.before()
         iterator = self._passes.open()
         return _Resetting(iterator) if iterator is self.loader else iterator
 
@@ -75,7 +82,16 @@ class LoaderSource(Source):
     def state_between(self, *, left: bool) -> Any:
         return None if left else self.state()
 
+    def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
+        """Take note that the consumer left a pass, which may have been read further."""
+        self._standing.leave(place, is_ahead=is_ahead)
+
+    def end(self) -> None:
+        """Take note that a pass came to its end."""
+        self._standing.end()
+
     def load(self, state: Any) -> None:
+        self._standing.end()
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: Chain) -> None:

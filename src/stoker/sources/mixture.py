@@ -7,8 +7,9 @@ part before they are mixed stands in the chain behind it, for that part alone (`
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from stoker.dealing import Dealer
 from stoker.orders import Order, Selection
 from stoker.schedule.proportions import Proportions
 from stoker.sources.mixed_order import MixedOrder
-from stoker.sources.source import IndexedSource, Indices, Reader, Rows
+from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
 from stoker.stats import PartStats
 
 
@@ -101,6 +102,16 @@ class MixtureSource(IndexedSource):
     def count(self) -> int:
         return self.examples(Selection())
 
+    def measured(self) -> MixtureSource:
+        for number, part in enumerate(self.parts, 1):
+            if part.source.measured() is not part.source:
+                raise ValueError(
+                    f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
+                    "when it was mixed, and has another number now, from which it does not follow "
+                    "where the mixture's epochs begin: mix anew"
+                )
+        return self
+
     def examples(self, selection: Selection) -> int:
         """Return the examples of an epoch on this rank: of each part it has a rank's part.
 
@@ -119,10 +130,10 @@ class MixtureSource(IndexedSource):
         row = self.proportions
         count = (row.shortest if self._until_all else row.longest)(lengths)
         share = selection.share
-        first = selection.first
+        first = selection.first.stop
         if share is not None and first is not None:
             first = share.count(first)
-        limits = first, selection.between, selection.last
+        limits = first, selection.between.stop, selection.last.stop
         return min([count, *(limit for limit in limits if limit is not None)])
 
     def order(
@@ -158,6 +169,22 @@ class MixtureSource(IndexedSource):
             PartStats(part.source.name, weight / total, count, (begun + count) / each)
             for part, weight, count, begun, each in told
         )
+
+    def user_objects(self) -> list[UserObject]:
+        return [each for part in self.parts for each in part.source.user_objects()]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> MixtureSource:
+        twin, rest = copy.copy(self), iter(objects)
+        sources = [
+            part.source.with_user_objects([next(rest) for _ in part.source.user_objects()])
+            for part in self.parts
+        ]
+        twin.parts = tuple(map(_read_from, self.parts, sources))
+        return twin
+
+    def with_own(self, reader: Reader) -> Reader:
+        assert isinstance(reader, _MixedReader)
+        return reader.of(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
         return _fetched(self, indices, [part.source for part in self.parts])
@@ -220,6 +247,10 @@ class MixtureSource(IndexedSource):
         known = [identity for identity in each if identity is not None]
         return "\0".join(["mix", *known]) if len(known) == len(each) else None
 
+    def contents(self) -> str:
+        each = [part.source.identity() or part.source.contents() for part in self.parts]
+        return "\0".join(each)
+
     def fingerprint(self, index: int) -> Fingerprint:
         """Return that of the part's example, with the part's number in its name."""
         number, own = self.locate(index)
@@ -269,6 +300,14 @@ class _MixedReader:
         self._readers = readers
         self.requests = sum(reader.requests for reader in readers if reader is not None)
 
+    def of(self, mixture: MixtureSource) -> _MixedReader:
+        """Return it for a mixture with other objects of the user's."""
+        readers = [
+            reader and part.source.with_own(reader)
+            for part, reader in zip(mixture.parts, self._readers, strict=True)
+        ]
+        return _MixedReader(mixture, readers)
+
     def expect(self, indices: Indices) -> None:
         divided = self._mixture.divided(indices)
         for reader, (_, own) in zip(self._readers, divided, strict=True):
@@ -317,6 +356,10 @@ class _MixedRows(Rows):
         stop = start + len(indices)
         for out, found in zip(pytree.leaves(batch), pytree.leaves(gathered), strict=True):
             found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn
+
+
+def _read_from(part: MixedPart, source: IndexedSource) -> MixedPart:
+    return replace(part, source=source)
 
 
 def _fetched(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.cache.fingerprint import of_file
 
 MOST_OPEN = 256
 
@@ -23,6 +26,17 @@ class FileVersion(NamedTuple):
 
     size_bytes: int
     modified_ns: int
+    """When it was modified, which ``rsync -t`` and ``cp -p`` set back; of a remote one a digest."""
+    changed_ns: int = 0
+    """When a local file was changed in any way, which no tool can set back."""
+    inode: int = 0
+    """Of a local file, where its file system goes on numbering it so."""
+
+
+def version_of(found: os.stat_result) -> FileVersion:
+    """Return the version of a local file as it was found."""
+    told = of_file("", found)
+    return FileVersion(told.size_bytes, told.version, told.changed_ns, told.inode)
 
 
 class OpenFiles:
@@ -32,11 +46,13 @@ class OpenFiles:
     same time is closed again with the last reference to it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str | None = None) -> None:
         self._open: dict[str, OpenFile] = {}
+        self._host = host or socket.gethostname()  # where the versions were looked up
+        self._is_there = self._host == socket.gethostname()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return OpenFiles, ()
+        return OpenFiles, (self._host,)
 
     def read(self, path: str, version: FileVersion, start: int, nbytes: int) -> bytes:
         """Return bytes of a file that is still of this version.
@@ -64,10 +80,18 @@ class OpenFiles:
             if len(self._open) >= MOST_OPEN:
                 self._open = {}  # who reads one of them has a reference
             self._open[path] = file
-        if file.version() != version:
+        if not self._is_still(file, version):
             self._open.pop(path, None)
             raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
         return file
+
+    def _is_still(self, file: OpenFile, version: FileVersion) -> bool:
+        found = os.fstat(file.descriptor)
+        now = version_of(found)
+        # What was replaced while it is open changes by that alone: its content stays.
+        return now == version or (
+            now[:2] == version[:2] and (not self._is_there or not found.st_nlink)
+        )
 
 
 class OpenFile:
@@ -90,8 +114,7 @@ class OpenFile:
 
     def version(self) -> FileVersion:
         """Look up the version of what is open now."""
-        found = os.fstat(self.descriptor)
-        return FileVersion(found.st_size, found.st_mtime_ns)
+        return version_of(os.fstat(self.descriptor))
 
     def read(self, start: int, nbytes: int) -> bytes:
         """Return bytes. Raises ValueError where the file ends before."""

@@ -16,7 +16,7 @@ from stoker.machine import format_bytes, usable_memory_bytes
 from stoker.sources.arrow_rows import import_pyarrow, without_views
 from stoker.sources.grouped_rows import GroupedRows, RowGroup, kinds_of
 from stoker.sources.held_blocks import HeldBlocks
-from stoker.sources.open_files import FileVersion
+from stoker.sources.open_files import FileVersion, version_of
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
 
@@ -72,8 +72,7 @@ class ParquetSource(IndexedSource):
             schema = _check_schema(
                 path, metadata.schema.to_arrow_schema(), columns, self._files, schema
             )
-            for number in range(metadata.num_row_groups):
-                group = metadata.row_group(number)
+            for number, group in enumerate(_row_groups(path, metadata)):
                 self._groups.append((len(self._files), number))
                 counts.append(group.num_rows)
                 self._nbytes += _size_of(group, schema.names)
@@ -160,7 +159,7 @@ class ParquetSource(IndexedSource):
         """Yield each file that is meant, with its version and its metadata."""
         for path in find_files(paths, "from_parquet", ".parquet"):
             found = os.stat(path)
-            yield path, FileVersion(found.st_size, found.st_mtime_ns), self._read_metadata(path)
+            yield path, version_of(found), self._read_metadata(path)
 
     def _read_metadata(self, path: str, file: Any = None) -> Any:
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
@@ -177,7 +176,7 @@ class ParquetSource(IndexedSource):
         path, version, _ = self._files[number]
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
-        if FileVersion(found.st_size, found.st_mtime_ns) != version:
+        if version_of(found) != version:
             raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
         try:
             with parquet.ParquetFile(path) as file:
@@ -225,6 +224,24 @@ def _check_schema(
                 f"{there or 'not there'}. Write them alike, or leave it out by columns="
             )
     return first  # the same in another order
+
+
+def _row_groups(path: str, metadata: Any) -> list[Any]:
+    """Return the metadata of row groups. Raises ValueError where what a file tells cannot be."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    counts = [group.num_rows for group in groups]
+    if min(counts, default=-1) < 0 or sum(counts) != metadata.num_rows:
+        raise ValueError(
+            f"{path} is a damaged Parquet file: of {metadata.num_rows:,} rows, its row groups have "
+            f"{sum(counts):,}"
+        )
+    try:
+        for group in groups:
+            for column in map(group.column, range(group.num_columns)):
+                column.path_in_schema  # noqa: B018 - decodes it
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is a damaged Parquet file: {error}") from error
+    return groups
 
 
 def _size_of(group: Any, names: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from stoker.sources.local_files import files_below
+from stoker.sources.local_files import files_below, is_special
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -26,7 +26,8 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         suffix: of a folder, the files below it that end so (``is_aside`` left out).
 
     Raises FileNotFoundError where a pattern or a path fits nothing; IsADirectoryError for a folder
-    without ``suffix``; ValueError for URLs and for no paths at all; TypeError for something else.
+    without ``suffix``; ValueError for URLs, for no paths at all, and for pipes and devices;
+    TypeError for something else.
     """
     found: list[str] = []
     for each in path_list(given, asked):
@@ -39,6 +40,9 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
             found += _find(path, suffix)
     if not found:
         raise ValueError(f"{asked} needs at least one file")
+    for path in found:
+        if is_special(path):  # to open a pipe would wait for its writer
+            raise ValueError(f"{path} is no regular file: {asked} takes files, or a pattern")
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,14 @@ Indices = Sequence[int] | NDArray[np.int64]
 _TOGETHER_BYTES = 1 << 20  # of batches that are gathered at once: more would leave the CPU's caches
 
 
+class UserObject(NamedTuple):
+    """An object of the user's that a source or a stage calls."""
+
+    name: str
+    """What calls it, for people."""
+    value: Any
+
+
 class Source(ABC):
     """Where a chain begins.
 
@@ -38,11 +46,13 @@ class Source(ABC):
         yields_batches: whether what comes out are batches, ready made by a foreign loader.
         is_indexed: whether any example can be had by its number.
         has_own_order: whether it decides itself in what order an epoch's examples come.
+        may_grow: whether ``measured`` may find it longer, or shorter, than it was.
     """
 
     yields_batches: bool = False
     is_indexed: bool = False
     has_own_order: bool = False
+    may_grow: bool = False
 
     @property
     @abstractmethod
@@ -60,6 +70,13 @@ class Source(ABC):
 
         Raises TypeError where only the end tells.
         """
+
+    def measured(self) -> Source:
+        """Return this source as long as it is now: itself, where that has not changed.
+
+        Raises ValueError where it may not change.
+        """
+        return self
 
     def examples(self, selection: Selection) -> int:
         """Return the examples (of a loader, batches) that an epoch has on this rank.
@@ -187,7 +204,10 @@ class Reader(Protocol):
 
 
 class IndexedSource(Source):
-    """A source that gives any example by its number. Safe to use from any thread.
+    """A source that gives any example by its number.
+
+    Safe to use from any thread, but for the objects of the user's in it: each thread has a source
+    with copies of its own.
 
     Attributes:
         runs_user_code: whether reading runs Python code of the user's, which may draw from global
@@ -225,6 +245,10 @@ class IndexedSource(Source):
         """Return what tells this source from others, in all processes; None where nothing does."""
         return None
 
+    def contents(self) -> str:
+        """Return a digest of what it says of itself, where it has no identity."""
+        return ""
+
     def name_of(self, index: int) -> str:
         """Return what an example is called on every host that has the same data: no whole path."""
         return str(index)
@@ -239,6 +263,18 @@ class IndexedSource(Source):
         ``selection``: which examples will be asked for, about in their order; None: any, in any.
         """
         return None
+
+    def user_objects(self) -> list[UserObject]:
+        """Return the objects of the user's that it calls."""
+        return []
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Self:
+        """Return it with others in their place, in the same order."""
+        return self
+
+    def with_own(self, reader: Reader) -> Reader:
+        """Return a reader of the source that this was made from, calling this one's objects."""
+        return reader
 
     def order(
         self,

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
 from stoker.sources.arrow_rows import to_table
 from stoker.sources.grouped_rows import GroupedRows, kinds_of
@@ -61,6 +62,9 @@ class TableSource(IndexedSource):
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""
         return None
+
+    def contents(self) -> str:
+        return told_by_rows(self.fetch, len(self))
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

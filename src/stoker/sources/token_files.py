@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.sources.open_files import FileVersion
+from stoker.signals import pass_on
+from stoker.sources.open_files import FileVersion, version_of
 
 
 class TokenFile(NamedTuple):
@@ -25,10 +25,8 @@ class TokenFile(NamedTuple):
 
 def find_tokens(path: str, dtype: DTypeLike | None) -> TokenFile:
     found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{path} is no regular file: from_tokens takes files, or a pattern")
     with open(path, "rb") as file:
-        return token_file(path, FileVersion(found.st_size, found.st_mtime_ns), dtype, file)
+        return token_file(path, version_of(found), dtype, file)
 
 
 def token_file(
@@ -69,6 +67,9 @@ def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[An
         first = form.read_magic(file) == (1, 0)
         read = form.read_array_header_1_0 if first else form.read_array_header_2_0
         shape, _, kind = read(file)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
+        pass_on(error)
         raise ValueError(f"{path} is no array of tokens: {error}") from error
+    if any(length < 0 for length in shape):
+        raise ValueError(f"{path} is no array of tokens: its shape is {list(shape)}")
     return shape, kind

@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.callers import distributing
 from stoker.caution import warn
+from stoker.launchers import launched
 from stoker.machine import own_rank
 
 # What samplers, batch samplers and datasets that divide an epoch know: torch's DistributedSampler
@@ -77,8 +78,11 @@ def warn_unsharded_feed() -> None:
 
 
 def _ranks() -> int:
-    group = own_rank()
-    return 1 if group is None else group[1]
+    """Count the ranks that there are; where there is no group, the processes of a launcher."""
+    group, there = own_rank(), launched()
+    if group is None:
+        return 1 if there is None else there.world
+    return group[1]
 
 
 def _tell(what: str, advice: str, within: dict[str, str]) -> None:
@@ -86,7 +90,8 @@ def _tell(what: str, advice: str, within: dict[str, str]) -> None:
     if _ranks() < 2:
         return
     told = f"each of {_ranks()} ranks iterates over all {what}: "
-    framework = distributing()
+    # What a launcher started may have nothing to do with each other: that is no error.
+    framework = None if own_rank() is None else distributing()
     if framework in within:
         raise ValueError(f"under {framework} {told}{within[framework]}")
     if what not in _told:

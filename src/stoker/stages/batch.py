@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import dataclasses
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker import pytree
 from stoker.buffers import Allocator, Recycler
 from stoker.checks import is_whole_number
+from stoker.signals import pass_on
+from stoker.sources.source import UserObject
 from stoker.stages.stacking import stacked, write_rows
 from stoker.stages.stage import Stage, Traits, first_with
 
@@ -23,6 +28,18 @@ if TYPE_CHECKING:
     from stoker.engine.lower import Lowering
 
 Collate = Callable[[list[Any]], Any]
+
+
+class UnlikeError(ValueError):
+    """An example does not fit into its batch.
+
+    Attributes:
+        row: which of the examples it is, counted from the first of the batch.
+    """
+
+    def __init__(self, text: str, row: int = 0) -> None:
+        super().__init__(text)
+        self.row = row
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,12 @@ class Batch(Stage):
     def lower(self, to: Lowering) -> None:
         to.batch(self)
 
+    def user_objects(self) -> list[UserObject]:
+        return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Batch:
+        return replace(self, collate=objects[0]) if objects else self
+
     def count(self, items: int) -> int:
         """Return the number of batches that so many examples make."""
         return items // self.n if self.drop_last else -(-items // self.n)
@@ -72,6 +95,20 @@ class Batch(Stage):
         return f"batch({self.n}, drop_last={self.drop_last})"
 
 
+class RowError(Exception):
+    """What a user's collate function raised because of one example.
+
+    Attributes:
+        error: what it raised.
+        row: which of the examples it is, counted from the first of the batch.
+    """
+
+    def __init__(self, error: Exception, row: int) -> None:
+        super().__init__(error, row)
+        self.error = error
+        self.row = row
+
+
 class Columns:
     """A run of examples turned into one column for each leaf; what process workers send."""
 
@@ -79,8 +116,17 @@ class Columns:
         self.template = template
         self.columns = columns
 
+    def rows(self) -> list[Any]:
+        """Return the examples again."""
+        parts = zip(*self.columns, strict=True)
+        return [_rebuilt(self.template, iter(part)) for part in parts]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Columns, (self.template, self.columns)
+
+
+class Misfits(list[Any]):
+    """Examples that a worker process could not stack: the builder says which is to blame."""
 
 
 class Builder:
@@ -100,13 +146,11 @@ class Builder:
         self._stacked: Any = None  # a batch that came in one piece
         self._template: Any = None
         self._leaves: list[_Leaf] | None = None
+        self._refused: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
 
     def put(self, start: int, examples: list[Any]) -> None:
-        """Write examples as rows ``start ..``; the rows are copied.
-
-        Raises ValueError or TypeError when the examples do not fit together.
-        """
+        """Write examples as rows ``start ..``; the rows are copied."""
         if self._examples is not None:
             self._examples[start : start + len(examples)] = examples
             return
@@ -114,11 +158,17 @@ class Builder:
             self._stacked = stacked(examples, self._recycler)
         if examples and self._stacked is None:
             template = self._template if self._leaves else examples[0]
-            self._put(start, template, _columns(template, examples))
+            try:
+                self._put(start, template, _columns(template, examples))
+            except UnlikeError:
+                self._refused[start] = examples
 
     def put_columns(self, start: int, made: Columns) -> None:
         """Write columns that another process made, as rows ``start ..``."""
-        self._put(start, made.template, made.columns)
+        try:
+            self._put(start, made.template, made.columns)
+        except UnlikeError:
+            self._refused[start] = made.rows()
 
     def _put(self, start: int, template: Any, columns: Sequence[Any]) -> None:
         leaves = self._leaves or self._allocate(template, columns)
@@ -133,21 +183,56 @@ class Builder:
         mine, theirs = map(pytree.leaf_names, (self._template, template))
         return columns if mine == theirs else [columns[theirs.index(name)] for name in mine]
 
-    def finish(self) -> Any:
-        """Return the batch."""
+    def finish(self, collate: Collate | None = None) -> Any:
+        """Return the batch; ``collate`` is called in place of the builder's own.
+
+        Raises UnlikeError when the examples do not fit together; what the user's function does, as
+        RowError where it is one example's fault.
+        """
         if self._examples is not None:
-            assert self._collate is not None
-            batch = self._collate(self._examples)
+            collate = collate or self._collate
+            assert collate is not None
+            examples = list(self._examples)  # which the function may change
+            try:
+                batch = collate(self._examples)
+            except Exception as error:
+                pass_on(error)
+                row = _blamed(collate, examples, type(error))
+                if row is None:
+                    raise
+                raise RowError(error, row) from None
             if batch is None:
                 raise TypeError("collate returned None: return the batch")
             return batch
         if self._stacked is not None:
             return self._stacked
+        if self._refused:
+            raise self._misfit()
         if self._leaves is None:
             raise AssertionError("a batch has at least one row")
-        tensors = any(isinstance(leaf, _TensorLeaf) for leaf in self._leaves)
-        parts = iter([leaf.finish(tensors) for leaf in self._leaves])
-        return pytree.map_leaves(lambda _: next(parts), self._template)
+        tensors = any(isinstance(leaf, (_TensorLeaf, _SparseLeaf)) for leaf in self._leaves)
+        return _rebuilt(self._template, iter([leaf.finish(tensors) for leaf in self._leaves]))
+
+    def _misfit(self) -> UnlikeError:
+        """Return the error of the row to blame: the first that does not fit beside the others.
+
+        Where most do not fit beside a few, and are alike, it is the first of those few.
+        """
+        unfit: dict[int, UnlikeError] = {}
+        for start, examples in sorted(self._refused.items()):
+            for row, example in enumerate(examples, start):
+                template = self._template if self._leaves else example
+                try:
+                    self._put(row, template, _columns(template, [example]))
+                except UnlikeError as error:
+                    unfit[row] = error
+        fit = [row for row in range(self._rows) if row not in unfit]
+        first = min(unfit)
+        kinds = {str(error) for error in unfit.values()}  # a number may have come in two forms
+        are_alike = 2 * len(kinds) <= len(unfit)
+        return UnlikeError(
+            str(unfit[first]), fit[0] if 0 < len(fit) < len(unfit) and are_alike else first
+        )
 
     def _allocate(self, template: Any, columns: Sequence[Any]) -> list[_Leaf]:
         with self._lock:
@@ -160,21 +245,31 @@ class Builder:
             return self._leaves
 
 
+def _rebuilt(template: Any, leaves: Iterator[Any]) -> Any:
+    return pytree.map_leaves(lambda _: next(leaves), template)
+
+
 def collated(examples: list[Any], allocator: Allocator) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
     template = examples[0]
     stacked = []
-    for place, column in enumerate(_columns(template, examples)):
-        leaf = _leaf(_Name(template, place), column[0], len(examples), allocator)
-        leaf.put(0, column)
-        stacked.append(leaf.finish(False))
+    try:
+        for place, column in enumerate(_columns(template, examples)):
+            leaf = _leaf(_Name(template, place), column[0], len(examples), allocator)
+            leaf.put(0, column)
+            stacked.append(leaf.column())
+    except UnlikeError:
+        builder = Builder(len(examples), None, Recycler())
+        builder.put(0, examples)
+        builder.finish()  # says which is to blame
+        raise
     return Columns(pytree.map_leaves(lambda _: None, template), stacked)
 
 
 def _columns(template: Any, examples: Sequence[Any]) -> list[Any]:
     """Transpose examples into one sequence for each leaf of the template.
 
-    Raises TypeError when an example differs from it in more than its leaves.
+    Raises UnlikeError when an example differs from it in more than its leaves.
     """
     parts = pytree.children(template)
     if parts is None:
@@ -212,11 +307,44 @@ def _transposed(
     return None
 
 
-def _unlike(what: str) -> TypeError:
-    return TypeError(
+def _unlike(what: str) -> UnlikeError:
+    return UnlikeError(
         f"examples of one batch differ in structure: {what}; make them alike in a map, or give "
         ".batch(collate=...)"
     )
+
+
+def _blamed(collate: Collate, examples: list[Any], kind: type[Exception]) -> int | None:
+    """Return the row without which a user's function would not have failed; None where none is.
+
+    It is looked for by calling the function again, with fewer examples: about log2(n) times.
+    """
+
+    def fails(some: list[Any]) -> bool:
+        try:
+            collate(some)
+        except kind:
+            return True
+        except Exception:
+            return False
+        return False
+
+    counts = range(1, len(examples))
+    fewest = 1 + bisect.bisect_left(counts, True, key=lambda n: fails(examples[:n]))
+    row, others = fewest - 1, examples[1:3]
+    if len(examples) == 1:
+        return None
+    if fewest == 1 or (fewest == 2 < len(examples)):  # is it the first one, or the second?
+        row = 1 if fails(others) else 0
+        if fewest == 1 and row == 1:
+            return None  # the function fails on any example
+    if len(examples) == fewest == 2 and not fails(others):
+        return None  # each of the two is right on its own
+    return None if fails(_without(examples, row)) else row
+
+
+def _without(examples: list[Any], row: int) -> list[Any]:
+    return examples[:row] + examples[row + 1 :]
 
 
 class _Name(NamedTuple):
@@ -242,27 +370,38 @@ class _Leaf(ABC):
 
     @abstractmethod
     def put(self, start: int, column: Any) -> None:
-        """Write rows ``start ..``. Raises ValueError where they do not fit."""
+        """Write rows ``start ..``. Raises UnlikeError where they do not fit."""
+
+    def column(self) -> Any:
+        """Return the rows as another process is to put them."""
+        return self.out
 
     def finish(self, tensors: bool) -> Any:
-        if tensors and isinstance(self.out, np.ndarray):
+        out = self.column()
+        if tensors and isinstance(out, np.ndarray):
             import torch
 
-            return torch.from_numpy(pytree.native(self.out))
-        return self.out
+            return torch.from_numpy(pytree.native(out))
+        return out
 
     def text(self, value: Any) -> str:
         """Say of what kind a value is."""
+        if pytree.is_tensor(value) and pytree.is_sparse(value):
+            return f"{value.layout} {list(value.shape)}"
         return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
 
-    def ragged(self, column: Any) -> Exception:
-        seen = list(dict.fromkeys(self.text(value) for value in column))
+    def unlike(self, column: Any, fits: Callable[[Any], bool], usual: Any) -> UnlikeError:
+        """Return the error of rows of which some do not fit beside those before, as ``usual``."""
+        odd = next(value for value in column if not fits(value))
+        seen = list(dict.fromkeys(self.text(value) for value in [odd, *column, usual]))
         if len(seen) == 1:
             seen.append("another in rows before")
         shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
-        return ValueError(
-            f"{self.name} differs within a batch: {shown}; make the examples alike in a map "
-            "(resize, crop, pad), or give .batch(collate=...)"
+        way = "make the examples alike in a map (resize, crop, pad)"
+        if type(None).__name__ in seen:
+            way = "leave such examples out with .filter(), put a value in place of None in a map"
+        return UnlikeError(
+            f"{self.name} differs within a batch: {shown}; {way}, or give .batch(collate=...)"
         )
 
 
@@ -286,16 +425,19 @@ class _DenseLeaf(_Leaf):
         rows = self.out[start : start + len(column)]
         if is_one(column):  # already stacked
             if column.shape[1:] != shape or column.dtype != dtype:
-                raise self.ragged([column[0], self.out[0]])
+                raise self.unlike([column[0]], self._fits, self.out[0])
             rows[...] = column
             return
         alike = all(map(is_one, column)) and [*map(_form, column)] == [(shape, dtype)] * len(column)
         if not alike:
-            raise self.ragged([*column, self.out[0]])
+            raise self.unlike(column, self._fits, self.out[0])
         self.stack(column, rows)
 
+    def _fits(self, value: Any) -> bool:
+        return self.is_one(value) and _form(value) == (self._shape, self._dtype)
+
     def text(self, value: Any) -> str:
-        return f"{value.dtype} {list(value.shape)}" if self.is_one(value) else type(value).__name__
+        return f"{value.dtype} {list(value.shape)}" if self.is_one(value) else super().text(value)
 
 
 class _ArrayLeaf(_DenseLeaf):
@@ -317,7 +459,17 @@ class _JaxLeaf(_ArrayLeaf):
 
 
 class _TensorLeaf(_DenseLeaf):
-    is_one = staticmethod(pytree.is_tensor)
+    @staticmethod
+    def is_one(value: Any) -> bool:
+        return pytree.is_tensor(value) and not pytree.is_sparse(value)
+
+    def put(self, start: int, column: Any) -> None:
+        if not self.is_one(column) and not all(map(self._is_here, column)):
+            raise self.unlike(column, self._is_here, self.out[0])
+        super().put(start, column)
+
+    def _is_here(self, value: Any) -> bool:
+        return not self.is_one(value) or value.device == self.out.device
 
     def stack(self, column: Any, rows: Any) -> None:
         import torch
@@ -325,25 +477,103 @@ class _TensorLeaf(_DenseLeaf):
         with torch.no_grad():
             torch.stack(list(column), out=rows)
 
+    def text(self, value: Any) -> str:
+        where = f" on {value.device}" if self.is_one(value) and value.device.type != "cpu" else ""
+        return super().text(value) + where
+
+
+class _SparseLeaf(_DenseLeaf):
+    """Sparse tensors, which are stacked at the end: torch writes them into no rows."""
+
+    @staticmethod
+    def is_one(value: Any) -> bool:
+        return pytree.is_tensor(value) and pytree.is_sparse(value)
+
+    def __init__(self, name: _Name, first: Any, rows: int) -> None:
+        super().__init__(name, first, [first] * rows)
+
+    def stack(self, column: Any, rows: Any) -> None:
+        raise AssertionError
+
+    def put(self, start: int, column: Any) -> None:
+        if not all(map(self._fits, column)):
+            raise self.unlike(column, self._fits, self.out[0])
+        self.out[start : start + len(column)] = [value.detach().clone() for value in column]
+
+    def finish(self, tensors: bool) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return torch.stack(self.out)
+
+
+class _NumberLeaf(_Leaf):
+    """Numbers, whose dtype is known when all are there."""
+
+    def __init__(self, name: _Name, first: Any) -> None:
+        super().__init__(name, None)
+        self._first = first
+        self._pieces: dict[int, NDArray[Any]] = {}
+
+    def put(self, start: int, column: Any) -> None:
+        if isinstance(column, np.ndarray):
+            if column.dtype.kind not in _KINDS or column.ndim > 1:
+                raise self.unlike([column[0]], _is_number, self._first)
+            self._pieces[start] = column.copy()
+            return
+        if not all(map(_is_number, column)):
+            raise self.unlike(column, _is_number, self._first)
+        kinds, first = {*map(type, column)}, column[0]
+        with contextlib.suppress(OverflowError):
+            if len(kinds) == 1 and (type(first) in _NUMBERS or isinstance(first, np.generic)):
+                dtype = _NUMBERS.get(type(first)) or first.dtype
+                self._pieces[start] = np.array(list(column), dtype)
+                return
+        self._pieces.update(enumerate((np.asarray(value)[None] for value in column), start))
+
+    def column(self) -> NDArray[Any]:
+        """Return numbers of one dtype in it, of several as int64, float64 or complex128.
+
+        So it is the same for any pieces. Raises UnlikeError for whole numbers that need more.
+        """
+        pieces = [self._pieces[start] for start in sorted(self._pieces)]
+        dtypes = {piece.dtype for piece in pieces}
+        if len(dtypes) == 1 and not pieces[0].dtype.hasobject:
+            return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        kind = max((dtype.kind for dtype in dtypes), key="biuOfc".index)
+        row = 0
+        for piece in pieces:
+            large = [n > _MOST if piece.dtype.kind in "uO" else False for n in piece.tolist()]
+            if kind in "biuO" and (True in large or piece.dtype.hasobject):
+                raise UnlikeError(
+                    f"{self.name} has whole numbers that fit no dtype together: make them floats "
+                    "in a map, or give .batch(collate=...)",
+                    row + (large.index(True) if True in large else 0),
+                )
+            row += len(piece)
+        wide = {"f": np.float64, "c": np.complex128}.get(kind, np.int64)
+        return np.concatenate(pieces, dtype=wide, casting="unsafe")
+
 
 class _ScalarLeaf(_Leaf):
+    """NumPy's other scalars: times and structured values, of one dtype."""
+
     def __init__(self, name: _Name, first: Any, rows: int) -> None:
-        super().__init__(name, np.empty(rows, np.asarray(first).dtype))
-        self._kind = type(first)
+        super().__init__(name, np.empty(rows, first.dtype))
         self._first = first
 
     def put(self, start: int, column: Any) -> None:
-        dtype = self.out.dtype
         if isinstance(column, np.ndarray):
-            if column.dtype != dtype:
-                raise self.ragged([column[0], self.out[0]])
-        elif {*map(type, column)} != {self._kind} or (
-            issubclass(self._kind, np.generic) and any(v.dtype != dtype for v in column)
-        ):
-            raise self.ragged([*column, self._first])
+            if column.dtype != self.out.dtype:
+                raise self.unlike([column[0]], self._fits, self._first)
+        elif not all(map(self._fits, column)):
+            raise self.unlike(column, self._fits, self._first)
         else:
             column = list(column)  # NumPy takes a tuple for one structured value
         self.out[start : start + len(column)] = column
+
+    def _fits(self, value: Any) -> bool:
+        return isinstance(value, np.generic) and value.dtype == self.out.dtype
 
 
 class _ListLeaf(_Leaf):
@@ -358,16 +588,33 @@ class _ListLeaf(_Leaf):
             kind = str if isinstance(value, str) else bytes if isinstance(value, bytes) else None
             self._kind = self._kind or kind
             if kind is None or kind is not self._kind:
-                raise self.ragged([*column, self._kind and self._kind()])
+                raise self.unlike(column, self._fits, self._kind and self._kind())
             self.out[row] = kind(value)  # NumPy's own strings become plain ones
+
+    def _fits(self, value: Any) -> bool:
+        return value is None or (self._kind is not None and isinstance(value, self._kind))
+
+
+_KINDS = "biufc"
+_MOST = np.iinfo(np.int64).max
+_NUMBERS = {kind: np.asarray(kind()).dtype for kind in (bool, int, float, complex)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, complex)):
+        return True
+    is_one = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
+    return is_one and value.dtype.kind in _KINDS and value.dtype.isnative
 
 
 def _leaf(name: _Name, first: Any, rows: int, allocator: Allocator) -> _Leaf:
+    if _is_number(first):
+        return _NumberLeaf(name, first)
     if isinstance(first, np.ndarray):
         return _ArrayLeaf(name, first, allocator.array((rows, *first.shape), first.dtype))
     if isinstance(first, _TEXT):
         return _ListLeaf(name, [None] * rows)
-    if isinstance(first, (bool, int, float, complex, np.generic)):
+    if isinstance(first, np.generic):
         return _ScalarLeaf(name, first, rows)
     if pytree.is_jax_array(first):  # stacked on the host: JAX would dispatch each example
         first = np.asarray(first)
@@ -375,11 +622,18 @@ def _leaf(name: _Name, first: Any, rows: int, allocator: Allocator) -> _Leaf:
     if pytree.is_tensor(first):
         import torch
 
+        if first.layout == torch.sparse_coo:
+            return _SparseLeaf(name, first, rows)
+        if pytree.is_sparse(first):
+            raise UnlikeError(
+                f"{name} is a tensor of {first.layout}, which torch stacks in no layout but "
+                "sparse_coo: make it that in a map (.to_sparse_coo()), or give .batch(collate=...)"
+            )
         # In any thread's mode: a tensor of inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
         return _TensorLeaf(name, first, out)
-    raise TypeError(
+    raise UnlikeError(
         f"{name} is a {type(first).__name__}, which cannot be stacked; turn it into an array "
         "in a map, or give .batch(collate=...)"
     )

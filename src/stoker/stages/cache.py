@@ -15,7 +15,7 @@ from stoker.cache.fingerprint import Fingerprint
 from stoker.caution import warn
 from stoker.errors import CacheWarning
 from stoker.machine import format_bytes
-from stoker.sources.source import IndexedSource
+from stoker.sources.source import IndexedSource, Source
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
@@ -65,13 +65,19 @@ class CacheStage(Stage):
 
     @staticmethod
     def of(
-        before: Chain, limit: Any, version: Any, keep_pages: Any, cluster: Any, **settings: Any
+        before: Chain,
+        limit: Any,
+        version: Any,
+        keep_pages: Any,
+        cluster: Any,
+        insecure: Any,
+        **settings: Any,
     ) -> CacheStage:
         """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
 
         Args:
             before: the chain that it is to stand behind.
-            limit, version, keep_pages, cluster: as in ``.cache()``.
+            limit, version, keep_pages, cluster, insecure: as in ``.cache()``.
             settings: what else ``ExampleCache`` takes.
         """
         from stoker.cache.example_cache import ExampleCache
@@ -79,15 +85,20 @@ class CacheStage(Stage):
         from stoker.cluster.joining import definition_of, partitioned
 
         _check_cacheable(before)
+        if isinstance(limit, os.PathLike) or (isinstance(limit, str) and os.sep in limit):
+            raise ValueError(f".cache() takes its size first; a folder is .cache(path={limit!r})")
         if version is not None and (not isinstance(version, str) or not version):
             raise TypeError(f"version= is a text, not {version!r}")
         source, operations = before.source, before.operations
         assert isinstance(source, IndexedSource)
         describes = ".".join([source.name, *(operation.name for operation in operations)])
+        if insecure and cluster is None:
+            raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
         if cluster is not None:
             over_nodes = partitioned(
                 limit,
                 cluster=cluster,
+                insecure=bool(insecure),
                 definition=definition_of(source, operations, version),
                 describes=describes,
                 **settings,
@@ -117,6 +128,20 @@ class CacheStage(Stage):
         """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
         if self.cache.open():
             self._warn_of_what_cannot_help(chain)
+
+    def check_length(self, was: Source, now: Source) -> None:
+        """Let a source grow, whose examples keep their numbers: these are what it knows them by."""
+        if self.cluster is None and now.count() > was.count():
+            return
+        raise ValueError(
+            f"{was.name} had {was.count():,} examples, and has {now.count():,} now: "
+            + (
+                "a cache over several nodes is of as many as there were"
+                if self.cluster is not None
+                else ".cache() knows them by their numbers, which may now be those of others"
+            )
+            + ". Build the pipeline anew, with another version= if it has one"
+        )
 
     def lower(self, to: Lowering) -> None:
         to.cache(self)

@@ -1,26 +1,30 @@
-"""Whether a random map draws from global generators, and not from the one that it is given."""
+"""Whether a map draws from global generators: a random one not from the one that it is given."""
 
 from __future__ import annotations
 
 import pickle
-import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from stoker import pytree
+from stoker import global_generators, pytree
 
 _CALLS = 8
+WORKER_NAME = "stoker-worker"
+"""How the names of worker threads begin; that of worker processes."""
 
 
 class GlobalDraws:
-    """Looks at the first calls of one random map, in whatever threads and epochs they come.
+    """Looks at the first calls of one map or filter, in whatever epochs they come.
 
-    Other threads may move a global generator at any time, so the evidence is that nothing was drawn
-    from ``rng`` in any of the calls, while one and the same generator moved in all of them. States
-    are only read, and so is what the map draws. A copy in another process looks at the calls there.
+    Other threads may move a global generator at any time, so the evidence is that one and the same
+    generator moved in all of these calls; and that a random map drew nothing from ``rng`` in any of
+    them. Other maps, and filters, are looked at where no worker is there that might draw meanwhile.
+    States are only read, and so is what a random map draws. A copy in another process looks at the
+    calls there, but at those of random maps alone: there each use has global generators of its own.
     """
 
     def __init__(self) -> None:
@@ -44,19 +48,37 @@ class GlobalDraws:
         """Return ``fn``, looked at; ``tell`` is called with the names of the generators, once."""
 
         def call(value: Any, rng: Any) -> Any:
-            own, others = _state_of(rng), _global_states()
+            own, others = _state_of(rng), global_generators.states()
             made = fn(value, rng)
-            if not self.looks:
-                return made
-            after = _global_states() if _state_of(rng) == own else {}
-            self._moved &= {name for name in after if after[name] != others.get(name)}
-            if not self._moved:
-                self._left.clear()
-            elif self._one_less() == 0:
-                tell(" and ".join(sorted(self._moved)))
+            drew_own = _state_of(rng) != own
+            self._see(set() if drew_own else global_generators.moved(others), tell)
             return made
 
         return call
+
+    def watched_alone(
+        self, fn: Callable[..., Any], tell: Callable[[str], None]
+    ) -> Callable[..., Any]:
+        """Return a function that is given no ``rng``, looked at where no worker is there."""
+
+        def call(value: Any) -> Any:
+            if _has_workers():
+                return fn(value)
+            others = global_generators.states()
+            made = fn(value)
+            self._see(global_generators.moved(others), tell)
+            return made
+
+        return call
+
+    def _see(self, moved: set[str], tell: Callable[[str], None]) -> None:
+        if not self.looks:
+            return
+        self._moved &= moved
+        if not self._moved:
+            self._left.clear()
+        elif self._one_less() == 0:
+            tell(" and ".join(sorted(self._moved)))
 
     def _one_less(self) -> int | None:
         try:
@@ -65,20 +87,17 @@ class GlobalDraws:
             return None
 
 
+def _has_workers() -> bool:
+    """Tell whether worker threads of any pipeline run, or this is a worker process."""
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.current_process().name == WORKER_NAME:
+        return True
+    return any(thread.name.startswith(WORKER_NAME) for thread in threading.enumerate())
+
+
 def _state_of(rng: Any) -> bytes:
     if isinstance(rng, np.random.Generator):
         return pickle.dumps(rng.bit_generator.state)
     if pytree.is_jax_array(rng):
         return b""  # a key: nothing moves when it is drawn from
     return bytes(rng.get_state().numpy())  # a torch.Generator
-
-
-def _global_states() -> dict[str, bytes]:
-    states = {
-        "random": pickle.dumps(random.getstate()),
-        "numpy.random": pickle.dumps(np.random.get_state(legacy=False)),
-    }
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    if generator is not None:
-        states["torch"] = bytes(generator.get_state().numpy())
-    return states

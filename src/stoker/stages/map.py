@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from stoker import rng
 from stoker.images.advising import hint
 from stoker.pytree import Field
-from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.operation import Operation, checked_budget
 from stoker.stages.skip import OnError
 from stoker.stages.stage import PoolSize, Traits, not_known
@@ -33,13 +32,11 @@ class Map(Operation):
         is_random: whether it is handed a generator.
         repeats_only: whether first uses pass it untouched.
         position: how many random maps stand before it in the chain: part of its address.
-        draws: looks at where it draws from; shared by all pipelines that this stage is in.
     """
 
     is_random: bool = False
     repeats_only: bool = False
     position: int = 0
-    draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -106,12 +103,21 @@ class Map(Operation):
         return rng.key(seed, epoch, rng.MAP + self.position, rank) if self.is_random else None
 
     def watched(
-        self, fn: Callable[..., Any], tell: Callable[[int, str], None]
+        self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
     ) -> Callable[..., Any]:
-        """Return ``fn``, looked at in its first calls if it is random."""
-        if not self.is_random or not self.draws.looks:
+        if not self.is_random:
+            return super().watched(fn, tell)
+        if not self.draws.looks:
             return fn
         return self.draws.watched(fn, lambda names: tell(self.position, names))
+
+    def says_of(self, names: str) -> str:
+        if not self.is_random:
+            return super().says_of(names)
+        return (
+            f"{self.name} drew from {names} in each of its first calls, and nothing from rng: "
+            "only what rng draws is the same for any workers. Draw from rng alone"
+        )
 
 
 class _OnField:

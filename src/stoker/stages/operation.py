@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.images.image_map import releases_gil
 from stoker.lending import only_reads
-from stoker.sources.source import check_fields
+from stoker.sources.source import UserObject, check_fields
+from stoker.stages.global_draws import GlobalDraws
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import PoolSize, Stage
 from stoker.stages.transforms import takes_seed
@@ -43,6 +44,7 @@ class Operation(Stage):
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
         part: of a mixture, the part whose examples alone it is applied to.
+        draws: looks at where it draws from; shared by all pipelines that this stage is in.
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
@@ -53,9 +55,11 @@ class Operation(Stage):
     budget: Budget | None = None
     account: int = 0
     part: OfPart | None = None
+    draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False, kw_only=True)
 
     makes_values = True
     repeats_only = False
+    draws_instead = "Use .random_map(fn), and draw from the rng that fn(x, rng) is given"
 
     @property
     @abstractmethod
@@ -105,6 +109,13 @@ class Operation(Stage):
             return ""
         return "  raises" if self.budget == RAISE else f"  skips what fails, at most {self.budget}"
 
+    def user_objects(self) -> list[UserObject]:
+        return [UserObject(self.name, self.fn)]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Self:
+        (fn,) = objects
+        return replace(self, fn=fn)
+
     @abstractmethod
     def compile(self, rejected: object) -> Callable[..., Any]:
         """Return a function of an item, and of a generator if it has a key.
@@ -117,13 +128,23 @@ class Operation(Stage):
         return None
 
     def watched(
-        self, fn: Callable[..., Any], tell: Callable[[int, str], None]
+        self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
     ) -> Callable[..., Any]:
-        """Return what ``compile`` returned, looked at for draws from global generators.
+        """Return what ``compile`` returned, looked at in its first calls for global generators.
 
-        ``tell`` is called with the position of the random map and their names, once.
+        ``tell`` is called once, with their names, and with the stage that draws from them; a random
+        map by its position, for it may be one in another process.
         """
-        return fn
+        if not self.draws.looks:
+            return fn
+        return self.draws.watched_alone(fn, lambda names: tell(self, names))
+
+    def says_of(self, names: str) -> str:
+        """Return what to tell the user who drew from these generators."""
+        return (
+            f"{self.name} drew from {names} in each of its first calls: no seed repeats what it "
+            f"draws, and no resume. {self.draws_instead}"
+        )
 
 
 def checked_budget(

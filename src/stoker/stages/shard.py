@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stoker import mesh as meshes
 from stoker.checks import is_whole_number
+from stoker.launchers import launched
 from stoker.machine import own_rank, process_group
-from stoker.orders import Share
+from stoker.orders import PaddedDeal, Share
+from stoker.stages.padding import Padding
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ class Shard(Stage):
         rank, world, uneven: its arguments.
         near: whether it deals inside the global batch to where a cache keeps what.
         assumed: whether this is taken for the only process because nothing tells of others.
+        among: the numbers in the process group of the ranks that share an epoch, and compare
+            their pipelines; None where rank and world were given, or there is no group.
+        padding: how parts are padded, if they are.
     """
 
     rank: int
@@ -32,13 +37,24 @@ class Shard(Stage):
     uneven: bool
     near: bool = False
     assumed: bool = False
+    among: tuple[int, ...] | None = None
+    padding: Padding | None = None
     traits = Traits(selects=True, shards=True, keeps_fields=True)
 
     @staticmethod
-    def of(rank: Any, world: Any, uneven: Any, near: Any) -> Shard:
+    def of(
+        rank: Any,
+        world: Any,
+        uneven: Any,
+        near: Any,
+        mesh: Any = None,
+        mesh_dims: str | Sequence[str] | None = None,
+        *,
+        env: bool = False,
+    ) -> Shard:
         """Check the arguments of ``.shard()``; without them torch, JAX and Ray Train are asked.
 
-        Where none of them tells, nor a launcher's ``WORLD_SIZE``, this is the only process.
+        Where none of them tells, nor a launcher's environment, this is the only process.
 
         Raises ValueError or TypeError for what is no rank.
         """
@@ -50,18 +66,14 @@ class Shard(Stage):
             )
         if (rank is None) != (world is None):
             raise ValueError(".shard() needs rank= and world= together, or neither")
-        assumed = False
+        if rank is not None and (mesh is not None or env):
+            raise ValueError(".shard() takes rank= and world=, or a mesh, or env=True")
+        if mesh_dims is not None and mesh is None:
+            raise ValueError(".shard(): mesh_dims= are dimensions of a mesh: give it first")
+        assumed, among = False, None
         if rank is None:
-            group = own_rank()
-            launched = os.environ.get("WORLD_SIZE", "1")
-            assumed = group is None
-            if assumed and launched.strip() not in ("", "1"):
-                raise ValueError(
-                    f".shard() found no process group, but WORLD_SIZE={launched} in the "
-                    "environment: call torch.distributed.init_process_group first, or give rank= "
-                    "and world="
-                )
-            rank, world = group or (0, 1)
+            rank, world, among = _found(mesh, mesh_dims, env=env)
+            assumed = among is None and world == 1
         for name, value in (("rank", rank), ("world", world)):
             if not is_whole_number(value):
                 raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
@@ -69,11 +81,22 @@ class Shard(Stage):
             raise ValueError(
                 f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
             )
-        return Shard(int(rank), int(world), bool(uneven), near is not None, assumed)
+        return Shard(int(rank), int(world), bool(uneven), near is not None, assumed, among)
+
+    def padded(self, pad: Any, mask: Any) -> Shard:
+        """Return this with padding. Raises ValueError or TypeError for what is none."""
+        padding = Padding.of(pad, mask)
+        if padding is not None and (self.uneven or self.near):
+            other = "uneven=True" if self.uneven else "near='cache'"
+            raise ValueError(
+                f".shard({padding}) deals equal parts in the data's order: leave {other} out"
+            )
+        return replace(self, padding=padding)
 
     @property
     def name(self) -> str:
         how = ", uneven" * self.uneven + ", near='cache'" * self.near
+        how += "" if self.padding is None else f", {self.padding}"
         return f"shard(rank={self.rank}, world={self.world}{how})"
 
     def placed(self, before: Chain) -> Shard:
@@ -82,11 +105,13 @@ class Shard(Stage):
             raise ValueError(
                 "a loader is sharded by its sampler (DistributedSampler): set it there"
             )
-        stage = first_with(before.stages, lambda t: t.shards or not (t.selects or t.inside))
+        stage = first_with(
+            before.stages, lambda t: t.shards or not (t.selects or t.inside or t.caches)
+        )
         if stage is not None:
             raise ValueError(
-                f".shard() cannot follow {stage.name}: put it right behind the source or "
-                "behind .shuffle()"
+                f".shard() cannot follow {stage.name}: put it right behind the source, "
+                "behind .shuffle() or .cache()"
             )
         if before.source.has_own_order and (self.near or self.uneven):
             raise ValueError(
@@ -96,6 +121,8 @@ class Shard(Stage):
             raise ValueError(
                 ".shard(near='cache') deals what an epoch draws: put .shuffle() before it"
             )
+        if self.padding is not None:
+            self.padding.check_before(before)
         if self.near and not before.source.is_indexed:
             raise ValueError(
                 ".shard(near='cache') deals examples by their numbers, and a stream has none"
@@ -105,6 +132,8 @@ class Shard(Stage):
     def begin(self, chain: Chain) -> None:
         """Raise ValueError where others came later, or nothing says what is near."""
         group = own_rank()
+        if self.padding is not None:
+            self.padding.check_behind(chain)
         if self.near and chain.cluster is None:
             raise ValueError(
                 ".shard(near='cache') deals by which node keeps what: add .cache(cluster=...), or "
@@ -115,6 +144,15 @@ class Shard(Stage):
                 ".shard(near='cache') needs a process group, in which ranks agree by whose parts "
                 "they deal: call torch.distributed.init_process_group before, or leave near= out"
             )
+        if (
+            self.among
+            and group is not None
+            and (group[0] not in self.among or max(self.among) >= group[1])
+        ):
+            raise ValueError(
+                f".shard() stood in a process group of other ranks, and this is rank {group[0]} of "
+                f"{group[1]}: build the pipeline behind init_process_group"
+            )
         if self.assumed and group is not None and group[1] > 1:
             raise ValueError(
                 f".shard() stood before init_process_group, and left all examples to each of "
@@ -123,15 +161,20 @@ class Shard(Stage):
 
     def lower(self, to: Lowering) -> None:
         to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near)
+        if self.padding is not None:
+            to.pad(fills=self.padding.fills, mask=self.padding.mask)
 
     def count(self, items: int) -> int:
+        if self.padding is not None:
+            return PaddedDeal(self.rank, self.world).rows(items)
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def outline(self) -> str:
         """Return the world: ranks of equal length share a state."""
         if self.uneven:
             return self.name
-        return f"shard(world={self.world}{', near=cache' * self.near})"
+        padding = "" if self.padding is None else f", pad={self.padding.to}"
+        return f"shard(world={self.world}{', near=cache' * self.near}{padding})"
 
     def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         """Say how parts compare."""
@@ -143,4 +186,43 @@ class Shard(Stage):
                 "examples to where the cache keeps them: a rank's batches are others (BatchNorm), "
                 "all ranks' together the same"
             )
+        if self.padding is not None:
+            last = "up to a whole batch" if self.padding.fills else "up to equal rows"
+            return f"  all examples; padded with the last one {last}"
         return "  all examples" if self.uneven else "  parts of equal length"
+
+
+def _found(
+    mesh: Any, dims: str | Sequence[str] | None, *, env: bool
+) -> tuple[int, int, tuple[int, ...] | None]:
+    """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
+    if mesh is None and process_group() is not None:
+        mesh = meshes.mesh_of_accelerate()
+    if mesh is not None:
+        if not meshes.is_mesh(mesh):
+            raise TypeError(f".shard() takes a torch DeviceMesh, not {mesh!r}")
+        return meshes.part_in(mesh, dims)
+    group = own_rank()
+    if group is None:
+        there = launched()
+        if there is None:
+            return 0, 1, None
+        if not env:
+            raise ValueError(
+                f".shard() found no process group, but {there.variable}={there.world} in the "
+                "environment: call torch.distributed.init_process_group first, or take the "
+                "launcher's word with env=True, or give rank= and world= (0 and 1 where processes "
+                "have nothing to do with each other)"
+            )
+        if there.rank is None:
+            raise ValueError(
+                f".shard(env=True): {there.variable}={there.world} is in the environment, but no "
+                "rank of this process: give rank= and world="
+            )
+        return there.rank, there.world, None
+    if process_group() is not None and (name := meshes.undivided()) is not None:
+        raise ValueError(
+            f".shard(): there is a device mesh with the dimension {name!r}, along which ranks may "
+            "work on the same batch: give the mesh, .shard(mesh), or rank= and world="
+        )
+    return (*group, tuple(range(group[1])))

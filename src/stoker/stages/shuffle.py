@@ -61,7 +61,8 @@ class Shuffle(Stage):
         if isinstance(source, IndexedSource):
             if self.buffer is not None:
                 raise ValueError(
-                    "a buffer is for streams; this source is shuffled as a whole: .shuffle()"
+                    "a buffer is for streams; this source is shuffled as a whole, in no more "
+                    "memory: .shuffle()"
                 )
             return replace(self, ends=self._ends(source))
         if self.block is not None:

@@ -8,13 +8,16 @@ inherits from ``Stage`` in a file of its own, and a method of ``Pipeline`` that 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
+
+from stoker.sources.source import UserObject
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
     from stoker.engine.lower import Lowering
+    from stoker.sources.source import Source
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,17 @@ class Stage(ABC):
 
         Raises ValueError or StateError where it cannot run.
         """
+
+    def check_length(self, was: Source, now: Source) -> None:  # noqa: B027 few stages mind
+        """Raise ValueError where it cannot go on over a source that has another length now."""
+
+    def user_objects(self) -> list[UserObject]:
+        """Return the objects of the user's that it calls."""
+        return []
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Self:
+        """Return it with others in their place, in the same order."""
+        return self
 
     @abstractmethod
     def lower(self, to: Lowering) -> None:

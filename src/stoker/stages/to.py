@@ -75,12 +75,18 @@ def torch_device(device: Any) -> str:
 
     Raises:
         ImportError: torch is missing.
+        TypeError: this is no device.
         RuntimeError: torch knows no such device.
     """
     try:
         import torch
     except ImportError as error:
         raise ImportError(".to(device) needs PyTorch: pip install 'stoker[torch]'") from error
+    if not isinstance(device, (str, int, torch.device)) or isinstance(device, bool):
+        raise TypeError(
+            f".to() takes a device, such as 'cuda' or 'cpu', not {device!r}: another dtype is "
+            "made in a map"
+        )
     return str(torch.device(device))
 
 
@@ -113,6 +119,14 @@ class Mover:
         self.name = To(device).name
         self._side: Any = None
         self._staging: deque[tuple[Any, dict[int, Any]]] = deque()
+        try:
+            torch.empty(0, device=self._device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            why = str(error).partition("\n")[0].partition(". ")[0]
+            raise RuntimeError(
+                f".{self.name} finds no such device: {why}. This torch is {torch.__version__}; "
+                '.to("cpu") gives tensors without one'
+            ) from error
         if self._device.type == "cuda":
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
@@ -140,9 +154,9 @@ class Mover:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(copied)
             for leaf in pytree.leaves(moved):
-                if pytree.is_tensor(leaf) and leaf.is_cuda:
+                if pytree.is_tensor(leaf) and leaf.is_cuda and not pytree.is_sparse(leaf):
                     leaf.record_stream(current)
-            return moved
+            return pytree.map_leaves(self._sparse, moved)
 
         return finish
 
@@ -151,11 +165,16 @@ class Mover:
             leaf = self._torch.from_numpy(_writable(leaf))
         return leaf.to(self._device) if pytree.is_tensor(leaf) else leaf
 
+    def _sparse(self, leaf: Any) -> Any:
+        """Move a sparse tensor, which no staging buffer holds, when it is handed over."""
+        is_sparse = pytree.is_tensor(leaf) and pytree.is_sparse(leaf)
+        return leaf.to(self._device) if is_sparse else leaf
+
     def _staged(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
         torch = self._torch
         if _is_numeric(leaf):
             leaf = torch.from_numpy(_writable(leaf))
-        if not pytree.is_tensor(leaf) or leaf.device == self._device:
+        if not pytree.is_tensor(leaf) or leaf.device == self._device or pytree.is_sparse(leaf):
             return leaf
         if leaf.device.type == "cpu" and not leaf.is_pinned():
             buffer = buffers.get(number)

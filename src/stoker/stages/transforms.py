@@ -5,15 +5,14 @@
 - ``torch.nn.Module`` without a parameter for a generator, as torchvision's (v2) and Kornia's: its
   draws come from a generator of its own (``torch_draws``), seeded for each call, and move no other.
 
-Both may keep what they draw in themselves, so each thread has a copy of its own.
+Both may keep what they draw in themselves: each worker thread calls a copy of its own, as of all
+objects of the user's.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,8 +41,8 @@ def takes_no_rng(fn: Any) -> bool:
 
     Not where its ``forward`` requires a second argument, or has one that is called ``rng``.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(fn, torch.nn.Module):
+    kind = getattr(sys.modules.get("torch.nn"), "Module", None)  # None while it is being imported
+    if kind is None or not isinstance(fn, kind):
         return False
     parameters = list(inspect.signature(fn.forward).parameters.values())[1:2]
     return not any(
@@ -75,37 +74,29 @@ def _by_name(transform: Callable[..., Any]) -> Callable[[Any], Any]:
     return call
 
 
-class _Copies(threading.local):
-    """A copy of a transform for the thread that asks."""
-
-    def __init__(self, transform: Any) -> None:
-        self.own = copy.deepcopy(transform)
-
-
 class _Seeded:
     """A transform that is seeded before each call."""
 
     def __init__(self, transform: Any) -> None:
-        self._copies = _Copies(transform)
+        self._transform = transform
 
     def __call__(self, value: Any, rng: np.random.Generator) -> Any:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
                 "a transform with set_random_seed works on arrays of NumPy: put it before .to()"
             )
-        own = self._copies.own
-        own.set_random_seed(int(rng.integers(_SEEDS)))
-        return _by_name(own)(value)
+        self._transform.set_random_seed(int(rng.integers(_SEEDS)))
+        return _by_name(self._transform)(value)
 
 
 class _Drawing:
     """A module of torch whose draws are keyed for each call."""
 
     def __init__(self, module: Any) -> None:
-        self._copies = _Copies(module)
+        self._module = module
 
     def __call__(self, value: Any, rng: Any) -> Any:
         from stoker.stages.torch_draws import KeyedDraws
 
         with KeyedDraws(rng):
-            return self._copies.own(value)
+            return self._module(value)

@@ -14,6 +14,7 @@ class CostEstimate:
         self.rows_per_batch = rows_per_batch
         self.row_ns: float | None = None
         self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
+        self.asleep_row_ns: float | None = None  # by a trial with a single thread
         self.whole = False  # whether a chunk is always a whole batch
         self.light = False  # whether rows are but copied: nothing to be careful about at first
         self.chunk_rows = rows_per_batch  # at most

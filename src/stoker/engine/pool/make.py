@@ -10,6 +10,7 @@ from stoker.checks import is_whole_number
 from stoker.engine.lower import Plan
 from stoker.engine.pool.autotune import Autotuner
 from stoker.engine.pool.threads import WorkerPool
+from stoker.engine.thread_copies import KeptCopies
 from stoker.engine.work import Work
 
 if TYPE_CHECKING:
@@ -26,14 +27,16 @@ class Workers:
         count: how many there are, of threads at most; "auto": as many as keep the consumer fed.
         kind: "thread", "process" or "ray".
         ray_options: what Ray is told of each actor.
+        insecure: whether what crosses the network to actors is left as it is.
     """
 
     count: int | Literal["auto"]
     kind: str
     ray_options: Mapping[str, Any] = field(default_factory=dict)
+    insecure: bool = False
 
     @classmethod
-    def of(cls, n: Any, kind: Any, ray_options: Any) -> Workers:
+    def of(cls, n: Any, kind: Any, ray_options: Any, insecure: Any) -> Workers:
         """Check the arguments of ``.workers()``."""
         if kind not in _KINDS:
             raise ValueError(f"kind must be 'thread', 'process' or 'ray', not {kind!r}")
@@ -43,17 +46,19 @@ class Workers:
             ray_fleet.check(ray_options or {})
         elif ray_options is not None:
             raise ValueError("ray_options are for kind='ray'")
+        elif insecure:
+            raise ValueError("insecure=True is for kind='ray'")
         if isinstance(n, str) and n == "auto":
             if kind != "ray":
                 raise ValueError(
                     "'auto' is for kind='ray': of threads, as many as are faster take part anyway"
                 )
-            return cls("auto", kind, dict(ray_options or {}))
+            return cls("auto", kind, dict(ray_options or {}), bool(insecure))
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (0 if kind == "thread" else 1):
             raise ValueError(f"{kind} workers cannot be {n} in number")
-        return cls(int(n), kind, dict(ray_options or {}))
+        return cls(int(n), kind, dict(ray_options or {}), bool(insecure))
 
     def __str__(self) -> str:
         if self.count == "auto":
@@ -65,17 +70,21 @@ class KeptWorkers:
     """Workers that a pipeline keeps from epoch to epoch.
 
     Attributes:
+        copies: what its threads call in place of the user's own objects.
         fleet: its actors, once it has any.
     """
 
     def __init__(self) -> None:
+        self.copies = KeptCopies()
         self.fleet: Fleet | None = None
 
-    def losses(self) -> list[str]:
-        """Return what to warn of: the actors that were lost since this was asked."""
-        if self.fleet is None or not self.fleet.losses:
+    def warnings(self) -> list[str]:
+        """Return what to warn of, once: what runs one call at a time, and actors that were lost."""
+        if not self.copies.warnings and self.fleet is None:
             return []
-        found, self.fleet.losses = self.fleet.losses, []
+        found, self.copies.warnings = self.copies.warnings, []
+        if self.fleet is not None and self.fleet.losses:
+            found, self.fleet.losses = found + self.fleet.losses, []
         return found
 
 
@@ -114,7 +123,7 @@ def _pool_of_actors(
 
     fleet = kept.fleet
     if fleet is None or fleet.plan is not plan or not fleet.is_ours:
-        fleet = kept.fleet = Fleet(plan, workers.ray_options)
+        fleet = kept.fleet = Fleet(plan, workers.ray_options, insecure=workers.insecure)
     remote = RayWorkers(fleet, host, None if workers.count == "auto" else workers.count)
     try:
         remote.gather()

@@ -10,6 +10,7 @@ leave it idle. What runs in the process is in ``worker``; how values cross is in
 - A map after ``.batch``, or a ``collate``, makes a process take whole batches.
 - Global generators are seeded anew for each use that a user's function or dataset sees, and for
   each batch. So a dataset with ``__getitems__`` is asked for one example at a time there.
+- A forked process opens files anew that are open for reading: it would share their place.
 - No process is forked once JAX has started threads: one that uses JAX would hang.
 - A source that reads ahead is read in the training process; what was read is sent.
 """
@@ -25,16 +26,20 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
+from stoker import machine
 from stoker.engine.pool import worker
 from stoker.engine.pool.threads import Request
-from stoker.engine.work import Misdrawn, Work
-from stoker.errors import WorkerDied
+from stoker.engine.work import Failure, Misdrawn, Work
+from stoker.errors import StageError, WorkerDied
 from stoker.fork_safety import has_jax_started
 from stoker.ipc import channel
 from stoker.ipc.channel import Arena
-from stoker.signals import deferred
+from stoker.replicas.reopening import reading_places
+from stoker.signals import deferred, pass_on
+from stoker.stages.global_draws import WORKER_NAME
 
 _GRACE_S = 1.0
 _END_S = 8.0  # a cache in there writes what waits, for at most 5
@@ -54,6 +59,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
 
 
+def _start_method() -> str:
+    return multiprocessing.get_start_method()
+
+
+def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
+    """Raise TypeError with the name of the source or stage that does not pickle."""
+    for name, part in itertools.chain.from_iterable(work.segment.parts() for work in works):
+        try:
+            ForkingPickler.dumps(part)
+        except Exception as own:
+            if (type(own), str(own)) == (type(error), str(error)):
+                raise TypeError(
+                    f"{name} cannot be sent to worker processes, which are started by "
+                    f"{_start_method()!r}: {error}. Define functions and classes at the top of a "
+                    "module; make locks and open files where they are first used, or leave them "
+                    "out in __getstate__; or take threads, .workers(n)"
+                ) from error
+
+
 class WorkerProcess:
     """A worker process that several threads share: its answers come in turn."""
 
@@ -61,6 +85,7 @@ class WorkerProcess:
         self._process = process
         self._connection = connection
         self._closed = False
+        self._has_answered = False
         self._turns: deque[object] = deque()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -85,7 +110,9 @@ class WorkerProcess:
             while self._turns[0] is not me:
                 self._changed.wait()
         try:
-            return channel.receive(self._connection, [answers] * _SLOTS)[1]
+            answer = channel.receive(self._connection, [answers] * _SLOTS)[1]
+            self._has_answered = True
+            return answer
         finally:
             with self._lock:
                 self._turns.popleft()
@@ -123,6 +150,14 @@ class WorkerProcess:
         if code and code < 0:
             how = f"was killed by signal {signal.Signals(-code).name}"
         hint = "; is memory short?" if code == -signal.SIGKILL else ""
+        if code == worker.NO_DESCRIPTORS:
+            hint = f": {machine.no_descriptors()}"
+        elif code == 1 and not self._has_answered and _start_method() != "fork":
+            hint = (
+                ": what it printed says why. Where processes are started by "
+                f"{_start_method()!r}, each imports the program: keep what starts a pipeline "
+                'under if __name__ == "__main__", and datasets and functions in a module'
+            )
         return f"worker process {self._process.pid} {how}{hint}"
 
 
@@ -146,7 +181,14 @@ class ProcessSlot:
         try:
             answer = self._process.ask(self.number, request, self._requests, self._answers)
         except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and machine.lacks_descriptors(error):
+                raise OSError(error.errno, machine.no_descriptors()) from error
             raise WorkerDied(self._process.how_it_ended()) from error
+        except Exception as error:  # of a value that does not survive pickling, on either way
+            pass_on(error)
+            cause = error.__cause__ if isinstance(error, channel.Unloadable) else error
+            assert isinstance(cause, Exception)
+            answer = Failure(StageError("worker process", cause)), [], []
         yield answer
 
     def stop(self) -> None:
@@ -168,8 +210,9 @@ def start(count: int, works: list[Work]) -> list[ProcessSlot]:
 
     Returns what threads use them by, two for each, first one of every process.
 
-    Raises what pickling raises where the start method pickles and something cannot be; RuntimeError
-    where a fork would take JAX's threads away from a child.
+    Raises TypeError where the start method pickles and something cannot be, which it names; OSError
+    where the system starts no more; RuntimeError where a fork would take JAX's threads away from a
+    child.
     """
     if has_jax_started() and multiprocessing.get_start_method() == "fork":
         raise RuntimeError(
@@ -180,8 +223,14 @@ def start(count: int, works: list[Work]) -> list[ProcessSlot]:
     slots: list[ProcessSlot] = []
     inherited: list[Connection] = []
     with contextlib.ExitStack() as undo:
-        for _ in range(count):
-            started = _start_one(works, inherited)
+        for number in range(count):
+            try:
+                started = _start_one(works, inherited)
+            except OSError as error:
+                why = machine.no_descriptors() if machine.lacks_descriptors(error) else error
+                raise OSError(
+                    error.errno, f"worker process {number + 1} of {count} cannot be started: {why}"
+                ) from error
             for end in (*(slot.close for slot in started), *(slot.stop for slot in started)):
                 undo.callback(end)  # the last comes first
             slots += started
@@ -206,13 +255,20 @@ def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSl
                 [tuple(arena and arena.handle for arena in pair) for pair in arenas],
                 works,
                 os.getpid(),
+                reading_places() if context.get_start_method() == "fork" else {},
                 threading.current_thread() is threading.main_thread(),
             ),
-            name="stoker-worker",
+            name=WORKER_NAME,
             daemon=True,
         )
         with deferred():  # hooks of a fork swallow what is raised in them
-            process.start()
+            try:
+                process.start()
+            except OSError:
+                raise
+            except Exception as error:
+                _name_what_cannot_be_sent(works, error)
+                raise
             _children.add(process)
         undo.pop_all()
     theirs.close()

@@ -49,7 +49,7 @@ class ActorPlace(NamedTuple):
 class PreparingActor:
     """Prepares examples and batches; Ray makes an actor of it."""
 
-    def begin(self, program: bytes, token: bytes) -> ActorPlace:
+    def begin(self, program: bytes, token: bytes, insecure: bool) -> ActorPlace:
         """Take the pipeline's work, and listen for those who have the token."""
         import ray
 
@@ -63,7 +63,14 @@ class PreparingActor:
         threading.Thread(target=self._beat, name="stoker-beat", daemon=True).start()
         node = ray.util.get_node_ip_address()
         self._listener = Listener(
-            node, 0, token, PURPOSE, self._serve, timeout_s=_PATIENCE_S, tls=own_tls()
+            node,
+            0,
+            token,
+            PURPOSE,
+            self._serve,
+            timeout_s=_PATIENCE_S,
+            tls=own_tls(),
+            insecure=insecure,
         )
         return ActorPlace(self._listener.address, node, os.getpid())
 

@@ -63,6 +63,7 @@ class Fleet:
     Args:
         plan: what they are sent, once.
         options: for Ray: where they are placed, and what each takes.
+        insecure: whether what crosses the network to them is not encrypted.
 
     Attributes:
         plan: that plan.
@@ -72,12 +73,13 @@ class Fleet:
         borrowing: decides how many there are to be, where that is not given.
     """
 
-    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
         ray = joined_ray(_WHAT)
         self.plan = plan
         self.borrowing = Borrowing()
         self._owner = OwningProcess()
         self.token = new_token()
+        self._insecure = insecure
         self.actors: list[Actor] = []
         self.losses: list[str] = []
         self._lock = threading.RLock()
@@ -105,7 +107,8 @@ class Fleet:
         make = ray.remote(PreparingActor).options(**self._options)
         for _ in range(count):
             handle = make.remote()
-            self._ordered[handle.begin.remote(self._program, self.token)] = handle
+            begun = handle.begin.remote(self._program, self.token, self._insecure)
+            self._ordered[begun] = handle
 
     def cancel_orders(self) -> None:
         """Do without the actors that did not come up yet."""

@@ -23,7 +23,7 @@ from stoker.engine.work import Failure, Rejected, Work
 from stoker.errors import StageError
 from stoker.ipc.channel import Arena
 from stoker.ipc.flatten import Flattener
-from stoker.stages.batch import Builder, collated
+from stoker.stages.batch import Builder, Misfits, UnlikeError, collated
 
 _AHEAD = 16  # examples that wait for their maps
 _AHEAD_BYTES = 1 << 20
@@ -51,22 +51,26 @@ class RequestRunner:
             try:
                 return collated(values, outbox or self._recycler)
             except Exception as error:
-                return Failure(_plain(work.batch_failure(error, request.number).error))
+                if isinstance(error, UnlikeError) and not request.whole:
+                    return Misfits(values)
+                failure = work.batch_failure(error, request.number, request.ordinals)
+                return Failure(_plain(failure.error))
         builder = Builder(len(values), batch.collate, self._recycler)
         try:
             builder.put(0, values)
             made = builder.finish()
         except Exception as error:
-            return Failure(_plain(work.batch_failure(error, request.number).error))
+            failure = work.batch_failure(error, request.number, request.ordinals)
+            return Failure(_plain(failure.error))
         self._reseed(work, request.number, _BATCHES)
-        made = work.finish(made, request.number, 0, ns)
+        made = work.finish(made, request.number, 0, ns, len(values))
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
     def sendable(self, work: Work, request: Request, answer: Any, error: Exception) -> Any:
         """Return what can be sent in place of an answer, by the error of sending that."""
-        if isinstance(answer, list):  # say which
+        if work.segment.batch is None:  # say which
             return _sendable(work, answer, request.ordinals)
-        return Failure(StageError("worker process", _plain(error)))
+        return Failure(StageError("worker process", _plain(error), batch=request.number))
 
     def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
         segment, indices, use_keys = work.segment, request.indices, request.use_keys
@@ -92,9 +96,9 @@ class RequestRunner:
         seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.default_generator.manual_seed(seed)
+        generator = getattr(sys.modules.get("torch"), "default_generator", None)
+        if generator is not None:  # not so while torch is being imported
+            generator.manual_seed(seed)
 
 
 def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> Iterator[Any]:
@@ -109,6 +113,11 @@ def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> I
         values.reverse()
         while values:
             yield values.pop()
+
+
+def unloadable(error: Exception) -> Failure:
+    """Return what is answered to a request that cannot be loaded here."""
+    return Failure(StageError("worker process", _plain(error.__cause__ or error)))
 
 
 def _sendable(work: Work, values: list[Any], ordinals: Sequence[int]) -> list[Any]:

@@ -32,18 +32,48 @@ from numpy.typing import NDArray
 
 from stoker.engine.pool.autotune import Autotuner, Tuning
 from stoker.engine.pool.cost import CostEstimate
-from stoker.machine import thread_busy_ns, usable_cores
+from stoker.machine import ThreadTimer, usable_cores
+from stoker.replicas.replica import USER_LOCK
+from stoker.stages.global_draws import WORKER_NAME
 from stoker.stats import ThreadTrial
 
 CHUNK_NS = 1_000_000
+TIMED = slice(-5, -1)
+"""Of a segment's counters, what samples of its work took: rows, and what ``ThreadTimer`` reads."""
+SAMPLED_NS = 16_000_000  # of work without a sample, which costs 20 to 50 us: under 0.3 %
 PROCESS_CHUNK_NS = 20_000_000  # larger: each chunk costs two wake-ups
 _JOIN_S = 5.0
-WORKER_NAME = "stoker-worker"
 
 
 def is_worker() -> bool:
     """Tell whether the current thread is a worker of some run."""
     return threading.current_thread().name.startswith(WORKER_NAME)
+
+
+def holds_user_lock() -> bool:
+    """Tell whether the calling thread holds ``USER_LOCK``."""
+    lock: Any = USER_LOCK
+    return bool(lock._is_owned())  # as a Condition asks its lock
+
+
+class OwnCopies(Protocol):
+    """The copies of the user's objects that threads call, each its own (``thread_copies``)."""
+
+    def begin(self) -> None:
+        """Take note that threads are about to begin."""
+        ...
+
+    def join(self, *, at_once: bool) -> None:
+        """Let the calling thread call copies: it makes them now, or when they are wanted."""
+        ...
+
+    def leave(self) -> None:
+        """Take note that the calling thread ends."""
+        ...
+
+    def end(self) -> None:
+        """Take note that all threads have ended."""
+        ...
 
 
 class TaskRunner(Protocol):
@@ -53,10 +83,10 @@ class TaskRunner(Protocol):
     cost: CostEstimate
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        """Do rows ``start .. stop - 1``; return the nanoseconds spent in each stage."""
+        """Do rows ``start .. stop - 1``; return the counters of their segment."""
         ...
 
-    def account(self, spent: list[int], rows: int) -> None:
+    def account(self, spent: list[int]) -> None:
         """Count time that was spent; called under the worker pool's lock."""
         ...
 
@@ -118,8 +148,8 @@ class Request(NamedTuple):
 
 
 Answer = tuple[Any, list[int], list[tuple[int, str]]]
-"""What a remote worker made of a request: values, the nanoseconds spent in each stage, and which
-random maps drew from global generators."""
+"""What a remote worker made of a request: values, the counters of its segment, and which random
+maps drew from global generators."""
 
 
 class WorkerPool:
@@ -131,6 +161,9 @@ class WorkerPool:
         autotuner: the pipeline's memory of its speed.
         remotes: worker processes, as each thread uses one, or one for all; None for threads.
         threads_each: how many threads use a worker.
+
+    Attributes:
+        copies: what the threads call in place of the user's own objects, if there are any.
     """
 
     def __init__(
@@ -142,6 +175,7 @@ class WorkerPool:
         *,
         threads_each: int = 1,
     ) -> None:
+        self.copies: OwnCopies | None = None
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._bench = threading.Condition(self.lock)
@@ -166,6 +200,7 @@ class WorkerPool:
         self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
         self._threads_each = threads_each
+        self._untimed_ns = 0
         self._waited_ns = 0
         self._waiting_since_ns = 0
 
@@ -262,7 +297,19 @@ class WorkerPool:
 
         All threads may be busy with work upstream of a pool. So a thread that waits for a task
         downstream of it does some of that work itself.
+
+        Who holds ``USER_LOCK``, as a user's function does that asks a pipeline of its own, lets go
+        of it meanwhile: the workers may want it.
         """
+        if task.done:
+            return
+        held = _let_go()
+        try:
+            self._wait(task)
+        finally:
+            _take_back(held)
+
+    def _wait(self, task: Task) -> None:
         while not task.done:
             helps = task.runner.depth if self._remotes is None else 0
             with self.lock:
@@ -302,9 +349,15 @@ class WorkerPool:
         for remote in remotes:
             remote.stop()
         deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        held = _let_go()
+        try:
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            _take_back(held)
+        if self.copies is not None:
+            self.copies.end()
         for remote in remotes:
             remote.close()
         self._chore = None
@@ -321,6 +374,8 @@ class WorkerPool:
             condition.notify_all()
 
     def _start(self) -> None:
+        if self.copies is not None:
+            self.copies.begin()
         for number in range(len(self._threads), self.active):
             thread = threading.Thread(
                 target=self._run, args=(number,), name=f"{WORKER_NAME}-{number}", daemon=True
@@ -332,7 +387,10 @@ class WorkerPool:
         remotes = self._remotes
         remote = remotes[number % len(remotes)] if remotes is not None else None
         planned = more = False
+        copies = self.copies
         try:
+            if copies is not None:
+                copies.join(at_once=remote is None and number < self.active)
             while True:
                 chore = None
                 with self.lock:
@@ -357,6 +415,9 @@ class WorkerPool:
                 more = chore is not None and chore()
         except BaseException as error:
             self.fail(error)
+        finally:
+            if copies is not None:
+                copies.leave()
 
     def _claim(self, depth: int = 0) -> tuple[Task, int, int] | None:
         for queue in reversed(self._ready[depth:]):
@@ -383,9 +444,9 @@ class WorkerPool:
     def _do(self, task: Task, start: int, stop: int, remote: Any) -> bool:
         """Do rows of a task; return whether it is done."""
         trial = self._tuning.trial if self._tuning is not None else None
+        is_sampled = self._untimed_ns > SAMPLED_NS and remote is None and self.active > 0
         began = time.perf_counter_ns()
-        busy = thread_busy_ns() if trial is not None else 0
-        cpu = time.thread_time_ns() if trial is not None else 0
+        timer = ThreadTimer() if trial is not None or is_sampled else None
         runner = task.runner
         spent = runner.run(task, start, stop, remote)
         rows = stop - start
@@ -396,12 +457,15 @@ class WorkerPool:
                 last = task.finished == task.rows
         if last:
             runner.complete(task)
-        cpu = time.thread_time_ns() - cpu if trial is not None else 0
-        busy = thread_busy_ns() - busy if trial is not None else 0
+        timed = timer.read_ns() if timer is not None else None
+        _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         with self.lock:
             runner.cost.note(rows, wall)
-            runner.account(spent, rows)
+            self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
+            if is_sampled and timed is not None:
+                spent[TIMED] = rows, *timed
+            runner.account(spent)
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
@@ -428,3 +492,16 @@ class WorkerPool:
                     self._make_ready(waiter)
             task.waiting = None
         self._progress.notify_all()
+
+
+def _let_go() -> Any:
+    """Let go of ``USER_LOCK``, if the calling thread holds it; return how often it did, or None."""
+    lock: Any = USER_LOCK
+    return lock._release_save() if holds_user_lock() else None
+
+
+def _take_back(held: Any) -> None:
+    """Hold ``USER_LOCK`` again as before ``_let_go``."""
+    if held is not None:
+        lock: Any = USER_LOCK
+        lock._acquire_restore(held)

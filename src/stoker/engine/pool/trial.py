@@ -147,6 +147,7 @@ class Trial:
             work_ns = {before.threads: 0.0, self.threads: 0.0}
             for cost in shared:
                 many, one = before._each[cost], self._each[cost]
+                cost.asleep_row_ns = max(0, one.wall - one.busy) / one.rows
                 row_ns = (many.busy + one.busy) / (many.rows + one.rows) * cost.rows_per_batch
                 work_ns[before.threads] += row_ns * many.slowed(one)
                 work_ns[self.threads] += row_ns * one.slowed(many)

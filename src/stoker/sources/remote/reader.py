@@ -36,6 +36,8 @@ class RemoteFile(NamedTuple):
     """Where the part begins that is read, and is of this size; None: all of it is read."""
     whole_bytes: int = -1
     """The size of a file of which a part is read, as it was found, or ``UNKNOWN``."""
+    version: int = 0
+    """That of the file, as it was found, as ``Entries`` has it; 0: not told."""
 
 
 class Files(Protocol):
@@ -181,13 +183,13 @@ class RemoteReader:
                 raise
 
     async def _read(self, index: int) -> bytes:
-        path, url, size, start, whole_bytes = self._files.locate(index)
+        path, url, size, start, whole_bytes, version = self._files.locate(index)
         found = self._storage.to_path(url) if path is None else path
 
         def attempt() -> Awaitable[bytes]:
             if start is None:
                 return self._storage.read(found, size)
-            return self._storage.read_part(found, start, size, whole_bytes)
+            return self._storage.read_part(found, start, size, whole_bytes, version)
 
         return await retry(attempt, url, self._retry_s, self._count_retry)
 

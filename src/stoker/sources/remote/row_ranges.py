@@ -68,13 +68,13 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the row's number."""
         file = self._file_of(index)
-        return Fingerprint(file.path, *file.version, int(index - file.first))
+        return Fingerprint(file.path, *file.version[:2], int(index - file.first))
 
     def locate(self, index: int) -> RemoteFile:
         """Tell where a row group is."""
         start, end = self._spans[index]
         file = self._files[self._groups[index][0]]
-        return RemoteFile(None, file.path, end - start, start, file.version.size_bytes)
+        return RemoteFile(None, file.path, end - start, start, *file.version[:2])
 
     def example(self, index: int, data: bytes) -> Any:
         """Return the table of a row group."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.block_order import WINDOW
 from stoker.sources.held_blocks import HeldBlocks
+from stoker.sources.open_files import FileVersion
 from stoker.sources.remote.reader import RemoteFile
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.tar_members import HEADER_BYTES
@@ -62,11 +63,13 @@ class ShardRuns:
 
     Args:
         runs: of all shards.
-        files: of each shard its URL, and how many bytes it has.
+        files: of each shard its URL and version.
         examples: what is made of a run.
     """
 
-    def __init__(self, runs: Runs, files: Sequence[tuple[str, int]], examples: Examples) -> None:
+    def __init__(
+        self, runs: Runs, files: Sequence[tuple[str, FileVersion]], examples: Examples
+    ) -> None:
         self.held = HeldBlocks(KEPT_BYTES)
         self._runs = runs
         self._shards = files
@@ -78,8 +81,8 @@ class ShardRuns:
     def locate(self, index: int) -> RemoteFile:
         _, shards, starts, stops = self._runs
         start, stop = int(starts[index]), int(stops[index])
-        url, nbytes = self._shards[int(shards[index])]
-        return RemoteFile(None, url, stop - start, start, nbytes)
+        url, version = self._shards[int(shards[index])]
+        return RemoteFile(None, url, stop - start, start, *version[:2])
 
     def example(self, index: int, data: bytes) -> _Run:
         """Return a run, of what was read for it."""

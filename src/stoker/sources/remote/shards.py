@@ -86,7 +86,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         together = selection is not None and selection.goes_through(ends)
         if not together and (selection is None or len(ends) > WINDOW):
             return self.access.reader(self)
-        files = [(shard.path, shard.version.size_bytes) for shard in self._shards]
+        files = [(shard.path, shard.version) for shard in self._shards]
         runs = ShardRuns(self._runs, files, self)
         return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
 
@@ -99,7 +99,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         end = max(at + nbytes for at, nbytes, _ in places)
         if end > shard.version.size_bytes:
             raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
-        return RemoteFile(None, shard.path, end - start, start, shard.version.size_bytes)
+        return RemoteFile(None, shard.path, end - start, start, *shard.version[:2])
 
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
@@ -129,7 +129,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the shard's URL with the key, its size and its version, as they were found."""
         shard, number = self._locate(index)
-        return Fingerprint(f"{shard.path}/{shard.keys[number]}", *shard.version, number)
+        return Fingerprint(f"{shard.path}/{shard.keys[number]}", *shard.version[:2], number)
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
         access = self.access
@@ -182,10 +182,12 @@ class _RemoteShard:
         """Return bytes, and keep some of those behind them."""
         within = start - self._start
         if not 0 <= within <= len(self._held) - nbytes:
-            whole = self._version.size_bytes
+            whole, version = self._version[:2]
             wanted = min(max(nbytes, _AHEAD_BYTES), whole - start)
             self._start, within = start, 0
-            self._held = self._run(lambda: self._storage.read_part(self._at, start, wanted, whole))
+            self._held = self._run(
+                lambda: self._storage.read_part(self._at, start, wanted, whole, version)
+            )
         return self._held[within : within + nbytes]
 
     def _run(self, attempt: Any) -> Any:

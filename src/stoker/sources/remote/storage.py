@@ -49,10 +49,13 @@ class Storage(ABC):
         """Read a file, whose size is known or ``UNKNOWN``."""
 
     @abstractmethod
-    async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
+    async def read_part(
+        self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
+    ) -> bytes:
         """Read so many bytes, at least one, of a file that had ``whole_bytes`` (or ``UNKNOWN``).
 
-        Raises UnusableError where whole files alone are sent, or the answer tells another size.
+        Raises UnusableError where whole files alone are sent, or the answer tells another size or
+        another ``version`` (0: not known).
         """
 
     @abstractmethod
@@ -109,7 +112,9 @@ class FileStorage(Storage):
         """Read a file, and compare its length."""
         return await self._read_in_time(self._read_whole(path), size)
 
-    async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
+    async def read_part(
+        self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
+    ) -> bytes:
         """Read a part of a file, and compare its length; the file's own is not told."""
         part = self._call("cat_file", path, start=start, end=start + nbytes)
         return await self._read_in_time(part, nbytes)

@@ -56,7 +56,7 @@ class RemoteTokenSource(RemoteSource, TokenSource):
         file, token = self._locate(index)
         nbytes = (self._length + 1) * file.dtype.itemsize
         start = file.start + token * file.dtype.itemsize
-        return RemoteFile(None, file.path, nbytes, start, file.version.size_bytes)
+        return RemoteFile(None, file.path, nbytes, start, *file.version[:2])
 
     def example(self, index: int, data: bytes) -> Any:
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
@@ -69,7 +69,7 @@ class RemoteTokenSource(RemoteSource, TokenSource):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the first token."""
         file, token = self._locate(index)
-        return Fingerprint(file.path, *file.version, token)
+        return Fingerprint(file.path, *file.version[:2], token)
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
         def head(url: str, size: int) -> tuple[int, int]:

@@ -94,7 +94,7 @@ def read_parts(
         async with slots:
             size, version = await retry(lambda: storage.look_up(path), url, access.retry_s)
             start, nbytes = part(url, size)
-            read = _reading(storage, path, start, nbytes, size)
+            read = _reading(storage, path, start, nbytes, size, version)
             data = await retry(read, url, access.retry_s) if nbytes else b""
         return RemotePart(url, size, version, data)
 
@@ -115,5 +115,5 @@ def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
     return not isinstance(given, (str, os.PathLike))
 
 
-def _reading(storage: Storage, path: str, start: int, nbytes: int, size: int) -> Any:
-    return lambda: storage.read_part(path, start, nbytes, size)
+def _reading(storage: Storage, path: str, start: int, nbytes: int, size: int, version: int) -> Any:
+    return lambda: storage.read_part(path, start, nbytes, size, version)

@@ -74,7 +74,9 @@ class WebStorage(Storage):
             raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
-    async def read_part(self, path: str, start: int, nbytes: int, whole_bytes: int) -> bytes:
+    async def read_part(
+        self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
+    ) -> bytes:
         data, answer = await self._get(path, (start, start + nbytes))
         told = answer.headers.get("Content-Range", "")
         size = told.rpartition("/")[2]
@@ -82,6 +84,11 @@ class WebStorage(Storage):
             raise UnusableError(
                 f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
                 "built: build it anew"
+            )
+        if version and _version_of(answer) != version:
+            raise UnusableError(
+                "its ETag or Last-Modified is another one now than when the pipeline was built, so "
+                "that parts of two files would be mixed: build it anew"
             )
         if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
             raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
@@ -91,12 +98,9 @@ class WebStorage(Storage):
         """Ask for the first byte: not all servers answer HEAD."""
         _, answer = await self._get(path, (0, 1))
         size = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        told = [
-            answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers
-        ]
         if not size.isdecimal():
             raise UnusableError(SIZE_UNTOLD)
-        return int(size), digest_of(told[:1])
+        return int(size), _version_of(answer)
 
     async def list_folder(self, path: str) -> Entries:
         """Read an index page."""
@@ -150,6 +154,12 @@ class WebStorage(Storage):
             raise GarbledError(f"the answer is no HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
             raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
+
+
+def _version_of(answer: Any) -> int:
+    """Return the version that an answer tells, as in ``Entries``."""
+    told = [answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers]
+    return digest_of(told[:1])
 
 
 async def _read_body(answer: Any, url: str) -> bytes:

@@ -23,7 +23,7 @@ from stoker.sources.names import Names
 from stoker.sources.open_files import FileVersion
 from stoker.sources.shards.index import Places, ShardIndex
 
-_FORMAT = 3
+_FORMAT = 4
 _DIGEST_BYTES = 16
 _LENGTH_BYTES = 4  # of the path that follows: so that it can be read alone
 _NEW = ".new-"
@@ -37,6 +37,8 @@ class _Stored(msgspec.Struct, array_like=True):
     format: int
     size_bytes: int
     modified_ns: int
+    changed_ns: int
+    inode: int
     damage: str
     keys: bytes
     fields: list[bytes]
@@ -62,7 +64,7 @@ def load_index(path: str, version: FileVersion) -> ShardIndex | None:
                 os.utime(file.fileno())  # it is in use
     except (OSError, msgspec.MsgspecError):
         return None
-    told = FileVersion(stored.size_bytes, stored.modified_ns)
+    told = FileVersion(stored.size_bytes, stored.modified_ns, stored.changed_ns, stored.inode)
     if (stored.format, told) != (_FORMAT, version):
         return None
     if len(stored.columns) != len(Places._fields):

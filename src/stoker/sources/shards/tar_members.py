@@ -17,6 +17,7 @@ from stoker.sources.shards.members import (
 HEADER_BYTES = 512
 _REGULAR = (b"0", b"\0", b"7")
 _LONGEST_NAME = 1 << 20
+_MOST_BYTES = 1 << 62  # of any file; sums with it fit into an int64
 _ZEROS = bytes(HEADER_BYTES)
 
 
@@ -63,7 +64,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
                 if any(key.startswith("GNU.sparse") for key in records):
                     raise _sparse(file.path)
                 long_name = records.get("path", long_name)
-                long_size = int(records["size"]) if "size" in records else None
+                long_size = _told_size(records, at)
         else:
             if kind == b"S":
                 raise _sparse(file.path)
@@ -96,10 +97,29 @@ def is_header(head: bytes, nbytes: int | None = None) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Read an octal number, or one in binary where the first bit says so."""
+    """Read an octal number, or one in binary where the first bit says so.
+
+    Raises ValueError for what is none, a negative one, and one that no file reaches.
+    """
     if field[0] & 0x80:
-        return int.from_bytes(field[1:], "big")
-    return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+        number = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+        if number > _MOST_BYTES:  # a negative one, too: its first bits are all set
+            raise ValueError(f"{number} is no size")
+        return number
+    digits = field.split(b"\0", 1)[0].strip() or b"0"
+    if not digits.isdigit():  # int() takes signs and underscores
+        raise ValueError(f"{digits!r} is no octal number")
+    return int(digits, 8)
+
+
+def _told_size(records: dict[str, str], at: int) -> int | None:
+    """Return the size that an extended header tells, None where it tells none."""
+    text = records.get("size")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise DamagedError(f"is damaged: the header at byte {at:,} tells a size of {text[:20]!r}")
+    return int(text)
 
 
 def _name(head: bytes) -> str:

@@ -22,6 +22,15 @@ from stoker.sources.shards.members import (
     UnusableShardError,
 )
 
+_DAMAGE = (
+    zipfile.BadZipFile,
+    NotImplementedError,  # a version that this Python does not know
+    OverflowError,  # a place beyond 2^63
+    ValueError,  # a negative place; a name that is no UTF-8
+    struct.error,
+)
+"""What ``zipfile`` raises for some damage."""
+
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _HEADER = struct.Struct("<4s4xH16xHH")  # magic, method, lengths of name and extra field
 _ENCRYPTED = 1
@@ -36,7 +45,7 @@ def zip_members(file: ShardFile) -> ArchiveMembers:
     try:
         with zipfile.ZipFile(io.BufferedReader(_Seekable(file))) as archive:
             found, end = archive.infolist(), archive.start_dir
-    except zipfile.BadZipFile as error:
+    except _DAMAGE as error:
         raise DamagedError(f"is truncated or damaged: {error}") from error
     for info in found:
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
@@ -45,9 +54,11 @@ def zip_members(file: ShardFile) -> ArchiveMembers:
                 "deflate: pack the archive anew"
             )
     starts = sorted({info.header_offset for info in found} | {end})
+    if starts[0] < 0:
+        raise DamagedError(f"is damaged: a file in it would begin at byte {starts[0]:,}")
     behind = dict(itertools.pairwise(starts))
     for info in found:
-        if not info.is_dir():
+        if not info.filename.endswith("/"):
             start = info.header_offset
             nbytes = behind.get(start, start) - start
             yield ArchiveMember(info.filename, start, nbytes, info.file_size)

@@ -1,0 +1,72 @@
+"""The mask of padding as a field of batches: which of their rows are examples.
+
+It is added to what the consumer, or the way to a device, takes: behind all maps and workers, so
+that none of them sees it, and no cache keeps it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import namedtuple
+from collections.abc import MutableMapping
+from typing import Any
+
+from stoker import pytree
+from stoker.engine.items import Item
+from stoker.errors import StageError
+from stoker.orders import PaddedOrder
+
+
+class PaddingMask:
+    """Adds a mask to batches, under a name.
+
+    Args:
+        name: of the field.
+        order: says what is padding.
+    """
+
+    def __init__(self, name: str, order: PaddedOrder) -> None:
+        self._name = name
+        self._order = order
+
+    def added(self, batch: Any, item: Item) -> Any:
+        """Return a batch with the mask, ``bool [n]``: a tensor where it has tensors.
+
+        Raises StageError where they have such a field.
+        """
+        valid: Any = self._order.valid(item.fresh - item.rows, item.fresh)
+        if any(map(pytree.is_tensor, pytree.leaves(batch))):
+            import torch
+
+            valid = torch.from_numpy(valid)
+        try:
+            return self._with(batch, valid)
+        except ValueError as error:
+            raise StageError(f"shard(mask={self._name!r})", error, batch=item.ordinal) from error
+
+    def _with(self, batch: Any, valid: Any) -> Any:
+        name = self._name
+        fields = batch if isinstance(batch, MutableMapping) else getattr(batch, "_fields", ())
+        if name in fields:
+            raise ValueError(f"batches have a field {name!r}: give mask= another name")
+        if isinstance(batch, MutableMapping):
+            batch = copy.copy(batch)
+            batch[name] = valid
+            return batch
+        if not isinstance(batch, tuple):
+            return (batch, valid)
+        return _longer(type(batch), name)(*batch, valid) if fields else (*batch, valid)
+
+
+@functools.cache
+def _longer(kind: Any, name: str) -> Any:
+    """Return a named tuple with one field more; it pickles if ``kind`` does."""
+    make: Any = namedtuple  # no checker can know its fields
+    made = make(kind.__name__, (*kind._fields, name))
+    made.__reduce__ = lambda self: (_remade, (kind, name, tuple(self)))
+    return made
+
+
+def _remade(kind: Any, name: str, values: tuple[Any, ...]) -> Any:
+    return _longer(kind, name)(*values)

@@ -1,0 +1,124 @@
+"""Which part of the data is this process's in a torch ``DeviceMesh``: told by its dimensions.
+
+Some dimensions split the data, along the others ranks work on the same batch. That is told by their
+names, as Accelerate, torchtitan and Lightning give them. Nothing here imports torch or Accelerate.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_DATA = "dp|ddp|fsdp|hsdp|data.*|replicate.*|shard.*|batch.*"
+_MODEL = "tp|pp|cp|sp|tensor.*|pipe.*|context.*|seq.*|model.*"
+
+
+class MeshPart(NamedTuple):
+    """A process's part, and whom it works with.
+
+    Attributes:
+        rank, world: which part of how many; ranks that work on one batch have one part.
+        among: the numbers in the process group of all ranks of the mesh.
+    """
+
+    rank: int
+    world: int
+    among: tuple[int, ...]
+
+
+def is_mesh(given: Any) -> bool:
+    """Return whether this is a ``DeviceMesh``."""
+    module: Any = sys.modules.get("torch.distributed.device_mesh")
+    return module is not None and isinstance(given, module.DeviceMesh)
+
+
+def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
+    """Return this process's part.
+
+    Args:
+        mesh: a ``DeviceMesh``.
+        dims: the names of the dimensions that split the data; told by all names without.
+
+    Raises ValueError where they do not tell, where others in the whole mesh split the data too, and
+    where this process is not in it.
+    """
+    names = tuple(mesh.mesh_dim_names or ())
+    if not names:
+        raise ValueError(
+            ".shard(mesh): the dimensions of this mesh have no names: give it some, such as "
+            "init_device_mesh(..., mesh_dim_names=('dp', 'tp')), or give rank= and world="
+        )
+    chosen = _chosen(names, dims)
+    at = mesh.get_coordinate()
+    if at is None:
+        raise ValueError(".shard(mesh): this process is not in the mesh")
+    shape = tuple(mesh.mesh.shape)
+    rank, world = 0, 1
+    for name, size, coordinate in zip(names, shape, at, strict=True):
+        if name in chosen:
+            rank, world = rank * size + coordinate, world * size
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    if dims is None and root is not mesh:
+        whole = tuple(root.mesh_dim_names or ())
+        of_data = _chosen(whole, None)
+        parts = math.prod(
+            n for name, n in zip(whole, root.mesh.shape, strict=True) if name in of_data
+        )
+        if parts != world:
+            raise ValueError(
+                f".shard(mesh): of {whole} the data is split by {of_data}, and this is the part "
+                f"{names} of it: give the whole mesh"
+            )
+    return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
+
+
+def mesh_of_accelerate() -> Any:
+    """Return the mesh that Accelerate has set up, None where there is none."""
+    state: Any = sys.modules.get("accelerate.state")
+    return None if state is None else state.AcceleratorState._shared_state.get("device_mesh")
+
+
+def undivided() -> str | None:
+    """Name a dimension of a mesh in this process along which data may not be split; or None.
+
+    Torch keeps no list of meshes, so the collector's is gone through: 0.1 s for a million.
+    """
+    module: Any = sys.modules.get("torch.distributed.device_mesh")
+    if module is None:
+        return None
+    world = sys.modules["torch.distributed"].get_world_size()
+    for mesh in [each for each in gc.get_objects() if type(each) is module.DeviceMesh]:
+        for name, size in zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False):
+            of_data, of_model = _words(name)
+            # Of a joint dimension, such as "dp_cp", the whole mesh has the parts.
+            is_odd = not of_data and not of_model and size < world
+            if size > 1 and (is_odd or (of_model and not of_data)):
+                return str(name)
+    return None
+
+
+def _chosen(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tuple[str, ...]:
+    if dims is not None:
+        chosen = (dims,) if isinstance(dims, str) else tuple(dims)
+        unknown = [name for name in chosen if name not in names]
+        if unknown:
+            raise ValueError(f".shard(mesh, mesh_dims=): {unknown[0]!r} is none of {names}")
+        return chosen
+    kinds = {name: _words(name) for name in names}
+    if any(of_data == of_model for of_data, of_model in kinds.values()):
+        raise ValueError(
+            f".shard(mesh): which of {names} split the data? Say so: mesh_dims=({names[0]!r},), "
+            "or rank= and world="
+        )
+    return tuple(name for name, (of_data, _) in kinds.items() if of_data)
+
+
+def _words(name: str) -> tuple[bool, bool]:
+    """Tell whether a dimension's name has words of data, and words of models."""
+    words = [word.rstrip("0123456789") for word in re.split(r"[^a-z0-9]+", name.lower())]
+    of_data = any(re.fullmatch(_DATA, word) for word in words)
+    return of_data, any(re.fullmatch(_MODEL, word) for word in words)

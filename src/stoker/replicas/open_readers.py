@@ -1,0 +1,96 @@
+"""Files that are open for reading, opened once more, for a copy of what reads them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import sys
+import weakref
+from typing import Any
+
+FILES = (io.FileIO, io.BufferedReader, io.TextIOWrapper, gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
+_LOOKED_AT = 1 << 16  # bytes of a text, for line ends that a copy may see in another way
+_REREAD = 64 << 20  # bytes of a compressed file that are read again to get where the original is
+
+
+class NotReopened(Exception):
+    """This file cannot be opened again; says why."""
+
+
+def reopened(file: Any) -> Any:
+    """Open a file again, at the place of the original. It is closed when nobody holds it."""
+    if file in (sys.stdin, sys.stdout, sys.stderr) or file.closed:
+        return file
+    if isinstance(file, io.FileIO):
+        return _raw(file)
+    if isinstance(file, io.BufferedReader):
+        if not isinstance(file.raw, io.FileIO):
+            raise NotReopened("it reads what is no file")
+        again = io.BufferedReader(_raw(file.raw))
+        again.seek(file.tell())
+        return again
+    if isinstance(file, io.TextIOWrapper):
+        return _text(file)
+    return _compressed(file)
+
+
+def _raw(file: io.FileIO) -> io.FileIO:
+    if not file.readable() or file.writable():
+        raise NotReopened(f"it is open in mode {file.mode!r}")
+    number = file.fileno()
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        raise NotReopened("it is no regular file")
+    name = file.name
+    try:
+        if isinstance(name, int) or not os.path.samestat(os.stat(name), os.fstat(number)):
+            raise OSError
+        opened = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, TypeError, ValueError):  # removed or replaced since
+        try:
+            opened = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotReopened(str(error)) from None
+    again = io.FileIO(opened, "rb", closefd=False)  # with closefd it would warn when it is dropped
+    weakref.finalize(again, os.close, opened)
+    again.name = name
+    again.seek(file.tell())
+    return again
+
+
+def _text(file: io.TextIOWrapper) -> io.TextIOWrapper:
+    place = file.tell()
+    if not isinstance(file.buffer, io.BufferedReader):
+        raise NotReopened("it reads what is no file")
+    buffer = reopened(file.buffer)
+    buffer.seek(0)
+    if b"\r" in buffer.read(_LOOKED_AT):  # `newline=` cannot be asked for
+        raise NotReopened("its lines end with a carriage return")
+    buffer.seek(0)
+    again = io.TextIOWrapper(buffer, file.encoding, file.errors)
+    again.mode = file.mode  # type: ignore[misc]
+    again.seek(place)
+    return again
+
+
+def _compressed(file: Any) -> Any:
+    place = file.tell()
+    if place > _REREAD:
+        raise NotReopened("it stands far behind the beginning of a compressed file")
+    if not file.readable():
+        raise NotReopened("it is open for writing")
+    inner = file.fileobj if isinstance(file, gzip.GzipFile) else file._fp
+    if not isinstance(inner, (io.FileIO, io.BufferedReader)):
+        raise NotReopened("it reads what is no file")
+    source = reopened(inner)
+    source.seek(0)
+    again: Any
+    if isinstance(file, gzip.GzipFile):
+        again = gzip.GzipFile(filename=file.name, mode="rb", fileobj=source)
+    else:
+        again = type(file)(source)
+    again.seek(place)
+    return again

@@ -1,0 +1,73 @@
+"""Whose code it is: the user's own, or an installed package's or the standard library's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def once_a_class(ask: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
+    """Keep what a function of a class returns, as long as the class is there.
+
+    Not longer: a class holds the globals of its methods, and with them what a notebook has.
+    """
+    known: weakref.WeakKeyDictionary[Any, Answer] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(ask)
+    def answer(cls: Any) -> Answer:
+        found = known.get(cls, _NOT_ASKED)
+        if found is _NOT_ASKED:
+            found = known[cls] = ask(cls)
+        known_answer: Answer = found
+        return known_answer
+
+    return answer
+
+
+_NOT_ASKED: Any = object()
+
+
+@functools.lru_cache(4096)
+def is_users_file(path: str) -> bool:
+    """Return whether a file of code belongs to neither a package that is installed nor to Python.
+
+    What is typed in (``<stdin>``, a notebook's cell) is the user's.
+    """
+    if path.startswith("<frozen ") or any(part in path for part in _INSTALLED):
+        return False
+    return not os.path.abspath(path).startswith((_STANDARD, _PACKAGE))
+
+
+def is_users_module(name: str | None) -> bool:
+    """Return whether a module, by its name, is the user's own."""
+    if name is None:
+        return False
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if module is None:
+        return name not in sys.builtin_module_names
+    path = getattr(module, "__file__", None) or getattr(spec, "origin", None)
+    if path is None:  # `__main__` of a notebook; a package made of folders alone
+        return name == "__main__" or bool(getattr(module, "__path__", None))
+    return path not in ("built-in", "frozen") and is_users_file(path)
+
+
+def is_users_class(cls: type) -> bool:
+    """Return whether a class was written by the user."""
+    return bool(cls.__flags__ & 1 << 9) and is_users_module(cls.__module__)
+
+
+def is_users_function(function: types.FunctionType) -> bool:
+    """Return whether a function was written by the user, wherever a decorator says it is from."""
+    return is_users_file(function.__code__.co_filename)

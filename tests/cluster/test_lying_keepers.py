@@ -1,0 +1,184 @@
+"""Keepers that have the token and lie: whatever they answer, examples are right."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
+
+import stoker
+from odd_records import ODD_RECORDS
+from stoker.cache.layout import checksum_of
+from stoker.cluster import wire
+from stoker.cluster.definition import Definition
+from stoker.cluster.line import DefinitionRefused, Line, Record
+from stoker.net.link import Link, LinkError
+from stoker.net.listener import Listener
+from strategies import FULL
+
+pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
+MUTATIONS = 100_000 if FULL else 400
+Answer = Callable[[bytes], tuple[int, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
+    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+
+
+class Lying:
+    """Answers each question with the checksum and the record that a function makes of its key."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._listener = Listener("127.0.0.1", 0, TOKEN, wire.PURPOSE, self._serve)
+        self.address = self._listener.address
+        self.close = self._listener.close
+
+    def _serve(self, link: Link) -> None:
+        while True:
+            request = wire.decode_request(link.receive()[0])
+            if isinstance(request, wire.Meet):
+                link.send(wire.encode(wire.Met(request.id, "elsewhere", "/nowhere", 1 << 20, True)))
+            elif isinstance(request, wire.Get):
+                answers = [self._answer(key) for key in wire.split_keys(request.keys)]
+                sizes = [len(record) for _, record in answers]
+                got = wire.Got(request.id, sizes, [checksum for checksum, _ in answers])
+                link.send(wire.encode(got), *(record for _, record in answers))
+
+
+@contextlib.contextmanager
+def lying(answer: Answer) -> Iterator[stoker.Pipeline[object]]:
+    """Return a pipeline over a keeper that lies."""
+    with contextlib.closing(Lying(answer)) as liar:
+        source = stoker.from_dataset(Numbered(), seed=0)
+        yield over(source, [liar], None).batch(7)  # type: ignore[list-item]
+
+
+def damaged(train: stoker.Pipeline[object]) -> int:
+    """Go through an epoch, in which everything is right; return what was damaged in it."""
+    for batch in train:
+        assert (batch["x"] == batch["id"][:, None]).all()  # type: ignore[index]
+    cache = train.stats().cache
+    assert cache is not None
+    assert (cache.peer_hits, cache.misses) == (0, EXAMPLES)
+    return cache.damaged
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """Return an answer that something was done to, a few times."""
+    made = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at, kind = draw.randrange(len(made) + 1), draw.randrange(6)
+        if kind == 0:
+            del made[at:]
+        elif kind == 1:
+            made[at:at] = draw.randbytes(draw.randint(1, 9))
+        elif kind == 2:  # a length, or a number
+            made[at : at + 1] = draw.choice([b"\xdd", b"\xdf", b"\xcf", b"\xc6"]) + draw.randbytes(
+                8
+            )
+        elif kind == 3:
+            made[at:at] = b"\x91" * draw.choice([1, 3_000])
+        else:
+            made[at : at + 1] = draw.randbytes(1)
+    return bytes(made)
+
+
+@pytest.mark.timeout(1800)
+def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
+    """Whatever a keeper says: there is an answer, or a LinkError, and nothing else."""
+    draw = random.Random(6)
+    item = b"item" * 100
+    answers: list[tuple[wire.Reply, bytes]] = [
+        (wire.Got(1, [400, -1], [5, 0]), item),
+        (wire.Stored(1, [0], False), b""),
+        (wire.Looked(1, 1, 2, 3, 4, True, 5), b""),
+    ]
+    met = wire.encode(wire.Met(0, "elsewhere", "/nowhere", 1 << 20, True))
+    said: list[bytes] = []
+
+    def serve(link: Link) -> None:
+        link.receive()
+        link.send(said[0] if draw.random() < 0.1 else met)
+        while True:
+            link.receive()
+            link.send(said[0], said[1])
+
+    outcomes = collections.Counter[str]()
+    keys = [bytes(16), bytes(15) + b"1"]
+    with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, wire.PURPOSE, serve)) as listener:
+        for number in range(MUTATIONS):
+            reply, body = answers[number % 3]
+            said[:] = mutated(wire.encode(reply), draw), body
+            try:
+                line = Line(listener.address, TOKEN, Definition("", [], "", 1, "", ""), 1)
+            except (LinkError, DefinitionRefused):
+                outcomes["refused"] += 1
+                continue
+            try:
+                if number % 3 == 0:
+                    assert len(line.get(keys)) == 2
+                elif number % 3 == 1:
+                    line.put([Record(keys[0], item, 5)])
+                else:
+                    line.look()
+                outcomes["answered"] += 1
+            except LinkError:
+                outcomes["refused"] += 1
+            finally:
+                line.close()
+    assert outcomes["refused"]
+    assert outcomes["answered"]
+
+
+@pytest.mark.parametrize("name", ODD_RECORDS)
+def test_what_is_no_item_is_damage(name: str) -> None:
+    """It is read from storage; nothing crashes, hangs or takes memory."""
+    record = ODD_RECORDS[name]
+    with lying(lambda key: (checksum_of(key, record), record)) as train:
+        assert damaged(train) == EXAMPLES
+
+
+def test_the_item_of_another_key_is_damage(tmp_path: Path) -> None:
+    """Its checksum is right, and not that of what was asked for."""
+    with keepers(tmp_path, 1) as (honest,):
+        for _ in over(stoker.from_dataset(Numbered(), seed=0), [honest], None).batch(7):
+            pass
+        keys = sorted(honest._store.keys())
+        others = dict(zip(keys, honest._store.records(keys[1:] + keys[:1]), strict=True))
+
+        def answer(key: bytes) -> tuple[int, bytes]:
+            found = others[key]
+            assert found is not None
+            return found[0], bytes(found[1])
+
+        with lying(answer) as train:
+            assert damaged(train) == EXAMPLES
+
+
+def test_a_store_of_what_was_never_written_is_read_from_its_source(tmp_path: Path) -> None:
+    """So is what lies on this host: damage is said once, and nobody crashes."""
+    folder = str(tmp_path / "store")
+    train = stoker.from_dataset(Numbered(), seed=0).cache("8MiB", version="1", path=folder).batch(7)
+    with pytest.MonkeyPatch.context() as patch:
+        odd = iter(ODD_RECORDS.values())
+        patch.setattr("stoker.cache.codec.encode", lambda _: [next(odd, b"\x01")])
+        patch.setattr("stoker.cache.admission.RandomCheck.run", lambda *_: None)
+        for _ in train:
+            pass
+        train.stats()
+    with pytest.warns(stoker.CacheWarning, match="is damaged: a record that cannot be read"):
+        batches = list(train)
+    for batch in batches:
+        assert (batch["x"] == batch["id"][:, None]).all()
+    cache = train.stats().cache
+    assert cache is not None
+    assert (cache.damaged, cache.hits) == (EXAMPLES, 0)

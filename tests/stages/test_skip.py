@@ -1,0 +1,251 @@
+"""``.skip(n)``: what ``.take(n)`` leaves out of an epoch, by its numbers alone."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.testing import check_resume
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*are fewer than.*ranks")
+
+COUNTS = st.integers(0, 60)
+BLOCKS = 20  # more than are drawn from at a time
+ORDERS: dict[str, Any] = {
+    "as it lies": lambda p, rank, world: p,
+    "shuffled": lambda p, rank, world: p.shuffle(),
+    "by blocks": lambda p, rank, world: p.shuffle(block=max(1, len(p) // BLOCKS)),
+    "drawn anew": lambda p, rank, world: p.shuffle().shard(rank=rank, world=world, uneven=True),
+    "by blocks, anew": lambda p, rank, world: p.shuffle(block=2).shard(rank=rank, world=world),
+    "fixed": lambda p, rank, world: p.shard(rank=rank, world=world, uneven=True),
+    "fixed, shuffled": lambda p, rank, world: p.shard(
+        rank=rank, world=world, uneven=True
+    ).shuffle(),
+}
+
+
+def numbers(length: int, seed: int = 0) -> stoker.Pipeline[Any]:
+    return stoker.from_arrays(np.arange(length), seed=seed)
+
+
+def drawn(pipeline: stoker.Pipeline[Any], epoch: int = 0) -> list[int]:
+    pipeline.set_epoch(epoch)
+    return [int(example) for example in pipeline]
+
+
+class Counting:
+    """A dataset that counts what is read of it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        return index
+
+
+@given(st.integers(0, 40), COUNTS)
+def test_it_leaves_out_the_first_examples_and_does_not_read_them(length: int, count: int) -> None:
+    source = Counting(length)
+    pipeline = stoker.from_dataset(source, seed=0)
+    rest = pipeline.skip(count)
+    assert list(rest) == list(range(length))[count:]
+    assert len(rest) == max(0, length - count)
+    assert len(pipeline) == length  # a new pipeline, as from every method
+    assert set(source.read) == set(range(length)[count:])
+
+
+@pytest.mark.parametrize("how", ORDERS)
+@given(st.integers(1, 120), COUNTS, st.integers(0, 3), st.integers(0, 2**32 - 1), st.data())
+def test_take_and_skip_are_a_split_of_whatever_stands_before(
+    how: str, length: int, count: int, epoch: int, seed: int, data: st.DataObject
+) -> None:
+    world = data.draw(st.integers(1, 4))
+    rank = data.draw(st.integers(0, world - 1))
+    whole = ORDERS[how](numbers(length, seed), rank, world)
+    first, rest = whole.take(max(1, count)), whole.skip(max(1, count))
+    assert drawn(first, epoch) + drawn(rest, epoch) == drawn(whole, epoch)
+    assert len(first) + len(rest) == len(whole)
+    middle = whole.skip(count).take(7).skip(2)
+    assert drawn(middle, epoch) == drawn(whole, epoch)[count : count + 7][2:]
+    assert len(middle) == len(drawn(middle, epoch))
+
+
+@given(st.integers(1, 90), COUNTS, st.integers(1, 4), st.integers(0, 3), st.booleans())
+def test_before_shuffling_and_sharding_a_split_holds_for_good(
+    length: int, count: int, world: int, epoch: int, by_blocks: bool
+) -> None:
+    data = numbers(length).skip(count)
+    shuffled = data.shuffle(block=3) if by_blocks else data.shuffle()
+    assert sorted(drawn(shuffled, epoch)) == list(range(length))[count:]
+    parts = [
+        drawn(shuffled.shard(rank=rank, world=world, uneven=True), epoch) for rank in range(world)
+    ]
+    assert sorted(chain.from_iterable(parts)) == list(range(length))[count:]
+    each = [drawn(data.shard(rank=rank, world=world).shuffle(), epoch) for rank in range(world)]
+    assert {len(part) for part in each} == {max(0, length - count) // world}
+    assert len(set(chain.from_iterable(each))) == sum(map(len, each))
+
+
+@given(st.integers(4, 60), st.integers(1, 20), st.integers(1, 4))
+def test_a_split_of_a_fixed_part_uses_all_of_it_in_the_long_run(
+    length: int, count: int, world: int
+) -> None:
+    for rank in range(world):
+        part = numbers(length).shard(rank=rank, world=world)
+        own = list(range(rank, length, world))
+        equal = length // world
+        first, rest = part.take(count), part.skip(count)
+        seen: set[int] = set()
+        for _ in range(len(own)):
+            held_out = [int(x) for x in first]
+            left = [int(x) for x in rest]
+            assert not set(held_out) & set(left)
+            assert len(held_out) + len(left) == equal
+            seen |= set(left)
+        if count < equal:
+            assert seen == set(own[count:])
+
+
+def test_what_a_stream_raises_among_the_skipped_is_raised() -> None:
+    def ends_early() -> Any:
+        yield from range(3)
+        raise OSError("torn")
+
+    stream = stoker.from_iterable(ends_early, seed=0)
+    for way in (stream.skip(9), stream.shuffle(buffer=2).skip(9)):
+        with pytest.raises(stoker.StageError, match="torn"):
+            list(way)
+
+
+@given(st.integers(0, 40), st.integers(1, 50), st.integers(1, 4))
+def test_streams_are_split_too(length: int, count: int, world: int) -> None:
+    stream = stoker.from_iterable(range(length), seed=0)
+    ways = [stream, stream.shuffle(buffer=5)]
+    for rank in range(world):
+        ways.append(stream.shard(rank=rank, world=world))
+        ways.append(stream.shuffle(buffer=5).shard(rank=rank, world=world))
+        ways.append(stream.shard(rank=rank, world=world).shuffle(buffer=5))
+    for way in ways:
+        whole = list(way)
+        way.set_epoch(0)
+        assert list(way.take(count)) + list(way.skip(count)) == whole
+        assert list(way.skip(2).take(count).skip(1)) == whole[2 : 2 + count][1:]
+    assert list(stream.skip(count).shard(rank=0, world=1)) == list(range(length))[count:]
+
+
+class Stateful:
+    """A stream that has a state of its own."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 60:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("skipped", [1, 20, 33])
+def test_a_stream_with_a_state_is_not_skipped_again_when_resumed(skipped: int) -> None:
+    def build() -> stoker.Pipeline[Any]:
+        return stoker.from_iterable(Stateful(), seed=0).skip(skipped).take(25).batch(4)
+
+    whole = [batch.tolist() for batch in build()]
+    assert [*chain.from_iterable(whole)] == list(range(skipped, skipped + 25))
+    for number in range(len(whole)):
+        pipeline = build()
+        with iter(pipeline) as batches:
+            for _ in range(number):
+                next(batches)
+            state = pipeline.state_dict()
+        resumed = build()
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == whole[number:]
+
+
+@pytest.mark.parametrize("skipped", [3, 20])
+@pytest.mark.parametrize("how", ["alone", "sharded", "sharded first"])
+def test_a_stream_that_is_left_early_goes_on_behind_what_was_handed_out(
+    how: str, skipped: int
+) -> None:
+    stream = stoker.from_iterable(Stateful(), seed=0)
+    if how == "sharded first":
+        stream = stream.shard(rank=0, world=2).skip(skipped // 2)
+    else:
+        stream = stream.skip(skipped)
+        stream = stream.shard(rank=0, world=2) if how == "sharded" else stream
+    step = 1 if how == "alone" else 2
+    first = stream.batch(2).steps(2)
+    begin = skipped // 2 * 2 if how == "sharded first" else skipped
+    seen = [int(x) for batch in first for x in batch]
+    assert seen == list(range(begin, begin + 4 * step, step))
+    then = [int(x) for batch in first for x in batch]
+    begin = seen[-1] + step + (skipped // 2 * 2 if how == "sharded first" else skipped)
+    assert then == list(range(begin, begin + 4 * step, step))
+
+
+@pytest.mark.parametrize("echo", [1, 2.5])
+def test_it_resumes_exactly(echo: float) -> None:
+    def build() -> stoker.Pipeline[Any]:
+        made = numbers(60, 3).skip(5).shuffle().skip(7).map(lambda x: x + 1)
+        return made.echo(echo).random_map(lambda x, rng: x + rng.random()).batch(4)
+
+    assert check_resume(build) == len(build())
+
+
+def test_a_state_fits_only_the_same_count() -> None:
+    state = numbers(20).skip(5).state_dict()
+    with pytest.raises(stoker.StateError, match=r"skip\(5\) where this one has skip\(6\)"):
+        numbers(20, seed=0).skip(6).load_state_dict(state)
+
+
+def test_with_workers_a_cache_and_parts_of_mixtures_it_counts() -> None:
+    data = numbers(50).skip(40).cache("1MiB").map(lambda x: x * 2).echo(2).batch(4)
+    assert ".skip(40)" in str(data)
+    for workers in ({"n": 2}, {"n": 1, "kind": "process"}):
+        made = data.workers(**workers)
+        assert len(made) == 5
+        assert sorted({int(x) for batch in made for x in batch}) == [2 * n for n in range(40, 50)]
+    mixed = stoker.mix({numbers(30).skip(20): 1, numbers(30).take(20).map(lambda x: -x): 2}, seed=0)
+    assert sorted(drawn(mixed)) == [*range(-19, 1), *range(20, 30)]
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda p: p.filter(bool).skip(3), r"\.skip\(\) cannot follow filter\(bool\)"),
+        (lambda p: p.map(abs, on_error=3).skip(3), r"cannot follow map\(abs\)"),
+        (lambda p: p.echo(2).skip(3), r"cannot follow echo\(2\)"),
+        (lambda p: p.batch(2).skip(3), r"batch\(2\): put it before \(\.resume_at\(n\)"),
+        (lambda p: p.skip(-1), "from 0 on, not -1"),
+        (lambda p: stoker.mix({p: 1}).skip(3), r"skip in its parts, stoker\.mix"),
+        (lambda p: stoker.from_loader([1, 2]).skip(1), r"\.resume_at\(1\) begins an epoch"),
+    ],
+)
+def test_it_is_refused_where_numbers_do_not_tell(build: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build(numbers(9))
+
+
+@pytest.mark.parametrize("n", [True, 2.0, "3", None])
+def test_a_count_is_a_whole_number(n: Any) -> None:
+    with pytest.raises(TypeError, match="whole number"):
+        numbers(9).skip(n)

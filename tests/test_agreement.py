@@ -1,0 +1,365 @@
+"""Ranks that share an epoch have one seed, one data set, one chain and one place; or are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from scripts import script
+from test_ranks import SETUP, told_by
+
+pytest.importorskip("torch.distributed")
+
+TOLD = """
+    def ids(pipeline):
+        return [int(i) for batch in pipeline for i in batch]
+
+    def of(length=40, seed=None):
+        return stoker.from_arrays(np.arange(length), seed=seed).shuffle()
+
+    def said(pipeline):
+        try:
+            next(iter(pipeline))
+        except (ValueError, stoker.StokerError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    told = {}
+    open = of(101).shard().batch(8)
+    told["lengths"], told["printed"] = len(open), str(open)
+    fresh = json.loads(json.dumps(open.state_dict()))  # before anybody knows the seed
+    told["epochs"] = [ids(open), ids(open)]
+    told["known"], told["seed"] = str(open), open.seed
+    told["stepped"] = ids(of().shard().batch(4).repeat().steps(5))
+    told["echoed"] = ids(stoker.from_arrays(np.arange(40)).shuffle().shard().echo().batch(4))
+    loaded = of(101).shard().batch(8)
+    loaded.load_state_dict(fresh)
+    told["fresh"] = ids(loaded)
+
+    # A state in the middle, of rank 0, on all of them: the seed comes with it.
+    states = []
+    with iter(open) as batches:
+        next(batches)
+        states = [open.state_dict()]
+        rest = ids(batches)
+    dist.broadcast_object_list(states, src=0)
+    again = of(101).shard().batch(8)
+    again.load_state_dict(states[0])
+    told["resumed"] = ids(again) == rest
+
+    # An epoch that nobody changed compares nothing: rank 1 may come as late as it likes.
+    asked = []
+    from stoker.engine import meeting
+    once = of(seed=1).shard().batch(8)
+    ids(once)
+    answer = meeting.Meeting.answer
+    meeting.Meeting.answer = lambda *a, **kw: asked.append(1) or answer(*a, **kw)
+    ids(once)
+    told["asked"] = [len(asked)]
+    once.set_epoch(5)
+    ids(once)
+    told["asked"].append(len(asked))
+    list(of(seed=2).shard(rank=0, world=1).batch(8))
+    told["asked"].append(len(asked))
+
+    differ = {}
+    differ["seed"] = said(of(seed=3 + RANK).shard().batch(4))
+    differ["given"] = said(of(seed=3 if RANK else None).shard().batch(4))
+    differ["length"] = said(of(44 - 4 * RANK).shard().batch(4))
+    differ["chain"] = said(of().shard().batch(4 + RANK))
+    differ["steps"] = said(of().shard().batch(4).steps(2 + RANK))
+    differ["world"] = said(of(seed=1).shard(rank=RANK, world=2 + RANK).batch(4))
+    later = of(seed=3).shard().batch(4)
+    if RANK:
+        later.set_epoch(2)
+    differ["epoch"] = said(later)
+    later = of(seed=3).shard().batch(4)
+    next(iter(later))
+    state = later.state_dict()
+    later = of(seed=3).shard().batch(4)
+    if RANK:
+        later.load_state_dict(state)
+    differ["position"] = said(later)
+    differ["by hand"] = said(of().shard(rank=RANK, world=WORLD).batch(4))
+    differ["uneven"] = said(of(41).shard(uneven=True).batch(4))
+    told["differ"] = differ
+
+    # A child has no connection to the others: what was given a seed goes on as it did.
+    child, parent = os.pipe()
+    if not os.fork():
+        os.write(parent, json.dumps([
+            ids(of(seed=9).shard().batch(4)), said(of().shard().batch(4))
+        ]).encode())
+        os._exit(0)
+    os.wait()
+    told["child"] = json.loads(os.read(child, 100_000))
+
+    # A group that is made anew, over the same store or another.
+    dist.barrier()
+    dist.destroy_process_group()
+    told["gone"] = said(of().shard(rank=RANK, world=2).batch(4)), said(later)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.init_process_group(
+            "gloo", init_method=INIT, rank=RANK, world_size=WORLD,
+            timeout=datetime.timedelta(seconds=20),
+        )
+    told["anew"] = ids(of().shard().batch(8))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("agreement")
+    return told_by(folder, 2, f"    INIT = {f'file://{folder}/again'!r}\n{TOLD}")
+
+
+def test_a_seed_that_nobody_gave_is_rank_0s(told: list[dict[str, Any]]) -> None:
+    first, second = told
+    for epoch in range(2):
+        parts = [set(each["epochs"][epoch]) for each in told]
+        assert [len(part) for part in parts] == [50, 50]
+        assert not parts[0] & parts[1]
+    assert first["epochs"][0] != first["epochs"][1]
+    assert first["seed"] == second["seed"]
+    assert [each["lengths"] for each in told] == [7, 7]
+    for each in told:
+        assert "seed of rank 0, which ranks tell each other at the first iter()" in each["printed"]
+        assert f"seed {first['seed']} (drawn)" in each["known"]
+        assert each["resumed"]
+    for kind in ("stepped", "echoed", "fresh", "anew"):
+        assert not set(first[kind]) & set(second[kind]), kind
+        assert len(set(first[kind])) == len(set(second[kind])) >= 20
+
+
+def test_ranks_compare_at_the_first_iter_and_after_set_epoch_alone(
+    told: list[dict[str, Any]],
+) -> None:
+    assert [each["asked"] for each in told] == [[0, 1, 1], [0, 1, 1]]
+
+
+DIFFER = {
+    "seed": "ValueError: ranks differ in seed (3 on rank 0, 4 on rank 1): give all ranks the same",
+    "given": "ValueError: ranks differ in seed (none given on rank 0, 3 on rank 1)",
+    "length": "ValueError: ranks differ in length of the data (44 on rank 0, 40 on rank 1): give",
+    "chain": "ValueError: ranks differ in chain (rank 0 and rank 1: ",
+    "steps": "ValueError: ranks differ in chain (rank 0 and rank 1: ",
+    "epoch": "StateError: ranks differ in epoch (0 on rank 0, 2 on rank 1): load the same state",
+    "position": "StateError: ranks differ in position (0 on rank 0, 1 on rank 1): load the same",
+    "by hand": "ValueError: each of 2 ranks would draw a seed of its own, and parts would overlap",
+    "world": "",  # given by hand, with a seed: ranks are not asked
+    "uneven": "",
+}
+
+
+@pytest.mark.parametrize("kind", DIFFER)
+def test_what_differs_is_named(told: list[dict[str, Any]], kind: str) -> None:
+    for each in told:
+        assert each["differ"][kind].startswith(DIFFER[kind])
+        assert bool(DIFFER[kind]) == bool(each["differ"][kind])
+
+
+def test_without_the_group_a_seed_must_be_given(told: list[dict[str, Any]]) -> None:
+    first, second = (each["child"] for each in told)
+    assert sorted(first[0] + second[0]) == list(range(40))
+    assert "give the pipeline seed=" in first[1]
+    for each in told:
+        assert "give the pipeline seed=" in each["gone"][0]
+
+
+ALONE = """
+    other = stoker.from_arrays(np.arange(8), seed=1)
+    list(other.shard().batch(2))
+    if RANK == 0:
+        try:
+            list(other.shard().batch(2))
+        except stoker.StokerError as error:
+            say(str(error))
+    else:
+        say("trains")
+    time.sleep(100)
+"""
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    # Validation on rank 0 alone, of a pipeline that stands for all.
+    setup = SETUP.replace("seconds=20", "seconds=3")
+    init = f"file://{tmp_path / 'rendezvous'}"
+    with contextlib.ExitStack() as stack:
+        running = []
+        for rank in range(2):
+            folder = tmp_path / str(rank)
+            folder.mkdir()
+            text = setup.format(rank=rank, world=2, init=init) + ALONE
+            running.append(stack.enter_context(script(folder, text)))
+        assert running[1].line() == "trains"
+        line = running[0].line()
+    assert line.startswith("rank 1 did not come to iter() of from_arrays")
+    assert "within 3 s" in line
+    assert ".shard(rank=0, world=1)" in line
+
+
+MESHES = """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def refused(make):
+        try:
+            make()
+        except (ValueError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def ids(pipeline):
+        return [int(i) for batch in pipeline for i in batch]
+
+    def of(mesh, **kw):
+        return stoker.from_arrays(np.arange(40)).shuffle().shard(mesh, **kw)
+
+    told = {"bare": str(stoker.from_arrays(np.arange(40)).shard())}
+    of_data = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    told["data"] = ids(of(of_data).batch(4))
+    told["still bare"] = str(stoker.from_arrays(np.arange(40)).shard())
+    of_model = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    told["peers"] = ids(of(of_model).batch(4))
+    told["printed"] = str(of(of_model))
+    import types
+    state = types.ModuleType("accelerate.state")  # all that is looked at
+    state.AcceleratorState = types.SimpleNamespace(_shared_state={"device_mesh": of_model})
+    sys.modules["accelerate.state"] = state
+    told["accelerated"] = str(stoker.from_arrays(np.arange(40)).shard())
+    del sys.modules["accelerate.state"]
+    slow = stoker.from_dataset(Slow(200)).shuffle().shard(of_model).echo()
+    told["echoed"] = [
+        [batch["id"].tolist(), batch["x"].tolist()]
+        for batch in slow.random_map(jitter, on="x").batch(4)
+    ]
+    both = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp_replicate", "cp"))
+    told["both"] = ids(of(both).batch(4))
+    odd = init_device_mesh("cpu", (2, 1), mesh_dim_names=("x", "tp"))
+    told["chosen"] = ids(of(odd, mesh_dims="x").batch(4))
+    told["refused"] = [
+        refused(lambda: stoker.from_arrays(np.arange(40)).shard()),
+        refused(lambda: of(odd)),
+        refused(lambda: of(odd, mesh_dims="y")),
+        refused(lambda: of(init_device_mesh("cpu", (2,)))),
+        refused(lambda: of(both["cp"])),
+        refused(lambda: of(both, rank=0, world=1)),
+        refused(lambda: of("cuda")),
+        refused(lambda: stoker.from_arrays(np.arange(4)).shard(mesh_dims="dp")),
+    ]
+"""
+
+
+def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
+    told = told_by(tmp_path, 2, MESHES)
+    first, second = told
+    for kind in ("data", "both", "chosen"):
+        assert sorted(first[kind] + second[kind]) == list(range(40)), kind
+    assert first["peers"] == second["peers"]
+    assert sorted(first["peers"]) == list(range(40))
+    assert first["echoed"] == second["echoed"]  # whatever each of them waits for
+    for each in told:
+        assert "shard(rank=0, world=1)" in each["printed"]
+        assert each["accelerated"].splitlines()[1:] == each["printed"].splitlines()[2:]
+        assert "world=2" in each["bare"]
+        assert each["still bare"] == each["bare"]
+        says = [
+            r"ValueError: .shard(): there is a device mesh with the dimension 'tp'",
+            r"ValueError: .shard(mesh): which of ('x', 'tp') split the data? Say so: mesh_dims=",
+            r"ValueError: .shard(mesh, mesh_dims=): 'y' is none of ('x', 'tp')",
+            r"ValueError: .shard(mesh): the dimensions of this mesh have no names",
+            r"ValueError: .shard(mesh): of ('dp_replicate', 'cp') the data is split by",
+            r"ValueError: .shard() takes rank= and world=, or a mesh, or env=True",
+            r"TypeError: .shard() takes a torch DeviceMesh, not 'cuda'",
+            r"ValueError: .shard(): mesh_dims= are dimensions of a mesh",
+        ]
+        for found, start in zip(each["refused"], says, strict=True):
+            assert found.startswith(start), found
+
+
+LAUNCHED = {
+    "torchrun": ("WORLD_SIZE", "RANK"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "mpirun": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "mpiexec": ("PMI_SIZE", "PMI_RANK"),
+}
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for names in LAUNCHED.values():
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def data(seed: int | None = 0) -> stoker.Pipeline[Any]:
+    return stoker.from_arrays(np.arange(8), seed=seed)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_a_launcher_without_a_group_is_an_error_unless_it_is_asked_for(
+    launcher: str, no_launcher: pytest.MonkeyPatch
+) -> None:
+    size, rank = LAUNCHED[launcher]
+    no_launcher.setenv("SLURM_NTASKS", "4")  # a job's shell, where one process runs
+    assert "world=1" in str(data().shard())
+    assert "world=1" in str(data().shard(env=True))
+    no_launcher.setenv(size, "2")
+    with pytest.raises(ValueError, match=f"no process group, but {size}=2 .*env=True"):
+        data().shard()
+    with pytest.raises(ValueError, match="no rank of this process"):
+        data().shard(env=True)
+    no_launcher.setenv(rank, "1")
+    taken = data().shard(env=True)
+    assert "shard(rank=1, world=2)" in str(taken)
+    assert [int(x) for x in taken] == [1, 3, 5, 7]
+    with pytest.raises(ValueError, match="give the pipeline seed="):
+        iter(data(None).shard(env=True))
+    no_launcher.setenv(size, "1")
+    assert "world=1" in str(data().shard())
+
+
+def test_torchrun_says_more_than_the_launcher_that_started_it(
+    no_launcher: pytest.MonkeyPatch,
+) -> None:
+    no_launcher.setenv("SLURM_STEP_NUM_TASKS", "2")
+    no_launcher.setenv("SLURM_PROCID", "0")
+    no_launcher.setenv("WORLD_SIZE", "16")
+    no_launcher.setenv("RANK", "9")
+    assert "shard(rank=9, world=16)" in str(data().shard(env=True))
+    no_launcher.setenv("WORLD_SIZE", "1")
+    assert "world=1" in str(data().shard())
+
+
+def test_who_reads_everything_under_a_launcher_is_warned() -> None:
+    code = "import numpy as np, stoker\nlist(stoker.from_arrays(np.arange(4), seed=0).batch(2))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SLURM_STEP_NUM_TASKS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0
+    assert "each of 2 ranks iterates over all examples" in done.stderr
+
+
+def test_ranks_by_hand_need_a_seed() -> None:
+    begun = data(None).shard(rank=1, world=2)
+    with pytest.raises(ValueError, match="parts would overlap: give the pipeline seed="):
+        iter(begun)
+    assert [int(x) for x in data(None).shard(rank=0, world=1)] == list(range(8))
+    given = data(5).shard(rank=1, world=2)
+    batches = iter(given)
+    next(batches)
+    begun.load_state_dict(given.state_dict())  # a state has one
+    assert [int(x) for x in begun] == [int(x) for x in batches]

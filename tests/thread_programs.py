@@ -1,0 +1,1887 @@
+"""Programs as users write them: correct in one thread, and most of them wrong where threads share.
+
+Each makes a dataset and functions that are mapped over it, and says what example ``i`` is.
+``unsafe`` ones are wrong, raise or crash where eight threads call one copy; ``locked`` ones cannot
+be copied, or keep state where copies would share it.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import contextvars
+import enum
+import functools
+import gzip
+import io
+import itertools
+import logging
+import math
+import mmap
+import operator
+import os
+import pathlib
+import random
+import socket
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import threading
+import weakref
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N = 64
+"""How many examples each has."""
+
+OWN = sys.modules[__name__]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        name: of the function that makes it.
+        make: given a folder of its own, makes the dataset and the functions.
+        expected: what example ``i`` is, behind the functions.
+        unsafe: whether threads that share it go wrong.
+        locked: whether its calls must come one after another; None if either will do.
+    """
+
+    name: str
+    make: Callable[[Path], tuple[Any, ...]]
+    expected: Callable[[int], Any]
+    unsafe: bool
+    locked: bool | None
+
+
+PROGRAMS: list[Program] = []
+
+
+def numbers(i: int) -> tuple[int, ...]:
+    """What most examples are: enough steps that a switch of threads falls between them."""
+    return tuple(i * 100 + k for k in range(8))
+
+
+def program(
+    expected: Callable[[int], Any] = numbers, *, unsafe: bool = True, locked: bool | None = False
+) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]:
+    def add(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        def made(folder: Path) -> tuple[Any, ...]:
+            parts = make(folder)
+            return parts if isinstance(parts, tuple) else (parts,)
+
+        PROGRAMS.append(Program(make.__name__, made, expected, unsafe, locked))
+        return make
+
+    return add
+
+
+def fill(scratch: Any, i: int) -> tuple[int, ...]:
+    """Go by way of a list that the caller keeps."""
+    scratch.clear()
+    for k in range(8):
+        scratch.append(i * 100 + k)
+    return tuple(scratch)
+
+
+def number(i: int) -> int:
+    return i
+
+
+class Numbers:
+    """The numbers themselves, for programs whose functions are what matters."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        return i
+
+
+# Tokenizers.
+
+WORDS = " ".join(f"w{k % 7}" for k in range(40))
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({f"w{k}": k for k in range(7)}, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return made
+
+
+def tokenized(made: Any, i: int) -> int:
+    made.enable_truncation(8 if i % 2 else 16)
+    return len(made.encode(WORDS).ids)
+
+
+def token_count(i: int) -> int:
+    return 8 if i % 2 else 16
+
+
+TOKENIZER: Any = None
+
+
+class OwnTokenizer(Numbers):
+    def __init__(self) -> None:
+        self.tokenizer = tokenizer()
+
+    def __getitem__(self, i: int) -> Any:
+        return tokenized(self.tokenizer, i)
+
+
+@program(token_count)
+def tokenizer_attribute(folder: Path) -> Any:
+    return OwnTokenizer()
+
+
+class GlobalTokenizer(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return tokenized(TOKENIZER, i)
+
+
+@program(token_count, locked=True)
+def tokenizer_global_in_method(folder: Path) -> Any:
+    OWN.TOKENIZER = tokenizer()  # type: ignore[attr-defined]
+    return GlobalTokenizer()
+
+
+def tokenize(i: int) -> Any:
+    return tokenized(TOKENIZER, i)
+
+
+@program(token_count)
+def tokenizer_global_in_function(folder: Path) -> Any:
+    OWN.TOKENIZER = tokenizer()  # type: ignore[attr-defined]
+    return Numbers(), tokenize
+
+
+@program(token_count)
+def tokenizer_partial(folder: Path) -> Any:
+    return Numbers(), functools.partial(tokenized, tokenizer())
+
+
+@program(token_count)
+def tokenizer_closure(folder: Path) -> Any:
+    made = tokenizer()
+    return Numbers(), lambda i: tokenized(made, i)
+
+
+class BothTokenize(OwnTokenizer):
+    def __getitem__(self, i: int) -> Any:
+        return i if tokenized(self.tokenizer, i) == token_count(i) else -1
+
+
+@program(token_count)
+def tokenizer_in_dataset_and_function(folder: Path) -> Any:
+    dataset = BothTokenize()
+    shared = dataset.tokenizer
+    return dataset, lambda i: tokenized(shared, i)
+
+
+# Files.
+
+
+def record_file(folder: Path) -> str:
+    path = folder / "records"
+    path.write_bytes(b"".join(b"%08d" % i * 512 for i in range(N)))
+    return str(path)
+
+
+def record(i: int) -> bytes:
+    return b"%08d" % i * 2
+
+
+class Reader(Numbers):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: Any = open(path, "rb")  # noqa: SIM115
+
+    def __getitem__(self, i: int) -> Any:
+        self.file.seek(i * 4096)
+        return self.file.read(8) + self.file.read(8)
+
+
+class LazyReader(Reader):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.file is None:
+            self.file = open(self.path, "rb")  # noqa: SIM115
+        return super().__getitem__(i)
+
+
+@program(record)
+def file_opened_early(folder: Path) -> Any:
+    return Reader(record_file(folder))
+
+
+@program(record)
+def file_opened_lazily(folder: Path) -> Any:
+    return LazyReader(record_file(folder))
+
+
+@program(record)
+def file_opened_lazily_and_used(folder: Path) -> Any:
+    dataset = LazyReader(record_file(folder))
+    assert dataset[3] == record(3)
+    return dataset
+
+
+@program(record)
+def file_removed_since(folder: Path) -> Any:
+    dataset = Reader(record_file(folder))
+    os.unlink(dataset.path)
+    return dataset
+
+
+@program(record)
+def readers_nested(folder: Path) -> Any:
+    class Outer(Numbers):
+        def __init__(self, inner: Any) -> None:
+            self.parts = {"one": [inner]}
+
+        def __getitem__(self, i: int) -> Any:
+            return self.parts["one"][0][i]
+
+    return Outer(Reader(record_file(folder)))
+
+
+class SlotsReader:
+    __slots__ = ("file",)
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "rb", buffering=0)  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        self.file.seek(i * 4096)
+        return (self.file.read(8) or b"") + (self.file.read(8) or b"")
+
+
+@program(record)
+def slots_reader(folder: Path) -> Any:
+    return SlotsReader(record_file(folder))
+
+
+class TextReader(Numbers):
+    def __init__(self, folder: Path) -> None:
+        path = folder / "lines"
+        path.write_text("".join(f"{i:08d}\n" for i in range(N)))
+        self.file = open(path)  # noqa: SIM115
+
+    def __getitem__(self, i: int) -> Any:
+        self.file.seek(i * 9)
+        return self.file.readline()
+
+
+@program(lambda i: f"{i:08d}\n")
+def text_reader(folder: Path) -> Any:
+    return TextReader(folder)
+
+
+class GzipReader(Reader):
+    def __init__(self, path: str) -> None:
+        with gzip.open(path + ".gz", "wb") as packed:
+            packed.write(b"".join(b"%08d" % i * 512 for i in range(N)))
+        self.file = gzip.open(path + ".gz", "rb")  # noqa: SIM115
+
+
+@program(record)
+def gzip_reader(folder: Path) -> Any:
+    return GzipReader(str(folder / "records"))
+
+
+class TarReader(Numbers):
+    def __init__(self, folder: Path) -> None:
+        with tarfile.open(folder / "all.tar", "w") as tar:
+            for i in range(N):
+                info = tarfile.TarInfo(f"{i}")
+                info.size = 16
+                tar.addfile(info, io.BytesIO(record(i)))
+        self.tar = tarfile.open(folder / "all.tar")  # noqa: SIM115
+
+    def __getitem__(self, i: int) -> Any:
+        found = self.tar.extractfile(str(i))
+        assert found is not None
+        return found.read()
+
+
+@program(record)
+def tar_reader(folder: Path) -> Any:
+    return TarReader(folder)
+
+
+class ZipReader(Numbers):
+    def __init__(self, folder: Path) -> None:
+        with zipfile.ZipFile(folder / "all.zip", "w") as packed:
+            for i in range(N):
+                packed.writestr(f"{i}", record(i))
+        self.zip = zipfile.ZipFile(folder / "all.zip")
+
+    def __getitem__(self, i: int) -> Any:
+        return self.zip.read(str(i))
+
+
+@program(record, unsafe=False)  # it has a lock of its own
+def zip_reader(folder: Path) -> Any:
+    return ZipReader(folder)
+
+
+class Database(Numbers):
+    def __init__(self, folder: Path) -> None:
+        self.connection = sqlite3.connect(folder / "data.db", check_same_thread=False)
+        self.connection.execute("create table t (i integer, v blob)")
+        self.connection.executemany(
+            "insert into t values (?, ?)", [(i, record(i)) for i in range(N)]
+        )
+        self.connection.commit()
+        self.cursor = self.connection.cursor()
+
+    def __getitem__(self, i: int) -> Any:
+        self.cursor.execute("select v from t where i = ?", (i,))
+        return self.cursor.fetchone()[0]
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
+@program(record, locked=True)
+def sqlite_cursor(folder: Path) -> Any:
+    return Database(folder)
+
+
+class Lmdb(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import lmdb
+
+        self.env = lmdb.open(str(folder / "lmdb"), lock=False)
+        with self.env.begin(write=True) as writing:
+            for i in range(N):
+                writing.put(b"%04d" % i, record(i))
+        self.transaction = self.env.begin()
+        self.cursor = self.transaction.cursor()
+
+    def __getitem__(self, i: int) -> Any:
+        self.cursor.set_key(b"%04d" % i)
+        return bytes(self.cursor.value())
+
+
+@program(record, locked=True)
+def lmdb_cursor(folder: Path) -> Any:
+    return Lmdb(folder)
+
+
+class Hdf(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import h5py
+
+        with h5py.File(folder / "data.h5", "w") as made:
+            made["x"] = np.arange(N)[:, None] * 100 + np.arange(8)
+        self.data = h5py.File(folder / "data.h5", "r")["x"]
+        self.buf = np.zeros(8, np.int64)
+
+    def __getitem__(self, i: int) -> Any:
+        self.data.read_direct(self.buf, np.s_[i])
+        return tuple(self.buf.tolist())
+
+
+@program()
+def hdf_read_direct(folder: Path) -> Any:
+    return Hdf(folder)
+
+
+class Video(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import av
+
+        path = str(folder / "clip.mp4")
+        with av.open(path, "w") as made:
+            stream = made.add_stream("mpeg4", rate=16)
+            stream.width = stream.height = 32
+            stream.gop_size = 8
+            for i in range(16):
+                picture = np.full((32, 32, 3), i * 16, np.uint8)
+                made.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+            made.mux(stream.encode())
+        self.container = av.open(path)
+
+    def __getitem__(self, i: int) -> Any:
+        stream = self.container.streams.video[0]
+        at = i % 16
+        self.container.seek(int(at / 16 / float(stream.time_base or 1)), stream=stream)
+        for frame in self.container.decode(stream):
+            if round(frame.time * 16) >= at:
+                return round(frame.to_ndarray(format="gray").mean() / 16)
+        return -1
+
+    def __del__(self) -> None:
+        self.container.close()
+
+
+@program(lambda i: i % 16, locked=True)
+def video_container(folder: Path) -> Any:
+    return Video(folder)
+
+
+class Mapped(Numbers):
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __getitem__(self, i: int) -> Any:
+        self.map.seek(i * 4096)
+        return self.map.read(8) + self.map.read(8)
+
+
+@program(record, locked=None)
+def mmap_with_a_place(folder: Path) -> Any:
+    return Mapped(record_file(folder))
+
+
+class BytesFile(Numbers):
+    def __init__(self) -> None:
+        self.file = io.BytesIO(b"".join(b"%08d" % i * 512 for i in range(N)))
+
+    def __getitem__(self, i: int) -> Any:
+        self.file.seek(i * 4096)
+        return self.file.read(8) + self.file.read(8)
+
+
+@program(record)
+def bytes_file(folder: Path) -> Any:
+    return BytesFile()
+
+
+class Piped(Numbers):
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __getitem__(self, i: int) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"%08d" % i)
+        self.process.stdin.flush()
+        return self.process.stdout.read(8)
+
+    def __del__(self) -> None:
+        self.process.communicate()
+
+
+@program(lambda i: b"%08d" % i, locked=True)
+def subprocess_pipes(folder: Path) -> Any:
+    return Piped()
+
+
+class Sockets(Numbers):
+    def __init__(self) -> None:
+        self.ends = socket.socketpair()
+
+    def __getitem__(self, i: int) -> Any:
+        self.ends[0].sendall(b"%08d" % i)
+        return self.ends[1].recv(8)
+
+    def __del__(self) -> None:
+        for end in self.ends:
+            end.close()
+
+
+@program(lambda i: b"%08d" % i, locked=True)
+def socket_pair(folder: Path) -> Any:
+    return Sockets()
+
+
+class Changing(Numbers):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for i in range(8):
+            (folder / str(i)).mkdir()
+            (folder / str(i) / "name").write_text(str(i))
+
+    def __getitem__(self, i: int) -> Any:
+        before = os.getcwd()
+        os.chdir(self.folder / str(i % 8))
+        text = Path("name").read_text()
+        os.chdir(before)
+        return text
+
+
+@program(lambda i: str(i % 8), locked=True)
+def working_directory(folder: Path) -> Any:
+    return Changing(folder)
+
+
+# Scratch memory.
+
+
+def summed(buf: Any, i: int) -> int:
+    buf[:] = i
+    half = len(buf) // 2
+    return int(buf[0]) + int(buf[half]) + int(buf[-1])
+
+
+def thrice(i: int) -> int:
+    return 3 * i
+
+
+class Buffered(Numbers):
+    def __init__(self, buf: Any) -> None:
+        self.buf = buf
+
+    def __getitem__(self, i: int) -> Any:
+        return summed(self.buf, i)
+
+
+@program(thrice)
+def buffer_small(folder: Path) -> Any:
+    return Buffered(np.zeros(5_000))
+
+
+@program(thrice)
+def buffer_large(folder: Path) -> Any:
+    return Buffered(np.zeros(250_000))
+
+
+@program(thrice, locked=None)
+def buffer_of_16_mb(folder: Path) -> Any:
+    return Buffered(np.zeros(2_000_000))
+
+
+class WithView(Buffered):
+    def __init__(self) -> None:
+        super().__init__(np.zeros(5_000))
+        self.view = self.buf[1_000:]
+
+    def __getitem__(self, i: int) -> Any:
+        self.view[:] = i
+        return int(self.buf[1_000]) + int(self.buf[2_000]) + int(self.buf[-1])
+
+
+@program(thrice)
+def buffer_and_its_view(folder: Path) -> Any:
+    return WithView()
+
+
+class Tensors(Numbers):
+    def __init__(self, size: int) -> None:
+        import torch
+
+        self.buf = torch.zeros(size)
+
+    def __getitem__(self, i: int) -> Any:
+        self.buf.fill_(i)
+        return int(self.buf[0]) + int(self.buf[len(self.buf) // 2]) + int(self.buf[-1])
+
+
+@program(thrice)
+def tensor_small(folder: Path) -> Any:
+    return Tensors(5_000)
+
+
+@program(thrice)
+def tensor_large(folder: Path) -> Any:
+    return Tensors(500_000)
+
+
+@program(thrice)
+def tensor_of_16_mb(folder: Path) -> Any:
+    return Tensors(4_000_000)
+
+
+class TensorAndArray(Tensors):
+    def __init__(self) -> None:
+        super().__init__(5_000)
+        self.array = self.buf.numpy()
+
+    def __getitem__(self, i: int) -> Any:
+        self.array[:] = i
+        return int(self.buf[0]) + int(self.buf[2_000]) + int(self.buf[-1])
+
+
+@program(thrice)
+def tensor_and_its_array(folder: Path) -> Any:
+    return TensorAndArray()
+
+
+class Written(Numbers):
+    """Something that a buffer is, or lies in, is filled by elements."""
+
+    def __init__(self, buf: Any) -> None:
+        self.buf = buf
+
+    def __getitem__(self, i: int) -> Any:
+        for k in range(8):
+            self.buf[k] = i + k
+        return tuple(self.buf[k] for k in range(8))
+
+
+def short(i: int) -> tuple[int, ...]:
+    return tuple(i + k for k in range(8))
+
+
+@program(short)
+def byte_array(folder: Path) -> Any:
+    return Written(bytearray(8))
+
+
+@program(short)
+def typed_array(folder: Path) -> Any:
+    return Written(array.array("l", [0] * 8))
+
+
+@program(short)
+def memory_view(folder: Path) -> Any:
+    return Written(memoryview(bytearray(8)))
+
+
+@program(short)
+def object_array(folder: Path) -> Any:
+    return Written(np.zeros(8, object))
+
+
+# State in all the places that Python has.
+
+
+class Scratch(Numbers):
+    def __init__(self, scratch: Any = None) -> None:
+        self.scratch = [] if scratch is None else scratch
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+
+@program()
+def scratch_list(folder: Path) -> Any:
+    return Scratch()
+
+
+@program()
+def scratch_deque(folder: Path) -> Any:
+    return Scratch(collections.deque(maxlen=8))
+
+
+class Listed(list[int]):
+    pass
+
+
+@program()
+def scratch_list_subclass(folder: Path) -> Any:
+    return Scratch(Listed())
+
+
+@program()
+def closure_list(folder: Path) -> Any:
+    scratch: list[int] = []
+    return Numbers(), lambda i: fill(scratch, i)
+
+
+@program()
+def closure_nonlocal(folder: Path) -> Any:
+    last = 0
+
+    def keep(i: int) -> None:
+        nonlocal last
+        last = i
+
+    def kept(i: int) -> Any:
+        keep(i)
+        return tuple(last * 100 + k for k in range(8))
+
+    return Numbers(), kept
+
+
+@program()
+def closure_between_functions(folder: Path) -> Any:
+    last: Any = None
+
+    def first(i: int) -> Any:
+        nonlocal last
+        last = i
+        return i
+
+    def second(i: int) -> Any:
+        first(i)
+        return tuple(last * 100 + k for k in range(8))
+
+    return Numbers(), second
+
+
+SCRATCH: list[int] = []
+LAST: Any = None
+
+
+def by_global(i: int) -> Any:
+    return fill(SCRATCH, i)
+
+
+@program()
+def global_list_in_function(folder: Path) -> Any:
+    return Numbers(), by_global
+
+
+class ByGlobal(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(SCRATCH, i)
+
+
+@program(locked=True)
+def global_list_in_method(folder: Path) -> Any:
+    return ByGlobal()
+
+
+@program(locked=True)
+def global_list_in_method_and_function(folder: Path) -> Any:
+    class Both(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            return i if fill(SCRATCH, i) == numbers(i) else -1
+
+    return Both(), by_global
+
+
+def sets_global(i: int) -> Any:
+    global LAST
+    LAST = i
+    return tuple(LAST * 100 + k for k in range(8))
+
+
+@program()
+def global_set_in_function(folder: Path) -> Any:
+    return Numbers(), sets_global
+
+
+class SetsGlobal(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        global LAST
+        LAST = i
+        return tuple(LAST * 100 + k for k in range(8))
+
+
+@program(locked=True)
+def global_set_in_method(folder: Path) -> Any:
+    return SetsGlobal()
+
+
+def inner_step(i: int) -> Any:
+    return fill(SCRATCH, i)
+
+
+def outer_step(i: int) -> Any:
+    return inner_step(i)
+
+
+class Indirect(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return outer_step(i)
+
+
+@program(locked=True)
+def global_list_indirectly(folder: Path) -> Any:
+    return Indirect()
+
+
+STEPS = {"one": lambda i: fill(SCRATCH, i)}
+
+
+class Dispatching(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return STEPS["one"](i)
+
+
+@program(locked=True)
+def table_of_functions(folder: Path) -> Any:
+    return Dispatching()
+
+
+class ByModule(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(OWN.SCRATCH, i)
+
+
+@program(locked=True)
+def module_as_state(folder: Path) -> Any:
+    return ByModule()
+
+
+@program(locked=True)
+def module_as_state_in_function(folder: Path) -> Any:
+    return Numbers(), lambda i: fill(OWN.SCRATCH, i)
+
+
+class ClassCache(Numbers):
+    cache: list[int] = []  # noqa: RUF012
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.cache, i)
+
+
+@program(locked=True)
+def class_attribute(folder: Path) -> Any:
+    return ClassCache()
+
+
+class ClassSet(Numbers):
+    last = 0
+
+    def __getitem__(self, i: int) -> Any:
+        type(self).last = i
+        return tuple(type(self).last * 100 + k for k in range(8))
+
+
+@program(locked=True)
+def class_attribute_set(folder: Path) -> Any:
+    return ClassSet()
+
+
+class ClassMethod(Numbers):
+    last = 0
+
+    @classmethod
+    def keep(cls, i: int) -> None:
+        cls.last = i
+
+    def __getitem__(self, i: int) -> Any:
+        self.keep(i)
+        return tuple(self.last * 100 + k for k in range(8))
+
+
+@program(locked=True)
+def class_method(folder: Path) -> Any:
+    return ClassMethod()
+
+
+@functools.lru_cache
+def singleton() -> list[int]:
+    return []
+
+
+class Cached(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(singleton(), i)
+
+
+@program(locked=True)
+def cached_singleton(folder: Path) -> Any:
+    return Cached()
+
+
+@program()
+def cached_singleton_in_function(folder: Path) -> Any:
+    return Numbers(), lambda i: fill(singleton(), i)
+
+
+class Single:
+    one: Any = None
+
+    def __new__(cls) -> Any:
+        if cls.one is None:
+            cls.one = super().__new__(cls)
+            cls.one.scratch = []
+        return cls.one
+
+
+class UsesSingle(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(Single().scratch, i)
+
+
+@program(locked=True)
+def class_singleton(folder: Path) -> Any:
+    return UsesSingle()
+
+
+class OneOfEach(type):
+    known: dict[Any, Any] = {}  # noqa: RUF012
+
+    def __call__(cls, *args: Any) -> Any:
+        if cls not in cls.known:
+            cls.known[cls] = super().__call__(*args)
+        return cls.known[cls]
+
+
+class Solo(metaclass=OneOfEach):
+    def __init__(self) -> None:
+        self.scratch: list[int] = []
+
+
+@program(locked=True)
+def metaclass_singleton(folder: Path) -> Any:
+    return Numbers(), lambda i: fill(Solo().scratch, i)
+
+
+class Keeping:
+    """A descriptor that keeps what is set in itself."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        return self.value
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        self.value = value
+
+
+class Described(Numbers):
+    last = Keeping()
+
+    def __getitem__(self, i: int) -> Any:
+        self.last = i
+        return tuple(self.last * 100 + k for k in range(8))
+
+
+@program(locked=True)
+def descriptor(folder: Path) -> Any:
+    return Described()
+
+
+class Properties(Numbers):
+    def __init__(self) -> None:
+        self._last = 0
+
+    @property
+    def last(self) -> int:
+        return self._last
+
+    @last.setter
+    def last(self, value: int) -> None:
+        self._last = value
+
+    def __getitem__(self, i: int) -> Any:
+        self.last = i
+        return tuple(self.last * 100 + k for k in range(8))
+
+
+@program()
+def property_with_state(folder: Path) -> Any:
+    return Properties()
+
+
+class CachedProperty(Numbers):
+    @functools.cached_property
+    def scratch(self) -> list[int]:
+        return []
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+
+@program()
+def cached_property(folder: Path) -> Any:
+    dataset = CachedProperty()
+    assert dataset[1] == numbers(1)
+    return dataset
+
+
+class Adder:
+    def __init__(self) -> None:
+        self.scratch: list[int] = []
+
+    def __call__(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+    def add(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+
+@program()
+def callable_with_state(folder: Path) -> Any:
+    return Numbers(), Adder()
+
+
+@program()
+def bound_method(folder: Path) -> Any:
+    return Numbers(), Adder().add
+
+
+@program(number)
+def two_methods_of_one(folder: Path) -> Any:
+    adder = Adder()
+
+    def check(values: Any) -> Any:
+        return values[0] // 100 if adder.add(values[0] // 100) == values else -1
+
+    return Numbers(), adder.add, check
+
+
+@program()
+def partial_of_a_list(folder: Path) -> Any:
+    return Numbers(), functools.partial(fill, [])
+
+
+@program()
+def builtin_method(folder: Path) -> Any:
+    scratch: list[int] = []
+    clear, append = scratch.clear, scratch.append
+
+    def by_methods(i: int) -> Any:
+        clear()
+        for k in range(8):
+            append(i * 100 + k)
+        return tuple(scratch)
+
+    return Numbers(), by_methods
+
+
+def remembering(fn: Callable[..., Any]) -> Callable[..., Any]:
+    last: list[Any] = []
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any) -> Any:
+        last.clear()
+        last.append(args)
+        return fn(*last[0])
+
+    return wrapped
+
+
+@remembering
+def decorated(i: int) -> Any:
+    return numbers(i)
+
+
+@program()
+def decorated_function(folder: Path) -> Any:
+    return Numbers(), decorated
+
+
+class Decorated(Numbers):
+    @remembering
+    def __getitem__(self, i: int) -> Any:
+        return numbers(i)
+
+
+@program(locked=True)
+def decorated_method(folder: Path) -> Any:
+    return Decorated()
+
+
+def by_attribute(i: int) -> Any:
+    by_attribute.last = i  # type: ignore[attr-defined]
+    return tuple(by_attribute.last * 100 + k for k in range(8))  # type: ignore[attr-defined]
+
+
+@program()
+def function_attribute(folder: Path) -> Any:
+    by_attribute.last = 0  # type: ignore[attr-defined]
+    return Numbers(), by_attribute
+
+
+def by_default(i: int, scratch: list[int] = []) -> Any:  # noqa: B006
+    return fill(scratch, i)
+
+
+@program()
+def default_argument(folder: Path) -> Any:
+    return Numbers(), by_default
+
+
+class ByDefault(Numbers):
+    def __getitem__(self, i: int, scratch: list[int] = []) -> Any:  # noqa: B006
+        return fill(scratch, i)
+
+
+@program(locked=True)
+def default_argument_of_method(folder: Path) -> Any:
+    return ByDefault()
+
+
+@program(locked=True)
+def class_within_function(folder: Path) -> Any:
+    scratch: list[int] = []
+
+    class Within(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            return fill(scratch, i)
+
+    return Within()
+
+
+class Node:
+    def __init__(self) -> None:
+        self.scratch: list[int] = []
+        self.parent: Any = None
+        self.children: list[Node] = []
+
+
+class Cyclic(Numbers):
+    def __init__(self) -> None:
+        self.root, child = Node(), Node()
+        self.root.children.append(child)
+        child.parent = self.root
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.root.children[0].parent.scratch, i)
+
+
+@program()
+def cyclic_graph(folder: Path) -> Any:
+    return Cyclic()
+
+
+class Weak(Numbers):
+    def __init__(self) -> None:
+        self.node = Node()
+        self.weak = weakref.ref(self.node)
+        self.table = weakref.WeakValueDictionary({"one": self.node})
+
+    def __getitem__(self, i: int) -> Any:
+        node = self.weak()
+        assert node is not None
+        assert node is self.table["one"]
+        return fill(node.scratch, i)
+
+
+@program()
+def weak_references(folder: Path) -> Any:
+    return Weak()
+
+
+VARIABLE: contextvars.ContextVar[list[int]] = contextvars.ContextVar("VARIABLE", default=[])  # noqa: B039
+
+
+class Contextual(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(VARIABLE.get(), i)
+
+
+@program(locked=True)
+def context_variable_with_a_list(folder: Path) -> Any:
+    return Contextual()
+
+
+PLACE: contextvars.ContextVar[int] = contextvars.ContextVar("PLACE", default=0)
+
+
+class OwnContext(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        PLACE.set(i)
+        return tuple(PLACE.get() * 100 + k for k in range(8))
+
+
+@program(unsafe=False)
+def context_variable(folder: Path) -> Any:
+    return OwnContext()
+
+
+class Generating(Numbers):
+    def __init__(self) -> None:
+        self.generator = self.numbers()
+        next(self.generator)
+
+    def numbers(self) -> Any:
+        i = 0
+        while True:
+            i = yield tuple(i * 100 + k for k in range(8))
+
+    def __getitem__(self, i: int) -> Any:
+        return self.generator.send(i)
+
+
+@program(locked=True)
+def generator_kept(folder: Path) -> Any:
+    return Generating()
+
+
+class Cycling(Numbers):
+    def __init__(self) -> None:
+        self.cycle: Iterator[int] = itertools.cycle(range(8))
+
+    def __getitem__(self, i: int) -> Any:
+        return sorted(i * 100 + next(self.cycle) for _ in range(8))
+
+
+@program(lambda i: list(numbers(i)), locked=None)
+def itertools_cycle(folder: Path) -> Any:
+    return Cycling()
+
+
+class Defaulting(Numbers):
+    def __init__(self) -> None:
+        self.table: Any = collections.defaultdict(lambda: [0])
+
+    def __getitem__(self, i: int) -> Any:
+        self.table.clear()
+        for k in range(8):
+            self.table[k][0] = i * 100 + k
+        return tuple(self.table[k][0] for k in range(8))
+
+
+@program()
+def default_dictionary(folder: Path) -> Any:
+    return Defaulting()
+
+
+class Mode(enum.Enum):
+    FAST = list[int]()  # noqa: RUF012
+
+
+class ByMode(Numbers):
+    def __init__(self) -> None:
+        self.mode = Mode.FAST
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.mode.value, i)
+
+
+@program(locked=True)
+def enumeration_of_a_list(folder: Path) -> Any:
+    return ByMode()
+
+
+Pair = collections.namedtuple("Pair", ["name", "scratch"])
+
+
+class Named(Numbers):
+    def __init__(self) -> None:
+        self.pair = Pair("a", [])
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.pair.scratch, i)
+
+
+@program()
+def named_tuple(folder: Path) -> Any:
+    return Named()
+
+
+class CopiesItself(Scratch):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+@program()
+def deepcopy_that_returns_itself(folder: Path) -> Any:
+    return CopiesItself()
+
+
+class CopiesShallowly(Scratch):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return CopiesShallowly(self.scratch)
+
+
+@program()
+def deepcopy_that_is_shallow(folder: Path) -> Any:
+    return CopiesShallowly()
+
+
+class CopiesDeeply(Scratch):
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection = sqlite3.connect(":memory:", check_same_thread=False)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return CopiesDeeply()
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
+@program()
+def deepcopy_that_is_right(folder: Path) -> Any:
+    return CopiesDeeply()
+
+
+class Reopening(Reader):
+    def __getstate__(self) -> Any:
+        return {"path": self.path}
+
+    def __setstate__(self, state: Any) -> None:
+        self.path = state["path"]
+        self.file = open(self.path, "rb")  # noqa: SIM115
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+@program(record)
+def getstate_without_the_file(folder: Path) -> Any:
+    return Reopening(record_file(folder))
+
+
+class Reduced(Scratch):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def __reduce__(self) -> Any:
+        return Reduced, (self.size,)
+
+
+@program()
+def reduce_with_arguments(folder: Path) -> Any:
+    return Reduced(8)
+
+
+class Table(dict[str, Any]):
+    """A dict that is a dataset, too."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: Any) -> Any:
+        return fill(self.setdefault("scratch", []), i) if isinstance(i, int) else super().get(i)
+
+
+@program()
+def dictionary_subclass(folder: Path) -> Any:
+    table = Table()
+    table.setdefault("scratch", [])
+    return table
+
+
+@dataclass
+class Data:
+    scratch: list[int] = field(default_factory=list)
+    rate: float = math.nan
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+
+@program()
+def data_class(folder: Path) -> Any:
+    return Data()
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    scratch: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+
+@program()
+def data_class_frozen_with_slots(folder: Path) -> Any:
+    return Frozen()
+
+
+class LastRecord(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.args
+
+
+class Logging(Numbers):
+    def __init__(self) -> None:
+        self.logger = logging.Logger("thread_programs", logging.INFO)
+        self.handler = LastRecord()
+        self.logger.addHandler(self.handler)
+
+    def __getitem__(self, i: int) -> Any:
+        self.logger.info("%d", i)
+        return self.handler.last
+
+
+@program(lambda i: (i,), locked=True)
+def logging_handler(folder: Path) -> Any:
+    return Logging()
+
+
+class Seeding(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        np.random.seed(i)
+        return [int(np.random.randint(1_000)) for _ in range(4)]
+
+
+@program(lambda i: np.random.RandomState(i).randint(1_000, size=4).tolist(), locked=True)
+def numpy_seeded(folder: Path) -> Any:
+    return Seeding()
+
+
+def draws(i: int) -> Any:
+    random.seed(i)
+    return [random.randrange(1_000) for _ in range(4)]
+
+
+def drawn(i: int) -> Any:
+    own = random.Random(i)
+    return [own.randrange(1_000) for _ in range(4)]
+
+
+@program(drawn, locked=True)
+def random_seeded_in_function(folder: Path) -> Any:
+    return Numbers(), draws
+
+
+class OwnRandom(Numbers):
+    def __init__(self) -> None:
+        self.random = random.Random()
+
+    def __getitem__(self, i: int) -> Any:
+        self.random.seed(i)
+        return [self.random.randrange(1_000) for _ in range(4)]
+
+
+@program(drawn)
+def random_of_its_own(folder: Path) -> Any:
+    return OwnRandom()
+
+
+class OwnGenerator(Numbers):
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+        self.state = self.generator.bit_generator.state
+
+    def __getitem__(self, i: int) -> Any:
+        self.generator.bit_generator.state = self.state
+        return [int(self.generator.integers(1_000)) + i for _ in range(4)]
+
+
+@program(lambda i: [int(each) + i for each in np.random.default_rng(0).integers(1_000, size=4)])
+def generator_of_its_own(folder: Path) -> Any:
+    return OwnGenerator()
+
+
+class LastShard(Numbers):
+    def __init__(self, folder: Path) -> None:
+        for shard in range(8):
+            np.save(folder / f"{shard}.npy", np.arange(8) + shard * 8)
+        self.folder = folder
+        self.number, self.shard = -1, np.zeros(0)
+
+    def __getitem__(self, i: int) -> Any:
+        if self.number != i // 8:
+            self.number = i // 8
+            self.shard = np.load(self.folder / f"{i // 8}.npy")
+        return int(self.shard[i % 8])
+
+
+@program(number)
+def last_shard_kept(folder: Path) -> Any:
+    return LastShard(folder)
+
+
+# Code of packages around the user's.
+
+
+@functools.singledispatch
+def dispatched(i: Any) -> Any:
+    return fill(SCRATCH, i)
+
+
+@program()
+def single_dispatch(folder: Path) -> Any:
+    return Numbers(), dispatched
+
+
+@program(locked=True)
+def single_dispatch_in_method(folder: Path) -> Any:
+    class Dispatched(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            return dispatched(i)
+
+    return Dispatched()
+
+
+@contextlib.contextmanager
+def borrowed() -> Iterator[list[int]]:
+    yield SCRATCH
+
+
+def by_context(i: int) -> Any:
+    with borrowed() as scratch:
+        return fill(scratch, i)
+
+
+@program()
+def context_manager(folder: Path) -> Any:
+    return Numbers(), by_context
+
+
+class ByContext(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return by_context(i)
+
+
+@program(locked=True)
+def context_manager_in_method(folder: Path) -> Any:
+    return ByContext()
+
+
+def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    decorated: Callable[..., Any] = torch.no_grad()(torch.no_grad()(fn))
+    return decorated
+
+
+@program()
+def decorators_of_a_package(folder: Path) -> Any:
+    return Numbers(), without_gradients(by_global)
+
+
+@program(locked=True)
+def decorators_of_a_package_on_a_method(folder: Path) -> Any:
+    class Without(Numbers):
+        def get(self, i: int) -> Any:
+            return fill(SCRATCH, i)
+
+        __getitem__ = without_gradients(get)
+
+    return Without()
+
+
+@program(lambda i: numbers(i % (N // 2)))
+def subset_of_torch(folder: Path) -> Any:
+    from torch.utils.data import ConcatDataset, Subset
+
+    scratch: Any = Scratch()
+    both: Any = ConcatDataset([Subset(scratch, range(N // 2)), scratch])
+    return both, lambda values: numbers(values[0] // 100)
+
+
+@program()
+def huggingface_transform(folder: Path) -> Any:
+    import datasets
+
+    scratch: list[int] = []
+    dataset = datasets.Dataset.from_dict({"a": list(range(N))})
+    dataset.set_transform(lambda rows: {"a": [fill(scratch, i) for i in rows["a"]]})
+    return dataset, operator.itemgetter("a")
+
+
+class ByLambda(Numbers):
+    def __init__(self) -> None:
+        self.scratch: list[int] = []
+        self.steps = [lambda i: fill(self.scratch, i), self.check]
+
+    def check(self, values: Any) -> Any:
+        return values if tuple(self.scratch) == values else -1
+
+    def __getitem__(self, i: int) -> Any:
+        for step in self.steps:
+            i = step(i)
+        return i
+
+
+@program()
+def lambda_over_self(folder: Path) -> Any:
+    return ByLambda()
+
+
+class CachedMethod(Numbers):
+    @functools.lru_cache  # noqa: B019
+    def scratch(self) -> list[int]:
+        return []
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch(), i)
+
+
+@program()
+def cached_method(folder: Path) -> Any:
+    return CachedMethod()
+
+
+class CachedStatic(Numbers):
+    @staticmethod
+    @functools.lru_cache
+    def scratch() -> list[int]:
+        return []
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch(), i)
+
+
+@program(locked=True)
+def cached_static_method(folder: Path) -> Any:
+    return CachedStatic()
+
+
+TRANSFORMS = [Adder()]
+
+
+class Transforming(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        (made,) = [transform(i) for transform in TRANSFORMS]
+        return made
+
+
+@program(locked=True)
+def global_transforms(folder: Path) -> Any:
+    return Transforming()
+
+
+BUFFER = np.zeros(8, np.int64)
+
+
+class IntoGlobal(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        np.copyto(BUFFER, np.arange(8) + i * 100)
+        return tuple(int(each) for each in BUFFER)
+
+
+@program(locked=True)
+def global_array_written(folder: Path) -> Any:
+    return IntoGlobal()
+
+
+class Delegating:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._inner[i]
+
+
+@program()
+def delegating_object(folder: Path) -> Any:
+    return Delegating(Scratch())
+
+
+class Worker:
+    scratch: list[int] = []  # noqa: RUF012
+
+    def work(self, i: int) -> Any:
+        return fill(self.scratch, i)
+
+
+class Hiring(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return Worker().work(i)
+
+
+@program(locked=True)
+def class_attribute_of_a_helper(folder: Path) -> Any:
+    return Hiring()
+
+
+@program(locked=True)
+def class_attribute_of_a_helper_in_function(folder: Path) -> Any:
+    return Numbers(), lambda i: Worker().work(i)
+
+
+# What threads may share.
+
+
+class Pictures(Numbers):
+    def __init__(self, folder: Path) -> None:
+        from PIL import Image
+
+        self.paths = [str(folder / f"{i}.png") for i in range(8)]
+        for i, path in enumerate(self.paths):
+            Image.new("L", (8, 8), i).save(path)
+
+    def __getitem__(self, i: int) -> Any:
+        from PIL import Image
+
+        with Image.open(self.paths[i % 8]) as image:
+            return image.getpixel((3, 3))
+
+
+@program(lambda i: i % 8, unsafe=False)
+def pictures(folder: Path) -> Any:
+    return Pictures(folder)
+
+
+class Frame(Numbers):
+    def __init__(self) -> None:
+        import pandas  # type: ignore[import-untyped]
+
+        self.frame = pandas.DataFrame({"a": range(N), "b": [f"{i}" for i in range(N)]})
+
+    def __getitem__(self, i: int) -> Any:
+        row = self.frame.iloc[i]
+        return int(row["a"]), row["b"]
+
+
+@program(lambda i: (i, f"{i}"), unsafe=False)
+def data_frame(folder: Path) -> Any:
+    return Frame()
+
+
+class Arrow(Numbers):
+    def __init__(self) -> None:
+        import pyarrow
+
+        self.table = pyarrow.table({"a": list(range(N))})
+
+    def __getitem__(self, i: int) -> Any:
+        return self.table["a"][i].as_py()
+
+
+@program(number, unsafe=False)
+def arrow_table(folder: Path) -> Any:
+    return Arrow()
+
+
+@program(number, unsafe=False)
+def huggingface_dataset(folder: Path) -> Any:
+    import datasets
+
+    return datasets.Dataset.from_dict({"a": list(range(N))}), operator.itemgetter("a")
+
+
+class MemoryMap(Numbers):
+    def __init__(self, folder: Path) -> None:
+        np.save(folder / "x.npy", np.arange(N))
+        self.x = np.load(folder / "x.npy", mmap_mode="r")
+
+    def __getitem__(self, i: int) -> Any:
+        return int(self.x[i])
+
+
+@program(number, unsafe=False)
+def memory_map(folder: Path) -> Any:
+    return MemoryMap(folder)
+
+
+class Arrays(Numbers):
+    def __init__(self) -> None:
+        self.x = np.arange(N * 50_000).reshape(N, -1)  # 25 MB
+
+    def __getitem__(self, i: int) -> Any:
+        return int(self.x[i].min()) // 50_000
+
+
+@program(number, unsafe=False)
+def large_array(folder: Path) -> Any:
+    return Arrays()
+
+
+class Counting(Numbers):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+
+    def __getitem__(self, i: int) -> Any:
+        with self.lock:
+            self.count += 1
+        return i
+
+
+@program(number, unsafe=False)
+def lock_and_counter(folder: Path) -> Any:
+    return Counting()
+
+
+class RamCache(Numbers):
+    def __init__(self) -> None:
+        self.cache: dict[int, Any] = {}
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.cache:
+            self.cache[i] = numbers(i)
+        return self.cache[i]
+
+
+@program(unsafe=False)
+def cache_in_memory(folder: Path) -> Any:
+    return RamCache()
+
+
+LABELS = {"cat": 0, "dog": 1}
+NAMES = ["cat", "dog"]
+MEAN = np.array([1.0, 2.0])
+LOGGER = logging.getLogger("thread_programs")
+
+
+ROWS = np.arange(N * 4).reshape(N, 4)
+
+
+class GlobalRows(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return ROWS[i].sum(), float(ROWS[i][0]), tuple(ROWS[i])
+
+
+@program(lambda i: (i * 16 + 6, i * 4.0, tuple(range(i * 4, i * 4 + 4))), unsafe=False)
+def rows_of_a_global_array(folder: Path) -> Any:
+    return GlobalRows()
+
+
+class Constants(Numbers):
+    classes = ["cat", "dog"]  # noqa: RUF012
+
+    def __getitem__(self, i: int) -> Any:
+        LOGGER.debug("example %d", i)
+        name = NAMES[i % len(NAMES)]
+        place = self.classes.index(name)
+        return i, LABELS[name], place, float((i - MEAN)[1]), pathlib.Path("/a").name
+
+
+@program(lambda i: (i, i % 2, i % 2, i - 2.0, "a"), unsafe=False)
+def constants(folder: Path) -> Any:
+    return Constants()
+
+
+class Local(Numbers):
+    def __init__(self) -> None:
+        self.local = threading.local()
+
+    def __getitem__(self, i: int) -> Any:
+        self.local.last = i
+        return tuple(self.local.last * 100 + k for k in range(8))
+
+
+@program(unsafe=False)
+def thread_local(folder: Path) -> Any:
+    return Local()
+
+
+@functools.lru_cache
+def squared(i: int) -> int:
+    return i * i
+
+
+class Squares(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return squared(i)
+
+
+@program(lambda i: i * i, unsafe=False, locked=None)
+def cached_function(folder: Path) -> Any:
+    return Squares()
+
+
+class Network(Numbers):
+    def __init__(self) -> None:
+        import torch
+
+        self.network = torch.nn.Linear(1, 1)
+        with torch.no_grad():
+            self.network.weight.fill_(2.0)
+            self.network.bias.fill_(1.0)
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return float(self.network(torch.tensor([float(i)])))
+
+
+@program(lambda i: 2.0 * i + 1, unsafe=False)
+def torch_module(folder: Path) -> Any:
+    return Network()
+
+
+@program(token_count, unsafe=False)
+def opened_for_each_example(folder: Path) -> Any:
+    return Numbers(), lambda i: tokenized(tokenizer(), i)

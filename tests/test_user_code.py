@@ -500,6 +500,64 @@ def test_a_copy_that_fails_is_replaced_by_the_original(name: str) -> None:
     assert "runs one call at a time: a copy of it raised KeyError: 'a copy'" in said[0]
 
 
+class Fault:
+    """Raises once: at the call that ``calls_left`` counts down to."""
+
+    def __init__(self) -> None:
+        self.calls_left = -1
+        self.lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self.lock:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise OSError("a file is away for a moment")
+
+
+class LastShard:
+    """Keeps a shard; where that cannot be read, it says it has the new one and has the old one."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        self.number = -1
+        self.shard = range(0)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        if self.number != index // 8:
+            self.number = index // 8
+            self.fault()
+            self.shard = range(self.number * 8, self.number * 8 + 8)
+        return self.shard[index % 8]
+
+
+@pytest.mark.parametrize("point", ["dataset", "map"])
+def test_a_copy_that_an_error_left_half_changed_is_not_called_again(point: str) -> None:
+    expected = list(range(LENGTH))
+    for calls in range(3, 10):  # some within what one thread does at a time
+        fault = stoker.thread_safe(Fault())
+        p = stoker.from_dataset(LastShard(fault) if point == "dataset" else expected, seed=0)
+        if point == "map":
+            p = p.map(LastShard(fault).__getitem__)
+        p = p.batch(8).workers(2)
+        p._cursor._autotuner.settle(2)  # from the first example on
+        assert [i for batch in p for i in batch.tolist()] == expected
+        fault.calls_left = calls
+        assert [i for batch in p for i in batch.tolist()] == expected
+        assert fault.calls_left < 0
+
+
+def test_a_dataset_is_not_asked_again_for_what_it_raised_on() -> None:
+    fault = Fault()
+    p = stoker.from_dataset(LastShard(fault), seed=0).batch(52).workers(0)
+    fault.calls_left = 3
+    with pytest.raises(stoker.StageError, match="away for a moment") as raised:
+        list(p)
+    assert raised.value.index == 16
+
+
 @pytest.mark.parametrize("point", ["dataset", "map", "echo", "batch map", "collate"])
 def test_what_fails_alone_as_well_is_the_users_error(point: str) -> None:
     def fail(value: Any, rng: Any = None) -> Any:

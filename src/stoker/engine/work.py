@@ -154,6 +154,9 @@ class Work:
         self._random = Rekeyed()
         self._original: Work | None = None  # in a work that calls copies
         self._copies: Copies | None = None
+        # Why its copies are not called any more: one failed, and may be half changed, and others
+        # have taken their place.
+        self._spent: Failure | None = None
         self._call(segment, [_FREELY] * len(segment.callers))
         self._first = 1 if segment.source is not None else 0
         self._cache, self._cache_at = segment.cache, segment.cache_at
@@ -313,11 +316,7 @@ class Work:
 
     def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         start = time.perf_counter_ns()
-        reads = self.reader or self._indexed
-        if self._reading is _FREELY:
-            values = self._each(reads.fetch, self._indexed, indices)
-        else:
-            values = self._fetched(indices, reads)
+        values = self._fetched(indices, self.reader or self._indexed)
         ns[0] += time.perf_counter_ns() - start
         ns[self.stages] += len(indices)
         ns[-1] += self._weight(values)
@@ -325,16 +324,43 @@ class Work:
 
     def _fetched(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
         """Return examples; what a copy fails on is read by the original."""
+        if isinstance(reads, DatasetSource) and not reads.takes_many:
+            return self._asked(indices, reads)
         call = self._reading
         with _turn(call):
             values = self._each(reads.fetch, self._indexed, indices)
         if call.copies:
             for at, value in enumerate(values):
                 if type(value) is Failure:
-                    index = int(indices[at])
-                    again = functools.partial(Work._read_anew, index=index)
-                    values[at] = self._by_original(value, call, again)
+                    values[at] = self._read_by_original(value, int(indices[at]))
         return values
+
+    def _asked(self, indices: NDArray[np.int64], dataset: DatasetSource) -> list[Any]:
+        """Return examples of a dataset, which is asked for each once, whatever it raises.
+
+        After an error it may be half changed: asked again, it could give what is wrong, and say
+        nothing. So a copy that failed where its original does not is not asked for the rest either.
+        """
+        values: list[Any] = []
+        while len(values) < len(indices):
+            failure = self._spent
+            if failure is None:
+                with _turn(self._reading):
+                    read, error = dataset.fetch_up_to_error(indices[len(values) :])
+                values += read
+                if error is None:
+                    break
+                pass_on(error)
+                index = int(indices[len(values)])
+                failure = Failure(self._error(self._indexed.name, error, index), self._part)
+            if self._reading.copies:
+                failure = self._read_by_original(failure, int(indices[len(values)]))
+            values.append(failure)
+        return values
+
+    def _read_by_original(self, failure: Failure, index: int) -> Any:
+        again = functools.partial(Work._read_anew, index=index)
+        return self._by_original(failure, self._reading, again)
 
     def _read_anew(self, index: int) -> Any:
         return self._fetched(np.array([index], np.int64), self._indexed)[0]
@@ -355,10 +381,12 @@ class Work:
         assert copies is not None
         fresh = copies.fresh(self, original)
         if fresh is not None:
+            self._spent = failure
             return do(fresh)
         with USER_LOCK:
             made = do(original)
         if type(made) is not Failure or made is REJECTED:
+            self._spent = failure
             copies.distrust(call.copies, failure.error)
         return made
 
@@ -506,6 +534,7 @@ class Work:
             others = self._others(stage, ordinals)
             passed_by = 0
             kept = None if call is _FREELY or self._is_addressed else self._kept(values, call)
+            can_redo = bool(call.copies) and (self._is_addressed or kept is not None)
             is_locked = call is not _FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
@@ -519,24 +548,28 @@ class Work:
                     ):
                         passed_by += 1
                         continue
-                    try:
-                        if key is None:
-                            made = fn(value)
-                        else:
-                            drawn = on_device and on_device(key, ordinals[i], use_key, value)
-                            if drawn is None:  # a key of JAX has no truth
-                                drawn = place(key, ordinals[i], use_key)
-                            made = fn(value, drawn)
-                        if made is None and stage.makes_values:
-                            raise returned_nothing("batch" if in_batches else "example")
-                    except Exception as error:
-                        pass_on(error)
-                        failed = self._located(stage.name, error, ordinals[i])
-                        made = Failure(failed, self._part, stage.account)
+                    failure = self._spent if can_redo else None
+                    if failure is None:
+                        try:
+                            if key is None:
+                                made = fn(value)
+                            else:
+                                drawn = on_device and on_device(key, ordinals[i], use_key, value)
+                                if drawn is None:  # a key of JAX has no truth
+                                    drawn = place(key, ordinals[i], use_key)
+                                made = fn(value, drawn)
+                            if made is None and stage.makes_values:
+                                raise returned_nothing("batch" if in_batches else "example")
+                        except Exception as error:
+                            pass_on(error)
+                            failed = self._located(stage.name, error, ordinals[i])
+                            failure = Failure(failed, self._part, stage.account)
+                    if failure is not None:
+                        made = failure
                         if call.copies:
                             at = number - first + (which.start or 0)
                             given = None if kept is None else kept[i : i + 1]
-                            made = self._remade(made, call, at, ordinals[i], use_key, given)
+                            made = self._remade(failure, call, at, ordinals[i], use_key, given)
                     values[i] = made
             finally:
                 if is_locked:

@@ -88,13 +88,30 @@ class DatasetSource(IndexedSource):
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Ask the dataset, with plain integers."""
-        plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
         if self.takes_many:
+            plain = _plain(indices)
             examples = list(self.dataset.__getitems__(plain))
             if len(examples) != len(plain):
                 raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
             return examples
-        return [self.dataset[index] for index in plain]
+        examples, error = self.fetch_up_to_error(indices)
+        if error is not None:
+            raise error
+        return examples
+
+    def fetch_up_to_error(self, indices: Indices) -> tuple[list[Any], Exception | None]:
+        """Ask for one after another; return those before the first that raised, and what it raised.
+
+        So the dataset is asked for each of them once: after an error it may be half changed, and
+        give something else for the same number.
+        """
+        examples: list[Any] = []
+        try:
+            for index in _plain(indices):
+                examples.append(self.dataset[index])
+        except Exception as error:
+            return examples, error
+        return examples, None
 
     def path(self, index: int) -> str | None:
         """Return None: a dataset does not tell."""
@@ -105,3 +122,7 @@ class DatasetSource(IndexedSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))
+
+
+def _plain(indices: Indices) -> list[int]:
+    return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)

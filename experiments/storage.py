@@ -200,6 +200,7 @@ class _ServedClock(StoppableClock):
             yield
 
 
+@stoker.thread_safe
 class _SlowFiles:
     """Files behind a latency of `latency_s` seconds for every read; it may be set at any time.
 

@@ -46,22 +46,43 @@ def test_code_that_copies_make_right_passes() -> None:
 def test_what_is_declared_and_is_not_safe_is_named_with_its_field() -> None:
     dataset = stoker.thread_safe(Buffering())
     with pytest.raises(AssertionError) as caught:
-        check_threads(stoker.from_dataset(dataset), seconds=3.0)
+        check_threads(stoker.from_dataset(dataset), seconds=60.0)
     text = str(caught.value)
     assert text.startswith("from_dataset(Buffering): example ")
     assert ", field x is array([" in text
     assert "(declared safe for threads: Buffering, a " in text
 
 
-def test_what_copies_share_unseen_is_found_in_its_stage() -> None:
-    hidden = "SCRATCH"
+class Meeting:
+    """Lets a thread go on once another has come after it."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.changed = threading.Condition()
+
+    def wait(self) -> None:
+        with self.changed:
+            self.came += 1
+            mine = self.came
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.came > mine, timeout=1.0)
+
+
+def test_what_copies_share_unseen_is_found_in_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_programs, "MEETING", Meeting(), raising=False)
+    scratch_name, meeting_name = "SCRATCH", "MEETING"
 
     def looked_up(i: int) -> Any:
-        return thread_programs.fill(getattr(thread_programs, hidden), i)
+        made = thread_programs.fill(getattr(thread_programs, scratch_name), i)
+        if threading.active_count() == 1:
+            return made
+        getattr(thread_programs, meeting_name).wait()  # by now another thread has filled it
+        return tuple(getattr(thread_programs, scratch_name))
 
     tried = stoker.from_dataset(thread_programs.Numbers()).map(looked_up)
+    # It ends as soon as it has found enough.
     with pytest.raises(AssertionError, match=r"^map\(looked_up\): example \d+.* under threads"):
-        check_threads(tried, seconds=3.0)
+        check_threads(tried, seconds=60.0)
 
 
 def test_a_crash_is_told_by_its_signal(tmp_path: Path) -> None:
@@ -107,7 +128,7 @@ def test_batches_are_compared_behind_collate() -> None:
 
     tried = stoker.from_dataset(thread_programs.Numbers()).batch(16, collate=collate)
     with pytest.raises(AssertionError, match=r"^collate of batch\(16\): the batch"):
-        check_threads(tried, seconds=3.0)
+        check_threads(tried, seconds=60.0)
 
 
 class Scratch(list[int]):

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from experiments.arms import Arm, default_arms, full_arms
 from experiments.demo import plan_of, run_settings
 from experiments.digits import DigitSpec
 from experiments.images import composed_digits, user_images
-from experiments.runs import run_arm
+from experiments.runs import RunRecord, run_arm
 from experiments.screen import Screen
 from experiments.settings import Settings
 from experiments.storage import EmulatedSource, Limits, Source, in_memory, storage_of
@@ -191,16 +193,40 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) ->
     assert accuracies[2] == accuracies[0]
 
 
+class Noted(list[str]):
+    """Paths of files; says when more of them are asked for than so many."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__(paths)
+        self.left, self.exceeded = len(paths), threading.Event()
+
+    def __getitem__(self, at: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            self.exceeded.set()
+        return super().__getitem__(at)
+
+
 @pytest.mark.full
 def test_an_evaluation_takes_no_time(tmp_path: Path) -> None:
     images = composed_digits(TINY.digits, tmp_path, lambda done, total: None)
-    source = EmulatedSource(images, Limits(0.01, 4))
+    paths = Noted(images.train_paths)
+    source = EmulatedSource(
+        replace(images, train_paths=paths), Limits(0.1, 4)
+    )  # slower than training
+    began, ended = [], []
+
+    def evaluate(record: RunRecord) -> None:
+        began.append(time.perf_counter())
+        paths.left = 4  # each reader may finish what it is at
+        assert not paths.exceeded.wait(1.0)
+        paths.left = len(paths)
+        ended.append(time.perf_counter())
+
     with one_thread():
-        record = run_arm(
-            Arm("none"), 0, images, source, TINY, lambda e: e.fresh >= 80, lambda r: time.sleep(3.0)
-        )
+        record = run_arm(Arm("none"), 0, images, source, TINY, lambda e: e.fresh >= 80, evaluate)
     first, second = (e.seconds for e in record.evaluations)
-    assert 0.1 <= second - first < 3.0, "10 ms for 4 examples at a time, none read meanwhile"
+    assert 0 < second - first <= began[1] - ended[0]
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 
 import stoker
 from scripts import script
+from stoker.engine.meeting import Meeting, TorchStore
 from test_ranks import SETUP, told_by
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed")
 
 TOLD = """
@@ -363,3 +366,42 @@ def test_ranks_by_hand_need_a_seed() -> None:
     next(batches)
     begun.load_state_dict(given.state_dict())  # a state has one
     assert [int(x) for x in begun] == [int(x) for x in batches]
+
+
+def claims_of(claims: dict[int, int]) -> list[list[int]]:
+    return [[rank, claims[rank]] for rank in sorted(claims)]
+
+
+def torch_meeting(store: Any, rank: int) -> Meeting:
+    return Meeting(TorchStore(store), rank, (0, 1))
+
+
+def test_a_rank_that_does_not_come_is_named_on_the_one_that_did() -> None:
+    store = torch.distributed.HashStore()
+    for _ in range(2):  # what is asked next is not taken for what was asked before
+        with pytest.raises(stoker.StokerError, match=r"rank 1 did not come to iter\(\) of data"):
+            torch_meeting(store, 0).answer("here", sorted, "data", 0.05)
+
+
+def test_what_the_first_rank_decides_is_told_to_all_and_forgotten() -> None:
+    store = torch.distributed.HashStore()
+    for number in range(3):
+        with ThreadPoolExecutor() as threads:
+            told = [
+                threads.submit(
+                    torch_meeting(store, rank).answer, rank + number, claims_of, "data", 60.0
+                )
+                for rank in (1, 0)
+            ]
+            expected = [[rank, rank + number] for rank in range(2)]
+            assert [each.result() for each in told] == [expected] * 2
+    assert store.num_keys() <= 4  # two counts, and the last answer
+
+
+def test_a_store_that_is_gone_is_told() -> None:
+    class Gone:
+        def add(self, key: str, amount: int) -> int:
+            raise RuntimeError("Connection reset by peer")
+
+    with pytest.raises(stoker.StokerError, match="could not compare data: the process that keeps"):
+        torch_meeting(Gone(), 1).answer("here", sorted, "data", 60.0)

@@ -165,7 +165,7 @@ def try_to_go_on(pipeline: stoker.Pipeline, state: dict[str, Any], most: int) ->
 PLAIN = {"numpy", "seed", "epoch", "before", "filtered", "spent", "fresh", "loaded", "uses"}
 
 
-@few(60)
+@few(30)
 @given(
     specs(max_examples=60, max_filters=2, byte_pools=True, points=("before", "after", "batch")),
     st.data(),
@@ -217,7 +217,7 @@ def followed_states() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return states, through_json(pipeline.record())
 
 
-@few(40)
+@few(20)
 @given(st.data())
 def test_a_crafted_state_under_auto(data: st.DataObject) -> None:
     state = data.draw(st.sampled_from(followed_states()[0]), label="state")
@@ -244,7 +244,7 @@ def carried_states() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return states, through_json(pipeline.record())
 
 
-@few(60)
+@few(30)
 @given(st.data())
 def test_a_crafted_state_of_a_pool_that_goes_on(data: st.DataObject) -> None:
     state = data.draw(st.sampled_from(carried_states()[0]), label="state")
@@ -255,7 +255,7 @@ def test_a_crafted_state_of_a_pool_that_goes_on(data: st.DataObject) -> None:
     assert rest is None or len(rest) <= most
 
 
-@few(40)
+@few(20)
 @given(st.data())
 def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
     record = copy.deepcopy(carried_states()[1])
@@ -270,7 +270,7 @@ def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
             assert sum(1 for _ in itertools.islice(pipeline, 1000)) <= 100
 
 
-@few(40)
+@few(20)
 @given(st.data())
 def test_a_crafted_record(data: st.DataObject) -> None:
     record = copy.deepcopy(followed_states()[1])
@@ -306,7 +306,7 @@ class Stateful:
         self.at = state["at"]
 
 
-@few(40)
+@few(20)
 @given(st.data())
 def test_a_crafted_state_over_a_loader(data: st.DataObject) -> None:
     """But for its own state, which is the loader's business."""

@@ -390,6 +390,7 @@ GATHERED = """
 """
 
 
+@pytest.mark.full  # in short: test_what_ranks_gather_is_the_data_in_order_and_then_padding
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_real_ranks_gather_every_example_once(tmp_path: Path, world: int) -> None:
     sizes = [n for n in (11, 11, 1, 16, 17, 3, 9) for _ in range(2)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import functools
 import gc
+import gzip
+import io
 import json
+import lzma
 import operator
 import os
 import random
@@ -431,6 +435,41 @@ def test_files_that_were_opened_again_are_closed_with_their_replica(tmp_path: Pa
             del replica
             gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _of_a_file(folder: Path, content: bytes = b"") -> Path:
+    path = folder / "file"
+    path.write_bytes(content)
+    return path
+
+
+READERS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
+    "raw": (lambda folder: _of_a_file(folder).open("rb", buffering=0), None),
+    "text": (lambda folder: _of_a_file(folder, b"one\ntwo\n").open(), None),
+    "bz2": (lambda folder: bz2.open(_of_a_file(folder, bz2.compress(b"one"))), None),  # noqa: SIM115
+    "xz": (lambda folder: lzma.open(_of_a_file(folder, lzma.compress(b"one"))), None),  # noqa: SIM115
+    "for both": (lambda folder: _of_a_file(folder).open("r+b", buffering=0), "open in mode"),
+    "a device": (lambda folder: open("/dev/null", "rb"), "no regular file"),  # noqa: SIM115
+    "of memory": (lambda folder: gzip.open(io.BytesIO(gzip.compress(b"one"))), "is no file"),  # noqa: SIM115
+    "other line ends": (
+        lambda folder: _of_a_file(folder, b"one\r\n").open(newline=""),
+        "end with a carriage return",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_open_is_opened_again_or_the_reason_is_told(name: str, tmp_path: Path) -> None:
+    make, why = READERS[name]
+    with make(tmp_path) as file:
+        replica = replicate([SimpleNamespace(file=file)])
+        (reason,), (copy,) = replica.locked, replica.values
+        if why is not None:
+            assert why in str(reason)
+            return
+        assert reason is None
+        assert copy.file is not file
+        assert copy.file.read() == file.read()  # each from a place of its own
 
 
 def test_it_never_raises() -> None:

@@ -74,7 +74,7 @@ def known_length(pipeline: stoker.Pipeline) -> int | None:
         return None
 
 
-@few(15)
+@few(8)
 @given(specs(max_examples=24, byte_pools=True))
 @example(Spec(0, 3, echoes=(("before", Fraction(2), None),)))
 @example(Spec(1, 3, echoes=(("before", Fraction(5), 3), ("batch", Fraction(2), 1))))
@@ -95,7 +95,7 @@ def test_saved_alone_the_tail_is_the_same_under_processes(echoes: Any) -> None:
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 1, "process"))
 
 
-@few(15)
+@few(8)
 @given(specs(min_echoes=1, max_examples=60), st.data())
 def test_a_restored_pipeline_can_be_saved_and_restored_again(
     spec: Spec, data: st.DataObject

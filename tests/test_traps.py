@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm  # type: ignore[import-untyped]
 from tqdm.asyncio import tqdm as tqdm_auto  # type: ignore[import-untyped]
 
 import stoker
 from stoker.collate import pad
+from strategies import FULL
 
 
 def numbers(count: int = 24) -> stoker.Pipeline[Any]:
@@ -101,6 +102,7 @@ def test_what_is_no_device_is_refused() -> None:
         numbers().batch(4).to(torch.float16)
 
 
+@settings(max_examples=500 if FULL else 8)
 @given(
     count=st.integers(2, 40),
     world=st.integers(1, 4),

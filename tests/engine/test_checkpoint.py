@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
 chains = specs(max_examples=60, max_filters=2)
 
 
-@few(80)
+@few(40)
 @given(spec=chains, stop=st.integers(1, 30), workers=st.sampled_from([0, 0, 0, 2]))
 def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int) -> None:
     with small_pools_allowed():

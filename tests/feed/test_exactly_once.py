@@ -52,7 +52,7 @@ def fresh_name() -> str:
     return f"test-{os.getpid()}-{next(_names)}"
 
 
-@settings(max_examples=200 if FULL else 8)
+@settings(max_examples=200 if FULL else 5)
 @given(plays(), st.sampled_from(served.KINDS), st.sampled_from((0.1, 20.0)))
 def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_s: float) -> None:
     name = fresh_name()

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
 from stoker.schedule.record import Decisions, EchoRecord, read, written
+from strategies import FULL
 
 decisions = st.builds(Decisions, st.just(0), st.integers(0, 10**6), st.binary(max_size=300))
 
@@ -37,6 +38,7 @@ def echoes(draw: st.DrawFn) -> dict[int, EchoRecord]:
 OUTLINE = ["DatasetSource of 40", "echo(auto, max_factor=4)", "batch(8, drop_last=False)"]
 
 
+@settings(max_examples=500 if FULL else 8)
 @given(st.integers(0, 2**63), st.lists(st.text(max_size=40), max_size=5), echoes())
 def test_what_is_written_is_read_again(
     seed: int, outline: list[str], made: dict[int, EchoRecord]

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
+from strategies import FULL
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*are fewer than.*ranks")
 
@@ -97,6 +98,7 @@ def test_before_shuffling_and_sharding_a_split_holds_for_good(
     assert len(set(chain.from_iterable(each))) == sum(map(len, each))
 
 
+@settings(max_examples=500 if FULL else 8)
 @given(st.integers(4, 60), st.integers(1, 20), st.integers(1, 4))
 def test_a_split_of_a_fixed_part_uses_all_of_it_in_the_long_run(
     length: int, count: int, world: int
@@ -128,6 +130,7 @@ def test_what_a_stream_raises_among_the_skipped_is_raised() -> None:
             list(way)
 
 
+@settings(max_examples=500 if FULL else 8)
 @given(st.integers(0, 40), st.integers(1, 50), st.integers(1, 4))
 def test_streams_are_split_too(length: int, count: int, world: int) -> None:
     stream = stoker.from_iterable(range(length), seed=0)

@@ -538,7 +538,8 @@ def test_a_copy_that_an_error_left_half_changed_is_not_called_again(point: str) 
     expected = list(range(LENGTH))
     for calls in range(3, 10):  # some within what one thread does at a time
         fault = stoker.thread_safe(Fault())
-        p = stoker.from_dataset(LastShard(fault) if point == "dataset" else expected, seed=0)
+        data: Any = LastShard(fault) if point == "dataset" else expected
+        p = stoker.from_dataset(data, seed=0)
         if point == "map":
             p = p.map(LastShard(fault).__getitem__)
         p = p.batch(8).workers(2)

@@ -316,7 +316,7 @@ def test_a_launcher_without_a_group_is_an_error_unless_it_is_asked_for(
     no_launcher.setenv(size, "2")
     with pytest.raises(ValueError, match=f"no process group, but {size}=2 .*env=True"):
         data().shard()
-    with pytest.raises(ValueError, match="no rank of this process"):
+    with pytest.raises(ValueError, match="not the rank of this process"):
         data().shard(env=True)
     no_launcher.setenv(rank, "1")
     taken = data().shard(env=True)

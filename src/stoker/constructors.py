@@ -64,7 +64,8 @@ def from_dataset(
     """
     if isinstance(dataset, Pipeline):
         raise TypeError(
-            "a pipeline is no data set, it goes on by its methods: pipeline.map(fn), .batch(n)"
+            "from_dataset() takes a dataset, not a pipeline: continue the pipeline with its "
+            "methods, such as pipeline.map(fn).batch(n)"
         )
     return Pipeline(Chain.begin(DatasetSource(dataset), seed, on_error))
 

@@ -210,7 +210,7 @@ def from_tar(
         path, kind = next(iter(compressed.items()))
         warn(
             f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
-            "stream: in order, without a length, shuffled through a buffer. Decompress it to have "
+            "stream: in order, without a length, shuffled through a buffer. Decompress it to read "
             "them by number"
         )
         return stream

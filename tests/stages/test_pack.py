@@ -283,5 +283,5 @@ def test_where_it_may_stand() -> None:
     with pytest.raises(TypeError, match="packed"):
         len(begin.pack(4))
     assert len(begin.pack(4).batch(2).steps(3)) == 3
-    with pytest.raises(ValueError, match=r"pack\(\) makes more or fewer.*steps"):
+    with pytest.raises(ValueError, match=r"packed sequences differs.*steps"):
         iter(begin.shard(rank=0, world=2).pack(4))

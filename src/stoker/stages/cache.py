@@ -306,7 +306,7 @@ def _check_cacheable(before: Chain) -> None:
     if stage.traits.caches:
         raise ValueError("a pipeline has one cache: choose a place for it")
     raise ValueError(
-        f".cache() keeps single examples, and {stage.name} combines other ones in every epoch: "
+        f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
         "put .cache() before it"
     )
 

@@ -279,7 +279,7 @@ def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
             r"ValueError: .shard(mesh): of ('dp_replicate', 'cp') the data is split by",
             r"ValueError: .shard() takes rank= and world=, or a mesh, or env=True",
             r"TypeError: .shard() takes a torch DeviceMesh, not 'cuda'",
-            r"ValueError: .shard(): mesh_dims= are dimensions of a mesh",
+            r"ValueError: .shard(): mesh_dims= needs a mesh",
         ]
         for found, start in zip(each["refused"], says, strict=True):
             assert found.startswith(start), found

@@ -229,7 +229,7 @@ def test_what_is_no_data_set_is_refused() -> None:
 
 
 def test_a_folder_in_place_of_a_cache_s_size_is_told_of() -> None:
-    with pytest.raises(ValueError, match=r"a folder is \.cache\(path='/tmp/cache'\)"):
+    with pytest.raises(ValueError, match=r"for a folder, write \.cache\(path='/tmp/cache'\)"):
         numbers().cache("/tmp/cache")
 
 

@@ -282,7 +282,7 @@ def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
             r"ValueError: .shard(mesh): of ('dp_replicate', 'cp') the data is split by",
             r"ValueError: .shard() takes rank= and world=, or a mesh, or env=True",
             r"TypeError: .shard() takes a torch DeviceMesh, not 'cuda'",
-            r"ValueError: .shard(): mesh_dims= are dimensions of a mesh",
+            r"ValueError: .shard(): mesh_dims= needs a mesh",
         ]
         for found, start in zip(each["refused"], says, strict=True):
             assert found.startswith(start), found
@@ -319,7 +319,7 @@ def test_a_launcher_without_a_group_is_an_error_unless_it_is_asked_for(
     no_launcher.setenv(size, "2")
     with pytest.raises(ValueError, match=f"no process group, but {size}=2 .*env=True"):
         data().shard()
-    with pytest.raises(ValueError, match="no rank of this process"):
+    with pytest.raises(ValueError, match="not the rank of this process"):
         data().shard(env=True)
     no_launcher.setenv(rank, "1")
     taken = data().shard(env=True)

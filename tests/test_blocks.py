@@ -220,7 +220,7 @@ def test_ten_million_examples_begin_at_once_in_little_memory() -> None:
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=True), ValueError, "no blocks"),
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=0), ValueError, "at least one"),
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(block=1.5), TypeError, "neighbours"),  # type: ignore[arg-type]
-        (lambda: stoker.from_iterable([1]).shuffle(block=4), ValueError, "has a buffer"),
+        (lambda: stoker.from_iterable([1]).shuffle(block=4), ValueError, "use buffer="),
         (lambda: stoker.from_arrays(np.arange(9)).shuffle(buffer=4), ValueError, "for streams"),
     ],
 )

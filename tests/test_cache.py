@@ -316,7 +316,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "echoes": (lambda: examples().echo(2).cache(), "cannot follow echo.*put .cache.* before it"),
     "batches": (
         lambda: examples().batch(4).cache(),
-        "of several is another in every epoch.*before",
+        "combines different examples in every epoch.*before",
     ),
     "twice": (lambda: examples().cache(LIMIT).cache(LIMIT), "has one cache"),
     "streams": (lambda: stoker.from_iterable(range(8)).cache(), "a stream is read once.*echo"),

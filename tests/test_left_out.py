@@ -932,7 +932,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: data().random_map(jitter, on="x", on_error=1.5), ValueError, "between 0"
     ),
     "a budget behind a batch": (
-        lambda: data().batch(2).map(all_same, on_error=1), ValueError, r"behind \.batch"
+        lambda: data().batch(2).map(all_same, on_error=1), ValueError, r"after \.batch"
     ),
     "a budget on a loader": (
         lambda: stoker.from_loader([np.zeros(2)]).map(all_same, on_error=1), ValueError, "on_error"

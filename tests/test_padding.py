@@ -315,22 +315,22 @@ BEFORE: dict[str, tuple[Any, str]] = {
         lambda p: stoker.from_loader([1]).shard(rank=0, world=2, pad=True), "DistributedSampler"
     ),
     "another word": (lambda p: p.shard(rank=0, world=2, pad="fill"), "pad=True, pad='full'"),
-    "a mask alone": (lambda p: p.shard(rank=0, world=2, mask="valid"), "pad=True makes it"),
+    "a mask alone": (lambda p: p.shard(rank=0, world=2, mask="valid"), "add pad=True"),
 }  # fmt: skip
 
 BEHIND: dict[str, tuple[Any, str]] = {
     "shuffle": (lambda: data(pad=True).shuffle().batch(2), "leave it out of evaluation"),
     "take": (lambda: data(pad=True).take(3).batch(2), r"put \.take\(3\) before \.shard\(\)"),
     "skip": (lambda: data(pad=True).skip(3).batch(2), r"put \.skip\(3\) before \.shard\(\)"),
-    "filter": (lambda: data(pad=True).filter(bool).batch(2), r"filter\(bool\) behind it does not"),
-    "own budget": (lambda: data(pad=True).map(abs, on_error=2).batch(2), "behind it does not"),
-    "echo": (lambda: data(pad=True).echo(2).batch(2), r"echo\(2\).* behind it does not"),
-    "auto": (lambda: data(pad=True).echo().batch(2), "behind it does not"),
-    "batch echo": (lambda: data(pad=True).batch(2).echo(2), "behind it does not"),
-    "pack": (lambda: data(pad=True).pack(8).batch(2), "behind it does not"),
-    "steps": (lambda: data(pad=True).batch(2).steps(3), r"leave \.steps\(3\) out"),
-    "repeat": (lambda: data(pad=True).batch(2).repeat().steps(3), r"leave \.repeat\(\) out"),
-    "drop_last": (lambda: data(pad=True).batch(3, drop_last=True), "take pad='full'"),
+    "filter": (lambda: data(pad=True).filter(bool).batch(2), r"filter\(bool\) after it does not"),
+    "own budget": (lambda: data(pad=True).map(abs, on_error=2).batch(2), "after it does not"),
+    "echo": (lambda: data(pad=True).echo(2).batch(2), r"echo\(2\).* after it does not"),
+    "auto": (lambda: data(pad=True).echo().batch(2), "after it does not"),
+    "batch echo": (lambda: data(pad=True).batch(2).echo(2), "after it does not"),
+    "pack": (lambda: data(pad=True).pack(8).batch(2), "after it does not"),
+    "steps": (lambda: data(pad=True).batch(2).steps(3), r"remove \.steps\(3\)"),
+    "repeat": (lambda: data(pad=True).batch(2).repeat().steps(3), r"remove \.repeat\(\)"),
+    "drop_last": (lambda: data(pad=True).batch(3, drop_last=True), "use pad='full'"),
     "budget": (
         lambda: (
             stoker.from_dataset(Rows(9), seed=0, on_error=3)

@@ -118,7 +118,7 @@ def test_over_a_loader_without_a_state_an_epoch_s_end_leads_to_the_next_pass(fac
     pipeline = build()
     iterator = iter(pipeline)
     next(iterator)
-    with pytest.raises(stoker.StateError, match="behind the last batch of an epoch"):
+    with pytest.raises(stoker.StateError, match="after the last batch of an epoch"):
         pipeline.state_dict()
     list(iterator)
     with pytest.warns(UserWarning, match="the rest of that pass is left out"):

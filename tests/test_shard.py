@@ -375,7 +375,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "rank text": (shard(rank="0", world=2), TypeError, "rank=.*'0'"),
     "world of a float": (shard(rank=0, world=2.0), TypeError, "world=.*2.0"),
     "behind a map": (
-        lambda: data().map(lambda x: x).shard(rank=0, world=2), ValueError, r"behind \.shuffle"
+        lambda: data().map(lambda x: x).shard(rank=0, world=2), ValueError, r"source, \.shuffle"
     ),
     "behind a filter": (
         lambda: data().filter(bool).shard(rank=0, world=2), ValueError, r"cannot follow filter"

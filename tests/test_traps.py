@@ -47,7 +47,7 @@ def test_two_iterators_at_once_are_told_of() -> None:
 
 
 def test_a_buffer_size_says_that_it_is_not_needed_or_is_one() -> None:
-    with pytest.raises(ValueError, match=r"shuffled as a whole, in no more memory: \.shuffle\(\)"):
+    with pytest.raises(ValueError, match=r"needs none to be shuffled as a whole: \.shuffle\(\)"):
         numbers().shuffle(1000)
     stream = stoker.from_iterable(range(24), seed=0)
     again = stoker.from_iterable(range(24), seed=0)
@@ -231,7 +231,7 @@ def test_what_is_no_data_set_is_refused() -> None:
 
 
 def test_a_folder_in_place_of_a_cache_s_size_is_told_of() -> None:
-    with pytest.raises(ValueError, match=r"a folder is \.cache\(path='/tmp/cache'\)"):
+    with pytest.raises(ValueError, match=r"for a folder, write \.cache\(path='/tmp/cache'\)"):
         numbers().cache("/tmp/cache")
 
 

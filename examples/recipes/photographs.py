@@ -33,7 +33,7 @@ train = ready(
     .cache(path="cache")  # files, on the local disk
     .map(images.decode, on="image")
     .echo(ECHO)  # while no fresh photograph is ready
-    .random_map(images.random_resized_crop(SIZE, flip_p=0.5), on="image")  # anew for each use
+    .random_map(images.random_resized_crop(SIZE, flip_p=0.5), on="image")  # again for each use
 )
 test = stoker.from_folder("valid", classes=train.class_names)
 valid = ready(test.map(images.resized_center_crop(SIZE, SIZE * 8 // 7), on="image"))

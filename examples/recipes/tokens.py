@@ -26,7 +26,7 @@ train = (
     .shuffle()
     .batch(BATCH, drop_last=True)
     .repeat()  # pass after pass
-    .steps(VALIDATE_EVERY)  # what one `for` runs through
+    .steps(VALIDATE_EVERY)  # the batches of one `for` loop
     .to(device)
 )
 valid = stoker.from_tokens("valid.bin", LENGTH, dtype="uint16").batch(BATCH).to(device)

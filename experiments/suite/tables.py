@@ -108,10 +108,11 @@ def sentence(found: Comparison, budget_fresh: int) -> str:
     seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
     around = f", in brackets with {confidence:.0%} confidence" if found.seeds > 1 else ""
     return (
-        f"Target: a test loss of {found.target:.3f}, that of training without echoing after "
+        f"Target: a test loss of {found.target:.3f}, reached by training without echoing after "
         f"{TARGET_SHARE:.0%} of {budget_fresh:,} fresh examples. Medians over {seeds}{around}. "
-        "rho: fresh examples to the target, without echoing over with; speed-up: the same of "
-        "seconds; loss: the difference at the end; apart: steps between two uses." + _note(found)
+        "rho: fresh examples to the target without echoing, divided by those with echoing; "
+        "speed-up: the same for seconds; loss: the difference at the end; apart: steps between "
+        "two uses." + _note(found)
     )
 
 
@@ -120,7 +121,7 @@ def _note(found: Comparison) -> str:
     if not any(found.is_void(each, ratio) for each in found.arms for ratio in each.speedups):
         return ""
     return (
-        f" {VOID}: above rho or above R, which no speed-up can be where storage has one constant "
-        "speed; in these runs it had not. Void until it is measured again, and in no summary, "
-        "price or sentence."
+        f" {VOID}: above rho or above R, which is impossible with storage of constant speed; in "
+        "these runs its speed changed. Void until it is measured again, and in no summary, price "
+        "or sentence."
     )

@@ -303,21 +303,21 @@ class Chain:
         if share is not None and share.world > 1 and self.steps is None:
             if self.follows_clock and (share.uneven or process_group() is None):
                 raise ValueError(
-                    '.echo("auto") gives ranks equally many steps where they have equal parts and '
-                    "a process group to agree in: .shard() after init_process_group, or "
-                    ".steps(n), or a fixed factor"
+                    '.echo("auto") on several ranks needs equal parts and a process group to agree '
+                    "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
+                    "factor"
                 )
             agreed = self.follows_clock and not (self.plan.has_filter or self.plan.packs)
             if not share.uneven and self.may_leave_out and not agreed:
                 if self.plan.packs:
                     raise ValueError(
-                        ".shard() gives every rank equally many steps, but .pack() makes more or "
-                        "fewer of different sequences: end epochs with .steps(n)"
+                        ".shard() gives every rank equally many steps, but the number of packed "
+                        "sequences differs between ranks: end epochs with .steps(n)"
                     )
                 raise ValueError(
                     ".shard() gives every rank equally many steps, but filters and skip budgets "
                     "may leave them unequal: leave examples out before sharding (from_dataset of "
-                    "a list of the good ones), end epochs with .steps(n), or take "
+                    "a list of the good ones), end epochs with .steps(n), or use "
                     ".shard(uneven=True) and torch's Join"
                 )
         self.source.warn_unsharded(is_sharded=share is not None)

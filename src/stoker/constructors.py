@@ -1,4 +1,4 @@
-"""Where pipelines begin that read objects: a function for each kind of them."""
+"""Functions that begin a pipeline over objects in memory: one for each kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class _Items(Protocol[T_co]):
-    """What ``from_dataset`` takes, for type checkers."""
+    """The argument of ``from_dataset``, for type checkers."""
 
     def __len__(self) -> int: ...
 
@@ -47,24 +47,25 @@ def from_dataset(
 ) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
-    ``__getitems__(indices)`` is used where it exists. torch datasets fit; Hugging Face's, too, but
+    ``__getitems__(indices)`` is used if it exists. torch datasets work; Hugging Face's do, too, but
     ``from_huggingface`` reads them faster.
-    Each worker thread calls a copy of its own, as each worker of ``DataLoader`` does; randomness
-    inside it is then not reproducible (use ``random_map``, or process workers).
+    Each worker thread calls its own copy, as each worker of ``DataLoader`` does; random numbers
+    drawn inside it are not reproducible (use ``random_map``, or process workers).
 
     Args:
         dataset: the object.
-        seed: of shuffling, echoing and random maps; drawn if there is none.
-        on_error: ``"raise"``, or how many examples may be skipped in an epoch because a stage
-            before ``batch`` failed on them: a count (``100``) or a fraction (``0.01``). Each is
+        seed: of shuffling, echoing and random maps; drawn at random by default.
+        on_error: ``"raise"``, or how many examples of an epoch may be skipped after an error in a
+            stage before ``batch``: a count (``100``) or a fraction (``0.01``). Each skip is
             logged (logger ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent
-            with the list. Stages may have a budget of their own.
+            with the list. A stage may have its own budget.
 
-    Raises TypeError when a method is missing.
+    Raises TypeError if a method is missing.
     """
     if isinstance(dataset, Pipeline):
         raise TypeError(
-            "a pipeline is no data set, it goes on by its methods: pipeline.map(fn), .batch(n)"
+            "from_dataset() takes a dataset, not a pipeline: continue the pipeline with its "
+            "methods, such as pipeline.map(fn).batch(n)"
         )
     return Pipeline(Chain.begin(DatasetSource(dataset), seed, on_error))
 
@@ -78,17 +79,17 @@ def from_huggingface(
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of a Hugging Face ``datasets.Dataset``: dicts by column, as in ``from_parquet``.
 
-    Rows come straight from its Arrow tables, which it maps from files. Images, sound and video are
-    the bytes that are stored: decode them in ``.map()``. The data set's format is not looked at,
-    but for its columns; ``from_dataset`` asks the data set as it is.
+    Rows come straight from its memory-mapped Arrow tables. Images, sound and video are the stored
+    bytes: decode them in ``.map()``. The dataset's format is ignored, except for its columns;
+    ``from_dataset`` keeps the format.
 
     Args:
         dataset: one split, not streaming.
-        columns: the columns that are read; those of its format, if there are none.
+        columns: the columns to read; by default those of its format.
         seed, on_error: as in ``from_dataset``.
 
-    Raises TypeError for what is no such data set, ValueError where it has no such column, no rows,
-    or a transform (``with_transform``).
+    Raises TypeError for any other object, ValueError if a column is missing, and for a dataset
+    without rows or with a transform (``with_transform``).
     """
     return Pipeline(Chain.begin(HuggingFaceSource(dataset, columns), seed, on_error))
 
@@ -101,14 +102,14 @@ def from_iterable(
 ) -> Pipeline[T]:
     """Read a stream: a re-iterable object of examples, or a function that returns an iterator.
 
-    One pass is one epoch. It is iterated in this process, by one thread at a time, ahead of the
-    consumer. Its examples cannot be asked for again, so an epoch has no state in its middle, and
-    shuffling goes through a buffer. What it raises ends it and cannot be skipped.
+    One pass is one epoch. This process iterates the stream, in one thread at a time, ahead of the
+    consumer. Its examples cannot be read again, so there is no state in the middle of an epoch, and
+    shuffling uses a buffer. An exception of the stream ends the epoch and cannot be skipped.
 
-    An object with ``state_dict()`` and ``load_state_dict(state)`` (a streaming data set of Hugging
-    Face, a ``torchdata.nodes.Loader``) has a state in the middle, which is kept in the pipeline's:
-    it is asked behind every 16th example, so up to 15 are read again on a resume. One with
-    ``set_epoch(epoch)`` is told the epoch before each pass.
+    If the object has ``state_dict()`` and ``load_state_dict(state)`` (a streaming dataset of
+    Hugging Face, a ``torchdata.nodes.Loader``), there is a state in the middle of an epoch: the
+    pipeline takes the object's state after every 16th example, so a resume reads up to 15 again.
+    If it has ``set_epoch(epoch)``, that is called before each pass.
 
     Args:
         examples: the stream; every rank must see the same one in the same order.
@@ -138,19 +139,19 @@ def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]: ...
 
 
 def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
-    """Read rows of arrays of one length: NumPy's, memory maps, HDF5, Zarr, whatever is sliced.
+    """Read rows of arrays of one length: NumPy, memory maps, HDF5, Zarr, other sliceable arrays.
 
-    An example is a tuple of rows, or a bare row of a single array. Batches are gathered
+    An example is a tuple of rows, or a bare row if there is one array. Batches are gathered
     straight from the arrays, which are never written to.
 
     Args:
-        arrays: NumPy arrays; datasets of h5py, whose file each process opens anew; or objects with
+        arrays: NumPy arrays; datasets of h5py, whose file each process opens again; or objects with
             ``shape`` and ``dtype`` that give arrays for ``[start:stop]`` and perhaps for lists of
-            indices. These are read in ascending order.
+            indices. Indices are read in ascending order.
         seed: as in ``from_dataset``.
 
     Raises TypeError for other objects and masked arrays, ValueError for arrays of different
-    lengths, for what gives none, and for HDF5 datasets without a file that can be opened again.
+    lengths or without a length, and for HDF5 datasets whose file cannot be opened again.
     """
     return Pipeline(Chain.begin(ArraySource(arrays), seed))
 
@@ -162,10 +163,10 @@ def from_table(
 
     Args:
         table: a ``pyarrow.Table``, or a DataFrame of pandas, Polars or another library with
-            Arrow's protocol (``__arrow_c_stream__``, ``__dataframe__``). Not to be changed later.
+            Arrow's protocol (``__arrow_c_stream__``, ``__dataframe__``). Do not change it later.
         seed, on_error: as in ``from_dataset``.
 
-    Raises TypeError for what is no table, ValueError for one without rows; ImportError without
+    Raises TypeError for any other object, ValueError for a table without rows, ImportError without
     pyarrow (``pip install 'stoker[parquet]'``).
     """
     from stoker.sources.table import TableSource
@@ -184,17 +185,17 @@ def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]: ...
 
 
 def from_loader(loader: Any, *, seed: int | None = None) -> Pipeline[Any]:
-    """Take ready batches from any object that can be iterated anew every epoch.
+    """Take ready batches from any object that can be iterated again every epoch.
 
-    A torch ``DataLoader`` above all: its workers, sampler, pinning and random draws stay as
-    its owner set them. What it raises comes through unchanged. It is iterated in the consumer's
-    thread; under ``.echo("auto")`` by a thread of its own (what a ``DataLoader`` without workers
-    draws at random then mixes with what training draws).
+    A torch ``DataLoader``, for example, keeps its workers, sampler, pinning and random draws. Its
+    exceptions come through unchanged. The consumer's thread iterates it; under ``.echo("auto")`` a
+    background thread does (the random draws of a ``DataLoader`` without workers then mix with those
+    of training).
 
     Args:
         loader: a re-iterable of batches, a function that returns an iterator, or an iterator with
             ``reset()`` such as DALI's.
-        seed: of echoing and random maps; drawn if there is none.
+        seed: of echoing and random maps; drawn at random by default.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
@@ -218,19 +219,18 @@ def echo(
     """Echo the batches of a loader that you keep: batch echoing.
 
     Short for ``from_loader(loader).to(device).echo(factor).random_map(transform, on=on)``.
-    Earlier uses of a batch are copies; what is done to one reaches no other.
+    Each use of a batch is a copy, so changes to one reach no other.
 
     Args:
         loader: as in ``from_loader``.
         factor, max_factor, min_distance, pool, replay: as in ``Pipeline.echo``.
-        transform: called as ``transform(batch, rng)`` anew for each use: augment there. On a
+        transform: called as ``transform(batch, rng)`` for each use: augment there. On a
             device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
-            ``stoker.images`` has some for images.
-        on: the field of the batch that ``transform`` is given, instead of the whole.
-        repeats_only: leave first uses of a batch as they are: where the loader augments already,
-            and twice would be too much.
+            ``stoker.images`` has transforms for images.
+        on: the field of the batch that ``transform`` gets, instead of the whole batch.
+        repeats_only: do not transform first uses: for a loader that augments already.
         device: keep batches there, as torch tensors, and transform them there.
-        seed: of echoing and of ``rng``; drawn if there is none.
+        seed: of echoing and of ``rng``; drawn at random by default.
     """
     pipeline = from_loader(loader, seed=seed)
     if device is not None:

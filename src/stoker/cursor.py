@@ -237,8 +237,8 @@ class Cursor:
             )
         if self.chain.follows_clock:
             raise ValueError(
-                'how many batches of .echo("auto") came first does not tell what is left: load the '
-                "state that state_dict() returned behind them"
+                '.echo("auto") cannot skip batches, because its remaining items depend on timing: '
+                "load the state that state_dict() returned after them"
             )
         if position.yielded:
             return position, skip - position.yielded
@@ -307,7 +307,7 @@ class Cursor:
         if run is not None:
             run.acknowledge(outputs - earlier)
         elif outputs > earlier:
-            raise ValueError("no batch was handed out that was not acknowledged")
+            raise ValueError("every batch that was handed out is acknowledged already")
         for _ in range(earlier):
             self._unfinished.popleft()
 
@@ -442,9 +442,9 @@ class Cursor:
             return self.epoch + 1, Position(), self.before + self.of_epoch()
         if run.wrapper and run.finished is None and run.yielded > run.began_at:
             raise StateError(
-                f"{run.wrapper} reads a batch ahead where the number of batches is not known, and "
+                f"{run.wrapper} reads a batch ahead if the number of batches is not known, and "
                 "would lose it on a resume: give epochs a length with .steps(n), or call "
-                "pipeline.acknowledge() behind each training step (in on_train_batch_end)"
+                "pipeline.acknowledge() after each training step (in on_train_batch_end)"
             )
         return self.epoch, run.position(late), self.before
 
@@ -537,7 +537,7 @@ class Cursor:
         except TypeError:
             if share is None:
                 raise TypeError(
-                    "how far an epoch is cannot be told without a length; .steps(n) gives it one"
+                    "progress is not known without a length; .steps(n) gives an epoch one"
                 ) from None
         return min(1.0, share)
 

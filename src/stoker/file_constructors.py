@@ -1,4 +1,4 @@
-"""Where pipelines begin that read files: a function for each kind of them."""
+"""Functions that begin a pipeline over files: one for each kind."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def from_folder(
     Args:
         path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
             ``pip install 'stoker[remote]'``).
-        extensions: of the files that are read instead of images, such as ``[".wav", ".flac"]``, in
-            any case. Examples are then ``(data=bytes, label=int)``.
-        classes: the names of all classes, in the order of their labels: ``train.class_names`` for a
-            folder to validate on, which may lack some.
+        extensions: read files with these extensions instead of images, such as ``[".wav",
+            ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
+        classes: the names of all classes, in the order of their labels: give a validation folder,
+            which may lack some classes, ``train.class_names``.
         seed, on_error: as in ``from_dataset``.
-        requests: for URLs, how many files are read at a time, at most.
-        retry_s: for URLs, how long a file is asked for again after a passing failure, in seconds.
-        storage_options: for URLs, what fsspec's file system is made with.
+        requests: for URLs, the largest number of files read at a time.
+        retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
+        storage_options: for URLs, the options of fsspec's file system.
 
-    Raises FileNotFoundError or ValueError, saying what was looked for, when there is nothing
-    to read; ValueError for a folder that is none of ``classes``; RemoteError when a server fails
-    for good.
+    Raises FileNotFoundError or ValueError if there is nothing to read, and says what it looked
+    for; ValueError for a class folder that is not in ``classes``; RemoteError after a permanent
+    failure of a server.
     """
     asked = ClassFolders.of(extensions, classes)
     if "://" in os.fspath(path):
@@ -110,8 +110,8 @@ def from_files(
             ``"s3://bucket/*.jpg"``, which is listed once, now.
         seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
 
-    Raises FileNotFoundError when nothing fits the pattern, RemoteError when a server fails for
-    good.
+    Raises FileNotFoundError if no file fits the pattern, RemoteError after a permanent failure of a
+    server.
     """
     from stoker.sources.remote.files import FilesSource
 
@@ -131,20 +131,20 @@ def from_parquet(
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
 
-    Numbers are NumPy's, lists of numbers arrays, text and bytes Python's, structs dicts; what is
-    null is None. Row groups are read whole, and kept in up to a quarter of the memory that is free
-    now (in each process that reads); ``print(pipeline)`` says how much that is.
+    Numbers are NumPy's, lists of numbers arrays, text and bytes Python's, structs dicts; null is
+    None. Row groups are read whole, and kept in up to a quarter of the memory that is free now (in
+    each process that reads); ``print(pipeline)`` shows the size.
 
     Args:
         paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
-        columns: the columns that are read; all, if there are none.
+        columns: the columns to read; all by default.
         seed, on_error: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each row group one
-            range is requested.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group is one
+            range request.
 
-    Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for what is no
-    Parquet file, for files whose columns differ, and where there are no rows; RemoteError when a
-    server fails for good, or sends no ranges; ImportError.
+    Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is not
+    Parquet, for files whose columns differ, and if there are no rows; RemoteError after a permanent
+    failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
     from stoker.sources.parquet import ParquetSource
 
@@ -169,7 +169,7 @@ def from_tar(
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
-    """Read tar shards as WebDataset has them, or zip archives: examples are dicts of bytes.
+    """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
 
     Files that share their path up to the first dot of its last part are an example:
     ``a/01.jpg`` and ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``.
@@ -178,17 +178,17 @@ def from_tar(
 
     Args:
         shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
-            archives that were compressed as a whole (``.tar.gz``) come as a stream, with a warning:
+            archives that are compressed as a whole (``.tar.gz``) come as a stream, with a warning:
             see ``from_iterable``.
-        fields: the fields that are read, and that every example must have; else all it has.
+        fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
-            and examples that are not all there may be skipped.
+            and incomplete examples may be skipped.
         requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
 
-    Raises FileNotFoundError when a path or a pattern fits nothing; ValueError for what is no
-    archive, is truncated, or lacks the fields, and for compressed ones at a URL; RemoteError when a
-    server fails for good, or sends no ranges.
+    Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
+    archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
+    after a permanent failure of a server, or if it sends no ranges.
     """
     from stoker.sources.shards.compressed import CompressedTarSource, compressed_kinds
     from stoker.sources.shards.shard_source import ShardSource
@@ -210,7 +210,7 @@ def from_tar(
         path, kind = next(iter(compressed.items()))
         warn(
             f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
-            "stream: in order, without a length, shuffled through a buffer. Decompress it to have "
+            "stream: in order, without a length, shuffled through a buffer. Decompress it to read "
             "them by number"
         )
         return stream
@@ -263,27 +263,27 @@ def from_tokens(
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
 
-    Targets are the inputs one token later. Windows do not cross the borders of files, and what is
-    left at a file's end is no example. Nothing but file sizes is read now.
+    Targets are the inputs one token later. Windows do not cross the borders of files; a rest at a
+    file's end is left out. Now only file sizes are read.
 
     Args:
         files: paths, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
             ``.npy`` arrays; URLs of one file system.
         length: of a window, in tokens.
-        stride: from one window to the next, in tokens; ``length`` if there is none, so that each
+        stride: from one window to the next, in tokens; by default ``length``, so that each
             token is a target once.
         dtype: of raw tokens, such as ``"uint16"``.
         separator: the token that ends a document. Examples are then ``(inputs, targets,
             documents)``: ``documents``, ``int32 [length]``, numbers the documents of a window from
             0 on (for attention masks), and the target of a separator is -100, which
-            ``cross_entropy`` leaves out.
+            ``cross_entropy`` ignores.
         seed: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; of each window one
-            range is requested.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each window is one
+            range request.
 
-    Raises FileNotFoundError when a path or a pattern fits nothing, ValueError for files that are no
-    whole number of tokens or all shorter than a window, TypeError for raw files without ``dtype``;
-    RemoteError when a server fails for good, or sends no ranges.
+    Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
+    whole number of tokens or all files are shorter than a window, TypeError for raw files without
+    ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
     if has_urls(files, "from_tokens"):
         from stoker.sources.remote.token_ranges import RemoteTokenSource

@@ -44,10 +44,10 @@ class LoaderFace:
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise TypeError: a pipeline is iterated, and takes the place of a loader."""
         raise TypeError(
-            "a pipeline has no indices, and is no data set for a DataLoader or a Trainer: iterate "
-            "it as it is (for batch in pipeline), or hand pipeline.as_dataloader() on as the "
-            "loader (a Trainer takes it from get_train_dataloader). Parts of the data are taken "
-            "of its source, or by .take() and .shard()"
+            "a pipeline has no indices, so it is no dataset for a DataLoader or a Trainer: iterate "
+            "the pipeline (for batch in pipeline), or use pipeline.as_dataloader() as the loader "
+            "(return it from get_train_dataloader of a Trainer). To select a part of the data, use "
+            ".take() or .shard()"
         )
 
     @property
@@ -163,8 +163,8 @@ class LoaderFace:
         keeper = keeps_one_state() if self.chain.ranks_differ else None
         if keeper is not None:
             raise StateError(
-                f"{keeper} keeps the state of one rank for all, and here ranks have states of "
-                "their own: filters, skip budgets and uneven=True leave them unequal parts. Leave "
+                f"{keeper} keeps the state of one rank for all, and here the states of ranks "
+                "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
         saved = self._cursor.saved()

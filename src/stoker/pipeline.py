@@ -1,4 +1,4 @@
-"""What users hold: a chain of stages, and a cursor over its epochs."""
+"""The pipeline: a chain of stages, and a cursor over its epochs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 class Pipeline(LoaderFace, Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
-    Each method returns a new pipeline with a fresh cursor and leaves this one as it is. Iterating
-    runs one epoch; the next ``iter()`` is the next. One thread at a time may iterate. Yields ``T``.
+    Each method returns a new pipeline with a fresh cursor and leaves this one unchanged. Each
+    ``iter()`` runs the next epoch. One thread at a time may iterate. Yields ``T``.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -56,15 +56,15 @@ class Pipeline(LoaderFace, Generic[T]):
     def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
 
-        A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams are
-        shuffled through a buffer, in which an example that is drawn is replaced by the next one.
+        A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams use a
+        buffer: an example is drawn from it, and the next one of the stream takes its place.
 
         Args:
-            buffer: for streams alone, its examples, which stay in memory; by default 1,000.
-            block: shuffle by blocks of so many neighbours, or (True) the source's own, 16 at a
-                time; False: as a whole. By default Parquet and remote shards by their own.
+            buffer: for streams only, the number of examples in the buffer; by default 1,000.
+            block: shuffle by blocks of so many neighbours, or (True) the source's own blocks, 16 at
+                a time; False: as a whole. By default Parquet and remote shards use their own.
 
-        Raises ValueError where there is no order: after ``echo`` or ``batch``, twice, on a loader.
+        Raises ValueError after ``echo`` or ``batch``, after another ``shuffle``, and on a loader.
         """
         return self._then(Shuffle(buffer, block))
 
@@ -81,40 +81,42 @@ class Pipeline(LoaderFace, Generic[T]):
         mask: str | None = None,
         env: bool = False,
     ) -> Pipeline[T]:
-        """Leave this process its part of every epoch: disjoint parts of equal length.
+        """Give this process its part of every epoch: disjoint parts of equal length.
 
-        Of ``n`` examples each rank gets ``n // world``; which ones are left over changes with the
+        Each rank gets ``n // world`` of ``n`` examples; the rest is left out, and differs in each
         epoch. Before ``shuffle`` a rank's part is fixed (for a cache on each host); after it,
-        parts are drawn anew every epoch. Of a stream, rank ``r`` takes every ``world``-th
-        example. A seed that nobody gave is rank 0's, at the first ``iter()``.
+        parts are drawn again every epoch. With a stream, rank ``r`` takes every ``world``-th
+        example. Without a seed, all ranks take rank 0's at the first ``iter()``.
 
         Args:
-            mesh: a torch ``DeviceMesh``, whole; along dimensions of a model batches are equal.
-            mesh_dims: the dimensions that split the data, where names such as "dp" do not tell.
-            rank, world: this process among so many; by default those of ``torch.distributed``,
-                ``jax.distributed`` or Ray Train. Without them this is the only process.
-            uneven: keep all examples, so that ranks may differ by one.
+            mesh: a whole torch ``DeviceMesh``; ranks along a model's dimensions get equal batches.
+            mesh_dims: the dimensions that split the data, if their names ("dp", ...) do not say so.
+            rank, world: this process's rank, and the number of ranks; by default those of
+                ``torch.distributed``, ``jax.distributed`` or Ray Train, else 0 and 1.
+            uneven: keep all examples, so that the lengths of ranks may differ by one.
             pad: for evaluation: keep all examples, each once over all ranks, and repeat the last
-                one until all ranks have equally many rows (``"full"``: whole batches). What ranks
-                gather is in the order of the data, the padding last; ``last.valid`` tells.
-            mask: the name of a field ``bool [n]`` of batches that tells it: False for padding. A
-                dict gets that key, a tuple one element more; else ``(batch, mask)`` comes.
+                one until all ranks have equally many rows (``"full"``: whole batches). Rows
+                gathered from all ranks are in the order of the data, the padding last;
+                ``last.valid`` is False for padding.
+            mask: add ``last.valid`` to batches as a field ``bool [n]`` of this name. A dict gets
+                the key, a tuple one element more; anything else becomes ``(batch, mask)``.
             near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
                 keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
-            env: without a process group, take what torchrun, srun or mpirun say by variables.
+            env: without a process group, take rank and world from the variables of torchrun, srun
+                or mpirun.
 
-        Raises ValueError on a loader, where a launcher tells of others without a process group, and
-        for a mesh that does not tell; ``iter()`` where ranks differ, or one does not come.
+        Raises ValueError on a loader, for a launcher with several processes but no process group,
+        and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
         shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
         return self._then(shard.padded(pad, mask))
 
     def take(self, n: int) -> Pipeline[T]:
-        """Leave the first ``n`` examples of every epoch; the others are not read.
+        """Keep the first ``n`` examples of every epoch; the others are not read.
 
         Before ``shuffle`` they are the same in every epoch (to try things out, or to overfit);
-        after it, others are drawn each time. After ``shard`` each rank has ``n``. Examples that a
-        skip budget leaves out later are counted.
+        after it, they differ in each epoch. After ``shard`` each rank has ``n``. Examples that a
+        skip budget leaves out later count.
 
         Raises ValueError after ``filter``, ``echo`` or ``batch`` and on a loader: ``.steps(n)``
         ends an epoch after ``n`` batches.
@@ -122,10 +124,10 @@ class Pipeline(LoaderFace, Generic[T]):
         return self._then(Take.of(n))
 
     def skip(self, n: int) -> Pipeline[T]:
-        """Leave out the first ``n`` examples of every epoch: what ``take(n)`` leaves out, comes.
+        """Drop the first ``n`` examples of every epoch: the opposite of ``take(n)``.
 
-        So ``p.take(80), p.skip(80)`` is a split. Only of a stream are they read for it. Raises as
-        ``take`` does, and on a mixture. ``resume_at`` begins an epoch behind its first batches.
+        So ``p.take(80), p.skip(80)`` is a split. Only a stream reads them. Raises as ``take`` does,
+        and on a mixture. To start the next epoch after its first batches, use ``resume_at``.
         """
         return self._then(SkipFirst.of(n))
 
@@ -134,14 +136,14 @@ class Pipeline(LoaderFace, Generic[T]):
     ) -> Pipeline[T]:
         """Keep the examples for which a deterministic function is true.
 
-        Those left out are read, and prepared up to here, and not counted; ``len()`` is then not
+        Dropped examples are read, and prepared up to here, but do not count; ``len()`` is then not
         known.
 
         Args:
-            fn: called as ``fn(x)`` in workers; what is not true (None, too) leaves ``x`` out.
+            fn: called as ``fn(x)`` in workers; a result that is not true (also None) drops ``x``.
             on, on_error: as in ``map``.
 
-        Raises TypeError when ``fn`` cannot be called so, ValueError after ``batch``.
+        Raises TypeError if ``fn`` does not take one argument, ValueError after ``batch``.
         """
         return self._then(Filter.of(fn, on, on_error))
 
@@ -161,12 +163,12 @@ class Pipeline(LoaderFace, Generic[T]):
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
-            fn: called as ``fn(x)``; what it returns, which must not be None, replaces ``x``. It
-                runs in worker threads, each with a copy of its own.
-            on: the field it works on, by name, key or position; the whole example without.
+            fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``. It
+                runs in worker threads, each with its own copy.
+            on: the field it works on, by name, key or position; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
 
-        Raises TypeError when ``fn`` cannot be called so, LookupError when there is no such field.
+        Raises TypeError if ``fn`` does not take one argument, LookupError for a missing field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=False))
 
@@ -188,28 +190,30 @@ class Pipeline(LoaderFace, Generic[T]):
     def random_map(
         self, fn: Draws, *, on: On = None, on_error: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]:
-        """Apply a function that draws random numbers: after an echo, anew for every use.
+        """Apply a function that draws random numbers: after an echo, again for every use.
 
         Args:
             fn: called as ``fn(x, rng)`` with a ``numpy.random.Generator``, valid during the
-                call only (behind ``.to``, a ``torch.Generator`` on that device, or a key of JAX).
-                What it draws depends on seed, epoch, example and use, never on workers. What it
-                returns must not be None.
+                call only (after ``.to``, a ``torch.Generator`` on that device, or a JAX key). The
+                random numbers depend on seed, epoch, example and use, never on workers. Its result
+                must not be None.
             on, on_error: as in ``map``.
-            repeats_only: leave first uses alone; behind an echo, before ``batch``.
+            repeats_only: leave first uses unchanged; after an echo, before ``batch``.
 
-        Raises TypeError when ``fn`` takes no ``rng``, LookupError when there is no such field.
+        Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
 
     def pack(self, length: int) -> Pipeline[Packed]:
-        """Join ragged sequences of tokens into full ones: ``(tokens, segments, positions)``.
+        """Join token sequences of any length into full ones: ``(tokens, segments, positions)``.
 
-        Arrays ``[n]`` of integers, or lists, follow each other and are cut where one is full; what
-        is left at an epoch's end is dropped. ``segments`` numbers the sequences in each from 0 on,
-        ``positions`` their tokens, both ``int32 [length]``. Uses count full sequences.
+        Takes arrays ``[n]`` of integers, or lists. They follow each other, and are cut at the end
+        of a full sequence; the last tokens of an epoch, fewer than ``length``, are dropped.
+        ``segments`` numbers the sequences in each from 0 on, ``positions`` their tokens, both
+        ``int32 [length]``. A use is a full sequence.
 
-        Raises ValueError after ``batch``, twice, or on a loader; no ``echo`` can follow.
+        Raises ValueError after ``batch``, after another ``pack``, or on a loader. No ``echo`` can
+        follow.
         """
         return self._then(Pack.of(length))
 
@@ -239,8 +243,8 @@ class Pipeline(LoaderFace, Generic[T]):
 
         Args:
             n: examples in a batch; the last one of an epoch may have fewer.
-            drop_last: leave that last one out.
-            collate: called with the list of examples instead; what it returns is the batch.
+            drop_last: leave out a last batch with fewer.
+            collate: called with the list of examples instead; its result is the batch.
         """
         return self._then(Batch.of(n, drop_last, collate))
 
@@ -255,28 +259,28 @@ class Pipeline(LoaderFace, Generic[T]):
     ) -> Pipeline[T]:
         """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
-        Where it stands says what is echoed. Before ``random_map``: *example echoing before
+        Its place decides the kind. Before ``random_map``: *example echoing before
         augmentation*; between it and ``batch``: *example echoing after augmentation*; after
-        ``batch``: *batch echoing*; after ``to``: that on the device.
+        ``batch``: *batch echoing*; after ``to``: batch echoing on the device.
 
         With ``"auto"`` the factor follows the stall. A fresh item is used as soon as it is ready.
         While nothing fresh is ready, the least recently used item is repeated, unless it was used
         less than ``min_distance`` steps ago or ``max_factor`` times. Only without such an item the
-        consumer waits. ``record()`` returns what was decided, and ``replay=`` repeats it.
+        consumer waits. ``record()`` returns the decisions, and ``replay=`` repeats them.
 
         Args:
             factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``;
-                behind ``mix`` also a list, one for each part.
+                after ``mix`` also a list, one for each part.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
             min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
                 by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.
             pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,
                 with a warning, if memory is short); by default 16 batches, or 10 % of memory.
-            replay: what ``record()`` returned: repeats that run exactly, for any number of
-                workers. What was said to "auto" and, if none was given, the seed are the record's.
+            replay: a result of ``record()``: repeats that run exactly, for any number of
+                workers. The arguments of "auto" and, if you give none, the seed are the record's.
 
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
-        arguments that do not go together; StateError for a damaged record.
+        conflicting arguments; StateError for a damaged record.
         """
         chain = self.chain
         record = None if replay is None else read_record(replay, chain.most_items())
@@ -299,7 +303,7 @@ class Pipeline(LoaderFace, Generic[T]):
         cluster: str | Sequence[str] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
-        """Keep what comes here, and never evict it: from then on it is not read or made again.
+        """Keep examples and never evict them, so that later epochs do not read or make them again.
 
         After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter as
         they come, until the limit is reached; then nothing enters and nothing leaves, which gives
@@ -310,19 +314,19 @@ class Pipeline(LoaderFace, Generic[T]):
             limit: of the store when it is made: bytes (``"64GiB"``), a share of usable memory
                 (``0.5``; with ``path`` of the free disk), or ``"auto"``: half (four fifths).
             path: a folder on a local disk, in front of slower storage; by default in memory.
-            keep: whether it stays when nobody uses it any more; by default with ``path``.
-            version: says which data and functions these are, where stoker cannot tell: behind maps
-                of your own, for datasets, arrays, servers that tell no versions. Jobs of the same
-                version share; without one a job shares with itself.
-            admit: ``"first"``, or ``"worth"``: what saves most time per byte.
-            keep_pages: leave the local files of what is in the cache in the page cache, too.
+            keep: whether it stays after its last user ends; by default only with ``path``.
+            version: identifies data and functions that stoker cannot identify itself: your maps,
+                datasets, arrays, servers without versions. Jobs with the same version share the
+                store; without a version a job shares only with itself.
+            admit: ``"first"``, or ``"worth"``: the examples that save most time per byte.
+            keep_pages: keep the local files of cached examples in the page cache, too.
             on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
             cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
-            insecure: do not encrypt what crosses the network between them: where it is trusted.
+            insecure: do not encrypt the traffic between nodes: only on a network that you trust.
 
-        Raises ValueError where there is nothing to keep: on streams and loaders, behind random
-        maps, echoes and batches, twice; TypeError or ValueError for other wrong arguments; and,
-        when the first example would enter, StageError if it is another one each time it is made.
+        Raises ValueError on streams and loaders, after random maps, echoes, batches and another
+        cache; TypeError or ValueError for other wrong arguments; and, before the first example
+        enters, StageError if it differs each time it is made.
         """
         settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
         return self._then(
@@ -337,17 +341,17 @@ class Pipeline(LoaderFace, Generic[T]):
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
-        """Set how many workers there may be; by default as many threads as there are usable cores.
+        """Set the number of workers; by default as many threads as there are usable cores.
 
-        Each thread calls its own copies of the dataset and the functions. What cannot be copied is
-        called by one thread at a time, with a warning; ``stoker.thread_safe`` shares instead.
+        Each thread calls its own copies of the dataset and the functions. If an object cannot be
+        copied, one thread at a time calls it, with a warning; ``stoker.thread_safe`` shares it.
 
         Args:
-            n: of threads an upper bound, 0 for none; else the number. Of actors also ``"auto"``.
+            n: for threads an upper bound, 0 for none; else the number. For actors also ``"auto"``.
             kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
-                and seeds global random generators for every example. ``"ray"``: so do actors of
-                the Ray cluster joined, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
-            insecure: do not encrypt what crosses the network to actors: where it is trusted.
+                and seeds global random generators for every example. ``"ray"``: the same in actors
+                of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
+            insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
@@ -356,41 +360,41 @@ class Pipeline(LoaderFace, Generic[T]):
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
 
-        Examples that were not reached then are not used in that epoch. Without batches, examples
-        are counted. Where an epoch has fewer a warning says so; an error, where other ranks may
-        have more and would wait (where only an epoch's end tells how many there are).
+        The remaining examples are not used in that epoch. Without batches, ``n`` counts examples.
+        If an epoch has fewer, a warning says so; it is an error if other ranks may have more and
+        would wait (if the number is not known before an epoch's end).
         """
         return Pipeline(self.chain.ending(n))
 
     def repeat(self) -> Pipeline[T]:
-        """Have passes over the data follow each other, so that an epoch is exactly ``.steps(n)``.
+        """Start the next pass over the data at the end of each, so that epochs have ``n`` steps.
 
-        Whatever the factor, and however many examples filters leave out. An epoch ends behind ``n``
-        batches, and the next one goes on there. ``epoch``, ``progress`` and ``clock`` tell of the
-        data: ``epoch`` counts passes. Without ``.steps(n)`` the first epoch never ends. The last
-        batch of a pass may be short (``.batch(n, drop_last=True)``).
+        This holds for any echoing factor and any filter. An epoch of ``.steps(n)`` ends after ``n``
+        batches, and the next one continues there. ``epoch``, ``progress`` and ``clock`` describe
+        the data: ``epoch`` counts passes. Without ``.steps(n)`` the first epoch never ends. The
+        last batch of a pass may be short, unless ``.batch(n, drop_last=True)`` drops it.
         """
         return Pipeline(self.chain.flowing())
 
     def to(self, device: Any) -> Pipeline[Any]:
-        """Hand out torch tensors on a device, the next batch being copied meanwhile.
+        """Hand out torch tensors on a device, and copy the next batch meanwhile.
 
         On the CPU tensors share the arrays' memory. A ``jax.Device`` or ``jax.sharding.Sharding``
         gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``, TypeError
-        for what is no device; ``iter()`` raises RuntimeError where the device is not there, so
-        that a pipeline can be built and shown anywhere.
+        for any other object; ``iter()`` raises RuntimeError if the device does not exist, so
+        that a pipeline can be built and printed anywhere.
         """
         return self._then(To.of(device))
 
     def __iter__(self) -> PipelineIterator[T]:
-        """Start the next epoch, or go on in one that was loaded."""
+        """Start the next epoch, or continue a loaded one."""
         return self._cursor.begin()
 
     def __len__(self) -> int:
-        """Return the batches (or examples, without batches) of the epoch being run, or the next.
+        """Return the batches (or examples, without batches) of the running epoch, or the next.
 
-        Raises TypeError where only the end tells: for streams, loaders without a length, filters,
-        skip budgets and ``.echo("auto")``; unless ``.steps(n)`` says when it ends.
+        Raises TypeError if the number is not known in advance: for streams, loaders without a
+        length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
         """
         return self._cursor.coming.count()
 
@@ -399,33 +403,33 @@ class Pipeline(LoaderFace, Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being run, or was left early; after a whole epoch, the next one."""
+        """The epoch that is running, or was left early; after a whole epoch, the next one."""
         return self._cursor.epoch
 
     @property
     def progress(self) -> float:
-        """How much of the epoch's fresh examples was handed out, from 0 to 1.
+        """The share of the epoch's fresh examples handed out so far, from 0 to 1.
 
-        Under ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams
+        Under ``.steps(n)`` the share of the steps, if that is larger. Raises TypeError for streams
         and loaders without a length, unless ``.steps(n)`` is set.
         """
         return self._cursor.progress()
 
     @property
     def clock(self) -> Clock:
-        """Fresh examples, uses and steps that were handed out in all epochs so far."""
+        """Fresh examples, uses and steps handed out in all epochs so far."""
         return self._cursor.before + self._cursor.of_epoch()
 
     @property
     def last(self) -> Uses:
-        """Which use of its example each is that was handed out last, and how long after another."""
+        """For each example of the last output: the number of its use, and steps since another."""
         return self._cursor.last_uses()
 
     def record(self) -> dict[str, Any]:
-        """Return what ``.echo("auto")`` decided, in every epoch so far; ready for JSON.
+        """Return the decisions of ``.echo("auto")`` in every epoch so far, ready for JSON.
 
-        At most 2 bytes for each batch. ``.echo(replay=record)``, in a chain that is built alike
-        and with the same seed, repeats the run exactly. Raises ValueError without such an echo.
+        At most 2 bytes for each batch. ``.echo(replay=record)``, in the same chain with the same
+        seed, repeats the run exactly. Raises ValueError without such an echo.
         """
         return self._cursor.record()
 
@@ -436,11 +440,11 @@ class Pipeline(LoaderFace, Generic[T]):
 
     @property
     def class_names(self) -> list[str]:
-        """The class names of a folder or a data set, in the order of their labels."""
+        """The class names of a folder or a dataset, in the order of their labels."""
         return list(self.chain.source.attribute("class_names"))
 
     def stats(self) -> Stats:
-        """Return statistics of the epoch being run, or else of the last one."""
+        """Return statistics of the running epoch, or else of the last one."""
         return self._cursor.stats()
 
     def __str__(self) -> str:

@@ -207,8 +207,8 @@ class Rounds(Cursor):
         steps = self.chain.steps
         if epoch and (steps is None or not can_jump(self.chain)):
             raise ValueError(
-                f"under .repeat() epoch {epoch} begins where epoch {int(epoch) - 1} ended, and "
-                "where that is is not known: load a state"
+                f"under .repeat() epoch {epoch} begins at the end of epoch {int(epoch) - 1}, and "
+                "that position is not known: load a state"
             )
         self.before = Clock()
         self.go_to(0, None)
@@ -232,8 +232,8 @@ class Rounds(Cursor):
         ahead = outputs - done
         if ahead and chain.follows_clock:
             raise ValueError(
-                'how many batches of .echo("auto") came first does not tell what is left: load the '
-                "state that state_dict() returned behind them"
+                '.echo("auto") cannot skip batches, because its remaining items depend on timing: '
+                "load the state that state_dict() returned after them"
             )
         if not ahead or not can_jump(chain) or not chain.count_of_pass():
             return ahead
@@ -273,8 +273,8 @@ class Rounds(Cursor):
             return epoch, position, before
         warn(
             f"under .repeat() this epoch ended in the middle of a pass over {source.name}, which "
-            "has no state there: after a resume the rest of that pass is left out. Nothing is "
-            "where a source has an index, or a state (torchdata's StatefulDataLoader), or without "
+            "has no state there: after a resume the rest of that pass is left out. To avoid that, "
+            "use a source with an index, or with a state (torchdata's StatefulDataLoader), or no "
             ".repeat()"
         )
         done = Clock(position.fresh, position.uses, position.yielded)

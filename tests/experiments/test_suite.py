@@ -253,9 +253,9 @@ def test_all_that_is_told_can_be() -> None:
     before, loader = ([f"{edge(ranges[k]):.1f}" for edge in (min, max)] for k in ranges)
     readme = " ".join((evidence.PAGE.parents[1] / "README.md").read_text("utf-8").split())
     said = (
-        f"the target came {' to '.join(before)} times as soon on {counted(ranges['before'])} of "
-        f"them; with an echo around a loader, {' to '.join(loader)} times on "
-        f"{counted(ranges['loader'])}"
+        f"training reached the target {' to '.join(before)} times faster on "
+        f"{counted(ranges['before'])} of them; with an echo around a loader, "
+        f"{' to '.join(loader)} times faster on {counted(ranges['loader'])}"
     )
     assert said in readme
     page = evidence.PAGE.read_text(encoding="utf-8")

@@ -232,7 +232,7 @@ def test_ranks_echo_each_part_alike() -> None:
     ("build", "says"),
     [
         (lambda m: m.echo([1, 2, 3]), r"\.echo\(\[1, 2, 3\]\) has 3 factors, and the mixture 2"),
-        (lambda m: m.echo([2]), "give one alone"),
+        (lambda m: m.echo([2]), "give a single factor"),
         (lambda m: m.echo([1, 0.5]), "at least 1"),
         (lambda m: m.filter(third).echo([1, 2]), r"cannot follow filter\(third\)"),
         (lambda m: m.map(abs, on_error=1).echo([1, 2]), r"cannot follow map"),
@@ -248,7 +248,7 @@ def test_where_no_part_has_a_factor_of_its_own(build: Any, says: str) -> None:
 
 def test_an_echo_by_part_needs_a_mixture_that_skips_nothing() -> None:
     a, b = (stoker.from_arrays(np.arange(9), seed=0) for _ in range(2))
-    with pytest.raises(ValueError, match=r"a factor for each part of a mixture"):
+    with pytest.raises(ValueError, match=r"lists factors for the parts of a mixture"):
         a.echo([1, 2])
     with pytest.raises(ValueError, match="cannot follow a skip budget"):
         stoker.mix({a: 1, b: 1}, on_error=1).echo([1, 2])
@@ -452,9 +452,9 @@ def test_what_is_no_mixture() -> None:
         stoker.mix({a: 1}, stop="never")
     with pytest.raises(ValueError, match="above 0"):
         stoker.mix({a: 0})
-    with pytest.raises(ValueError, match="shuffled each on its own"):
+    with pytest.raises(ValueError, match="shuffle each part of a mixture by itself"):
         stoker.mix({a: 1}).shuffle()
-    with pytest.raises(ValueError, match="equally much of each part"):
+    with pytest.raises(ValueError, match="equal shares of each part"):
         stoker.mix({a: 1}).shard(rank=0, world=2, uneven=True)
     with pytest.raises(ValueError, match="would be the same in every epoch"):
         stoker.mix({a.random_map(lambda x, rng: x): 1}).cache("1MiB")

@@ -152,7 +152,7 @@ def test_whole_numbers_have_the_dtype_that_they_need() -> None:
         for _ in range(20):
             next(iterator)
         with pytest.raises(
-            stoker.StageError, match=r"batch 20, example 4[01]: .*no dtype together"
+            stoker.StageError, match=r"batch 20, example 4[01]: .*no one dtype can hold"
         ):
             next(iterator)
 

@@ -274,7 +274,7 @@ def test_where_it_may_stand() -> None:
         lambda p: p.cache("1MiB"),
         lambda p: p.shard(rank=0, world=2),
     ):
-        with pytest.raises(ValueError, match=r"cannot follow pack\(4\)|before pack\(4\)"):
+        with pytest.raises(ValueError, match=r"cannot follow pack\(4\)"):
             behind(begin.pack(4))
     with pytest.raises(TypeError, match="whole number"):
         begin.pack("4")  # type: ignore[arg-type]
@@ -283,5 +283,5 @@ def test_where_it_may_stand() -> None:
     with pytest.raises(TypeError, match="packed"):
         len(begin.pack(4))
     assert len(begin.pack(4).batch(2).steps(3)) == 3
-    with pytest.raises(ValueError, match=r"pack\(\) makes more or fewer.*steps"):
+    with pytest.raises(ValueError, match=r"packed sequences differs.*steps"):
         iter(begin.shard(rank=0, world=2).pack(4))

@@ -143,8 +143,8 @@ class IterableSource(Source):
         """Refuse a state in the middle of an epoch that tells too little of what was left."""
         if not self.takes_state:
             raise StateError(
-                "an epoch over a stream has no state in its middle, for its examples cannot be "
-                "asked for again: save between epochs, or use a source with an index"
+                "an epoch over a stream has no state in its middle, because its examples cannot "
+                "be read again: save between epochs, or use a source with an index"
             )
         kept = chain.selection.is_kept_by_streams
         if chain.has_fixed_echo or chain.may_leave_out or not kept:

@@ -97,14 +97,14 @@ class LoaderSource(Source):
     def check_state(self, chain: Chain) -> None:
         if not self._has_state and chain.flows:
             raise StateError(
-                "a pass over a loader has no state in its middle, for its batches cannot be made "
-                "again: save behind the last batch of an epoch, take torchdata's "
+                "a pass over a loader has no state in its middle, because its batches cannot be "
+                "made again: save after the last batch of an epoch, use torchdata's "
                 "StatefulDataLoader, or build on from_dataset(loader.dataset)"
             )
         if not self._has_state:
             raise StateError(
-                "an epoch over a loader has no state in its middle, for its batches cannot be made "
-                "again: save between epochs, take torchdata's StatefulDataLoader, or build on "
+                "an epoch over a loader has no state in its middle, because its batches cannot be "
+                "made again: save between epochs, use torchdata's StatefulDataLoader, or build on "
                 "from_dataset(loader.dataset)"
             )
         if chain.has_fixed_echo:

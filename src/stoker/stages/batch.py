@@ -546,7 +546,7 @@ class _NumberLeaf(_Leaf):
             large = [n > _MOST if piece.dtype.kind in "uO" else False for n in piece.tolist()]
             if kind in "biuO" and (True in large or piece.dtype.hasobject):
                 raise UnlikeError(
-                    f"{self.name} has whole numbers that fit no dtype together: make them floats "
+                    f"{self.name} has whole numbers that no one dtype can hold: make them floats "
                     "in a map, or give .batch(collate=...)",
                     row + (large.index(True) if True in large else 0),
                 )
@@ -626,8 +626,8 @@ def _leaf(name: _Name, first: Any, rows: int, allocator: Allocator) -> _Leaf:
             return _SparseLeaf(name, first, rows)
         if pytree.is_sparse(first):
             raise UnlikeError(
-                f"{name} is a tensor of {first.layout}, which torch stacks in no layout but "
-                "sparse_coo: make it that in a map (.to_sparse_coo()), or give .batch(collate=...)"
+                f"{name} is a tensor of {first.layout}, and torch stacks sparse tensors only as "
+                "sparse_coo: convert it in a map (.to_sparse_coo()), or give .batch(collate=...)"
             )
         # In any thread's mode: a tensor of inference mode could not be written to outside of it.
         with torch.inference_mode(False):

@@ -86,7 +86,9 @@ class CacheStage(Stage):
 
         _check_cacheable(before)
         if isinstance(limit, os.PathLike) or (isinstance(limit, str) and os.sep in limit):
-            raise ValueError(f".cache() takes its size first; a folder is .cache(path={limit!r})")
+            raise ValueError(
+                f".cache() takes the limit first: for a folder, write .cache(path={limit!r})"
+            )
         if version is not None and (not isinstance(version, str) or not version):
             raise TypeError(f"version= is a text, not {version!r}")
         source, operations = before.source, before.operations
@@ -136,11 +138,11 @@ class CacheStage(Stage):
         raise ValueError(
             f"{was.name} had {was.count():,} examples, and has {now.count():,} now: "
             + (
-                "a cache over several nodes is of as many as there were"
+                "a cache over several nodes needs a fixed number of examples"
                 if self.cluster is not None
-                else ".cache() knows them by their numbers, which may now be those of others"
+                else ".cache() knows examples by number, and a number may now mean another one"
             )
-            + ". Build the pipeline anew, with another version= if it has one"
+            + ". Build a new pipeline, with another version= if it has one"
         )
 
     def lower(self, to: Lowering) -> None:
@@ -261,16 +263,15 @@ class CacheStage(Stage):
             if total < machine.usable_memory_bytes() // 2:
                 warn(
                     f"{source.name} has about {format_bytes(total)}, which fits in the page cache "
-                    "as it is: a cache of its raw bytes saves no reads. (One of decoded examples "
-                    "may: put .cache() behind .map())",
+                    "already: caching its raw bytes saves no reads. (Caching decoded examples may "
+                    "help: put .cache() after .map())",
                     CacheWarning,
                 )
         share, hosts = chain.selection.share, machine.hosts_of_job()
         if share is not None and share.anew and not share.is_dealt and hosts > 1:
             warn(
-                f"{hosts} hosts draw their parts anew every epoch, so that each finds only one in "
-                f"{hosts} of what it has cached: put .shard() before .shuffle(), which fixes the "
-                "parts",
+                f"{hosts} hosts draw new parts every epoch, so each finds only one in {hosts} of "
+                "its cached examples: put .shard() before .shuffle(), which fixes the parts",
                 CacheWarning,
             )
 
@@ -279,7 +280,7 @@ def _check_cacheable(before: Chain) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
         raise ValueError(
-            "a loader's batches are others in every epoch: cache its dataset instead, "
+            "a loader's batches differ in every epoch: cache its dataset instead, "
             "DataLoader(stoker.cached(dataset, limit), ...)"
         )
     if not before.source.is_indexed:
@@ -294,7 +295,7 @@ def _check_cacheable(before: Chain) -> None:
         return
     if stage.traits.is_random:
         raise ValueError(
-            f".cache() cannot follow {stage.name}: what it draws would be the same in "
+            f".cache() cannot follow {stage.name}: its random numbers would be the same in "
             "every epoch. Put .cache() before it"
         )
     if stage.traits.repeats:
@@ -305,8 +306,8 @@ def _check_cacheable(before: Chain) -> None:
     if stage.traits.caches:
         raise ValueError("a pipeline has one cache: choose a place for it")
     raise ValueError(
-        f".cache() keeps examples, and what is made of several is another in every epoch: put it "
-        f"before {stage.name}"
+        f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
+        "put .cache() before it"
     )
 
 

@@ -73,7 +73,7 @@ class Echo(Stage):
                 given is not None for given in (pool, max_factor, min_distance)
             ):
                 raise ValueError(
-                    "replay= has pool, max_factor and min_distance of its own: leave them out"
+                    "replay= already contains pool, max_factor and min_distance: leave them out"
                 )
             most, apart = _max_factor(max_factor), _min_distance(min_distance)
             return Echo((), most, apart, size, size_bytes, record=record)
@@ -85,7 +85,7 @@ class Echo(Stage):
             raise ValueError('max_factor=, min_distance= and replay= go with .echo("auto")')
         factors = factor if isinstance(factor, Sequence) else [factor]
         if isinstance(factor, Sequence) and len(factor) < 2:
-            raise ValueError(f"{factor!r} is a factor for each of several parts: give one alone")
+            raise ValueError(f"{factor!r} lists factors for several parts: give a single factor")
         uses = tuple(EvenUses(exact_factor(each)) for each in factors)
         most = max(each.most for each in uses)
         if most == 1:
@@ -135,8 +135,8 @@ class Echo(Stage):
         """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
         if self.follows_clock and not chain.has_workers:
             raise ValueError(
-                f"{self.name} follows what workers prepare meanwhile, and .workers(0) leaves none: "
-                "give it workers, or a factor"
+                f"{self.name} needs workers that prepare data during training, and .workers(0) has "
+                "none: give it workers, or a fixed factor"
             )
         if self.record is None:
             return
@@ -196,7 +196,9 @@ class Echo(Stage):
             return self.uses[0] if self.uses else None
         source = before.source
         if not isinstance(source, MixtureSource):
-            raise ValueError(f".{self.name} has a factor for each part of a mixture: stoker.mix()")
+            raise ValueError(
+                f".{self.name} lists factors for the parts of a mixture: it needs stoker.mix()"
+            )
         if len(source.parts) != len(self.uses):
             raise ValueError(
                 f".{self.name} has {len(self.uses)} factors, and the mixture {len(source.parts)} "
@@ -206,7 +208,7 @@ class Echo(Stage):
         if stage is not None or before.budget != RAISE:
             raise ValueError(
                 f".{self.name} cannot follow {'a skip budget' if stage is None else stage.name}: "
-                "the number of an item tells its part, so each must come"
+                "a factor for each part needs every example, and that may leave some out"
             )
         return UsesByPart(self.uses, source.proportions)
 
@@ -286,8 +288,8 @@ def _min_distance(steps: Any) -> int:
         raise TypeError(f"min_distance= takes a whole number of steps, not {steps!r}")
     if steps < 2:
         raise ValueError(
-            f"min_distance= is at least 2 steps, not {steps}: no item is used in two steps that "
-            "follow each other"
+            f"min_distance= is at least 2 steps, not {steps}: an item is never used "
+            "in two steps in a row"
         )
     if steps > MOST_DISTANCE:
         raise ValueError(f"min_distance= is at most {MOST_DISTANCE:,}, not {steps:,}")

@@ -69,11 +69,13 @@ class Map(Operation):
         """Check its field, and that it skips examples only; number it among random maps."""
         placed = self.placed_on(before)
         if self.budget is not None and before.is_batched:
-            raise ValueError("on_error= is for examples: a stage behind .batch() raises")
+            raise ValueError(
+                "on_error= works for examples only: a stage after .batch() always raises"
+            )
         if self.repeats_only and not before.hands_out_uses:
             raise ValueError(
-                "repeats_only= tells the uses of an echo apart: it needs an .echo() before it, and "
-                "no .batch() in between, which mixes them"
+                "repeats_only= needs an .echo() before it, and no .batch() in between, which mixes "
+                "first and later uses"
             )
         position = sum(stage.traits.is_random for stage in before.stages)
         return replace(placed, position=position)

@@ -36,7 +36,7 @@ class Padding:
             raise TypeError(f".shard(pad=True) takes mask= as a field's name, not {mask!r}")
         if not pad:
             if mask is not None:
-                raise ValueError(f".shard(mask={mask!r}) marks padding: pad=True makes it")
+                raise ValueError(f".shard(mask={mask!r}) marks padding: add pad=True")
             return None
         return Padding(pad == "full", mask)
 
@@ -59,8 +59,8 @@ class Padding:
             )
         if source.has_own_order:
             raise ValueError(
-                f".shard({self}) is for evaluation, and an epoch of a mixture has not each example "
-                "once: evaluate its parts one after another"
+                f".shard({self}) is for evaluation, and an epoch of a mixture does not have each "
+                "example once: evaluate its parts one after another"
             )
         if first_with(before.stages, lambda t: t.shuffles) is not None:
             raise ValueError(
@@ -76,31 +76,31 @@ class Padding:
             instead = "leave it out of evaluation"
             if not stage.traits.shuffles:
                 instead = f"put .{stage.name} before .shard(), to evaluate fewer"
-            raise ValueError(f".shard({self}) deals what comes in its order: {instead}")
+            raise ValueError(f".shard({self}) deals the examples in their order: {instead}")
         stage = first_with(behind, lambda t: t.filters or t.skips or t.repeats or t.joins)
         if stage is not None:
             raise ValueError(
-                f".shard({self}) hands out every example once, and .{stage.name} behind it does "
-                "not: leave it out of evaluation, or take .shard(uneven=True)"
+                f".shard({self}) hands out every example once, and .{stage.name} after it does "
+                "not: leave it out of evaluation, or use .shard(uneven=True)"
             )
         if chain.budget != RAISE:
             raise ValueError(
                 f".shard({self}) hands out every example once, and on_error={chain.budget} may "
-                "leave some out: leave it out, or take .shard(uneven=True)"
+                "leave some out: remove on_error=, or use .shard(uneven=True)"
             )
         if chain.flows or chain.steps is not None:
             said = ".repeat()" if chain.flows else f".steps({chain.steps})"
             raise ValueError(
-                f".shard({self}) hands out every example once in an epoch: leave {said} out "
+                f".shard({self}) hands out every example once in an epoch: remove {said} "
                 "(.take(n) before .shard() evaluates fewer)"
             )
         if chain.drops_last and not self.fills:
             raise ValueError(
                 f".shard({self}) hands out every example once, and drop_last=True leaves the last "
-                "ones out: leave it out, or take pad='full', whose last batch is whole"
+                "ones out: remove it, or use pad='full', which fills the last batch"
             )
         if self.mask is not None and not chain.is_batched:
             raise ValueError(
-                f".shard({self}): the mask is a field of batches: add .batch(n), or look at "
+                f".shard({self}): the mask is a field of batches: add .batch(n), or read "
                 "pipeline.last.valid"
             )

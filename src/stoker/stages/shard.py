@@ -69,7 +69,7 @@ class Shard(Stage):
         if rank is not None and (mesh is not None or env):
             raise ValueError(".shard() takes rank= and world=, or a mesh, or env=True")
         if mesh_dims is not None and mesh is None:
-            raise ValueError(".shard(): mesh_dims= are dimensions of a mesh: give it first")
+            raise ValueError(".shard(): mesh_dims= needs a mesh: give the mesh first")
         assumed, among = False, None
         if rank is None:
             rank, world, among = _found(mesh, mesh_dims, env=env)
@@ -110,16 +110,16 @@ class Shard(Stage):
         )
         if stage is not None:
             raise ValueError(
-                f".shard() cannot follow {stage.name}: put it right behind the source, "
-                "behind .shuffle() or .cache()"
+                f".shard() cannot follow {stage.name}: put it right after the source, "
+                ".shuffle() or .cache()"
             )
         if before.source.has_own_order and (self.near or self.uneven):
             raise ValueError(
-                "of a mixture all ranks get equally much of each part: leave uneven= and near= out"
+                "all ranks get equal shares of each part of a mixture: leave uneven= and near= out"
             )
         if self.near and first_with(before.stages, lambda t: t.shuffles) is None:
             raise ValueError(
-                ".shard(near='cache') deals what an epoch draws: put .shuffle() before it"
+                ".shard(near='cache') deals a shuffled epoch: put .shuffle() before it"
             )
         if self.padding is not None:
             self.padding.check_before(before)
@@ -136,13 +136,13 @@ class Shard(Stage):
             self.padding.check_behind(chain)
         if self.near and chain.cluster is None:
             raise ValueError(
-                ".shard(near='cache') deals by which node keeps what: add .cache(cluster=...), or "
-                "leave near= out"
+                ".shard(near='cache') deals examples to the nodes that keep them: add "
+                ".cache(cluster=...), or leave near= out"
             )
         if self.near and self.world > 1 and process_group() is None:
             raise ValueError(
-                ".shard(near='cache') needs a process group, in which ranks agree by whose parts "
-                "they deal: call torch.distributed.init_process_group before, or leave near= out"
+                ".shard(near='cache') needs a process group, in which ranks agree on one map of "
+                "nodes: call torch.distributed.init_process_group before, or leave near= out"
             )
         if (
             self.among
@@ -150,13 +150,13 @@ class Shard(Stage):
             and (group[0] not in self.among or max(self.among) >= group[1])
         ):
             raise ValueError(
-                f".shard() stood in a process group of other ranks, and this is rank {group[0]} of "
-                f"{group[1]}: build the pipeline behind init_process_group"
+                f".shard() was called in another process group, and this is now rank {group[0]} of "
+                f"{group[1]}: build the pipeline after init_process_group"
             )
         if self.assumed and group is not None and group[1] > 1:
             raise ValueError(
-                f".shard() stood before init_process_group, and left all examples to each of "
-                f"{group[1]} ranks: build the pipeline behind it, or give rank= and world="
+                f".shard() was called before init_process_group, so each of {group[1]} ranks would "
+                "get all examples: build the pipeline after it, or give rank= and world="
             )
 
     def lower(self, to: Lowering) -> None:
@@ -210,14 +210,14 @@ def _found(
         if not env:
             raise ValueError(
                 f".shard() found no process group, but {there.variable}={there.world} in the "
-                "environment: call torch.distributed.init_process_group first, or take the "
-                "launcher's word with env=True, or give rank= and world= (0 and 1 where processes "
-                "have nothing to do with each other)"
+                "environment: call torch.distributed.init_process_group first, or take rank and "
+                "world from there with env=True, or give rank= and world= (0 and 1 for independent "
+                "processes)"
             )
         if there.rank is None:
             raise ValueError(
-                f".shard(env=True): {there.variable}={there.world} is in the environment, but no "
-                "rank of this process: give rank= and world="
+                f".shard(env=True): {there.variable}={there.world} is in the environment, but not "
+                "the rank of this process: give rank= and world="
             )
         return there.rank, there.world, None
     if process_group() is not None and (name := meshes.undivided()) is not None:

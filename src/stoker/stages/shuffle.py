@@ -52,7 +52,7 @@ class Shuffle(Stage):
             raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
         if source.has_own_order:
             raise ValueError(
-                "the parts of a mixture are shuffled each on its own: stoker.mix({a.shuffle(): 2, "
+                "shuffle each part of a mixture by itself: stoker.mix({a.shuffle(): 2, "
                 "b.shuffle(): 1})"
             )
         stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins)
@@ -61,12 +61,12 @@ class Shuffle(Stage):
         if isinstance(source, IndexedSource):
             if self.buffer is not None:
                 raise ValueError(
-                    "a buffer is for streams; this source is shuffled as a whole, in no more "
-                    "memory: .shuffle()"
+                    "buffer= is for streams; this source needs none to be shuffled as a whole: "
+                    ".shuffle()"
                 )
             return replace(self, ends=self._ends(source))
         if self.block is not None:
-            raise ValueError("blocks are of examples with numbers; a stream has a buffer: buffer=")
+            raise ValueError("block= needs examples with numbers; for a stream, use buffer=")
         buffer: Any = DEFAULT_BUFFER if self.buffer is None else self.buffer
         if not is_whole_number(buffer) or buffer < 2:
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
@@ -102,7 +102,7 @@ class Shuffle(Stage):
             own = source.blocks
             if block and own is None:
                 raise ValueError(
-                    f"{source.name} has no blocks of its own: say of how many neighbours, such as "
+                    f"{source.name} has no blocks of its own: give a number of neighbours, such as "
                     "block=1000"
                 )
             if own is None or not (source.prefers_blocks if block is None else block):

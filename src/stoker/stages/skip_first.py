@@ -42,11 +42,11 @@ class SkipFirst(Stage):
         if before.source.yields_batches:
             raise ValueError(
                 f".skip() counts examples, and a loader yields batches: .resume_at({self.n}) "
-                "begins an epoch behind so many"
+                f"starts the next epoch after {self.n} batches"
             )
         if before.source.has_own_order:
             raise ValueError(
-                "an epoch of a mixture goes on where the one before ended: skip in its parts, "
+                "an epoch of a mixture continues at the end of the last one: skip in its parts, "
                 f"stoker.mix({{a.skip({self.n}): 2, b: 1}})"
             )
         stage = first_with(
@@ -54,8 +54,8 @@ class SkipFirst(Stage):
         )
         if stage is not None:
             raise ValueError(
-                f".skip() cannot follow {stage.name}: put it before (.resume_at(n) begins an epoch "
-                "behind n batches)"
+                f".skip() cannot follow {stage.name}: put it before (.resume_at(n) starts the next "
+                "epoch after n batches)"
             )
         return self
 

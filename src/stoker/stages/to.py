@@ -84,8 +84,8 @@ def torch_device(device: Any) -> str:
         raise ImportError(".to(device) needs PyTorch: pip install 'stoker[torch]'") from error
     if not isinstance(device, (str, int, torch.device)) or isinstance(device, bool):
         raise TypeError(
-            f".to() takes a device, such as 'cuda' or 'cpu', not {device!r}: another dtype is "
-            "made in a map"
+            f".to() takes a device, such as 'cuda' or 'cpu', not {device!r}: change the dtype "
+            "in a map"
         )
     return str(torch.device(device))
 

@@ -68,7 +68,7 @@ def _by_name(transform: Callable[..., Any]) -> Callable[[Any], Any]:
         name = getattr(transform, "__name__", type(transform).__name__)
         raise TypeError(
             f"{name} takes an array, or an example with names for its fields, not "
-            f"{type(value).__name__}: on= says which field of an example it is"
+            f"{type(value).__name__}: choose the field with on="
         )
 
     return call

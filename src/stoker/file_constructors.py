@@ -11,8 +11,7 @@ from numpy.typing import DTypeLike
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.folder import FolderSource
+from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
 from stoker.sources.patterns import Paths, has_urls
 from stoker.sources.source import IndexedSource
 from stoker.sources.tokens import DocumentWindow, TokenSource, Window
@@ -146,10 +145,10 @@ def from_parquet(
     Parquet file, for files whose columns differ, and where there are no rows; RemoteError when a
     server fails for good, or sends no ranges; ImportError.
     """
-    from stoker.sources.parquet import ParquetSource
+    from stoker.sources.arrow.parquet import ParquetSource
 
     if has_urls(paths, "from_parquet"):
-        from stoker.sources.remote.row_ranges import RemoteParquetSource
+        from stoker.sources.remote.parquet_ranges import RemoteParquetSource
 
         source: ParquetSource = RemoteParquetSource(
             paths, columns, requests=requests, retry_s=retry_s, storage_options=storage_options

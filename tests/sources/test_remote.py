@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 import stoker
 from experiments.server import Fault, Server, serving
-from stoker.sources.class_folders import ClassFolders
-from stoker.sources.folder import FolderSource
+from stoker.sources.folder import ClassFolders, FolderSource
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
 from stoker.sources.remote.reader import RemoteReader

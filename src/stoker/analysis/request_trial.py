@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 
 from stoker.analysis.cold_reads import Reads
-from stoker.sources.remote.access import Access
 from stoker.sources.remote.reader import Files, RemoteFile
+from stoker.sources.remote.source import Access
 
 _BLOCKS = 8
 _STRIDE = 2_654_435_761  # a prime: what follows each other is far apart

@@ -20,8 +20,8 @@ from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint
 from stoker.dealing import Dealer
 from stoker.orders import Order, Selection
+from stoker.schedule.mixed_order import MixedOrder
 from stoker.schedule.proportions import Proportions
-from stoker.sources.mixed_order import MixedOrder
 from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
 from stoker.stats import PartStats
 

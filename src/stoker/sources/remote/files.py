@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.orders import Selection
-from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.local_files import is_special, read_file, warn_left_out
-from stoker.sources.names import Names
-from stoker.sources.patterns import path_list
-from stoker.sources.remote.access import Access, Root
+from stoker.sources.files import is_special, read_file, warn_left_out
+from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
+from stoker.sources.patterns import Names, path_list
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.source import Access, RemoteSource, Root
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import IndexedSource, Indices
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.sources.names import Names
+from stoker.sources.patterns import Names
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.storage import Entries, Storage
 

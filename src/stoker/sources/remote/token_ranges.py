@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.open_files import FileVersion
+from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
-from stoker.sources.token_files import TokenFile, token_file
-from stoker.sources.tokens import TokenSource
+from stoker.sources.tokens import TokenFile, TokenSource, token_file
 
 _HEADER_BYTES = 4096  # of a .npy file: more than one of a single axis has
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 from stoker.one_shot import run_on
 from stoker.sources.patterns import Paths, expand_braces, is_aside
-from stoker.sources.remote.access import Access
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import FilesSource
+from stoker.sources.remote.source import Access
 from stoker.sources.remote.storage import Storage
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
-from stoker.sources.local_files import refuse_too_large
+from stoker.sources.files import refuse_too_large
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import (
     GarbledError,

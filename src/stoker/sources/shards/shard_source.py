@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
-from stoker.sources.local_files import refuse_too_large
-from stoker.sources.open_files import OpenFiles
+from stoker.sources.files import OpenFiles, refuse_too_large
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex
-from stoker.sources.shards.indexing import index_shards
+from stoker.sources.shards.index_files import index_shards
 from stoker.sources.shards.zip_members import unzip
 from stoker.sources.source import IndexedSource, Indices
 

@@ -8,15 +8,13 @@ from typing import Any
 
 from stoker.cache.fingerprint import Fingerprint
 from stoker.orders import Selection
-from stoker.sources.arrow_rows import import_pyarrow
-from stoker.sources.open_files import FileVersion
-from stoker.sources.parquet import ParquetSource
+from stoker.sources.arrow.parquet import ParquetSource
+from stoker.sources.arrow.table import import_pyarrow
+from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.block_reader import BlockReader
-from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
-from stoker.sources.seekable_file import SeekableFile
 from stoker.sources.source import Rows
 
 _FOOTER_BYTES = 1 << 16  # nearly all are shorter

@@ -11,9 +11,8 @@ import numpy as np
 from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
 from stoker.checks import names_in
-from stoker.sources.arrow_rows import to_examples
-from stoker.sources.grouped_rows import GroupedRows, kinds_of
-from stoker.sources.local_files import read_file
+from stoker.sources.arrow.rows import GroupedRows, kinds_of, to_examples
+from stoker.sources.files import read_file
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table

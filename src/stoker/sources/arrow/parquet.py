@@ -13,10 +13,10 @@ from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
-from stoker.sources.arrow_rows import import_pyarrow, without_views
-from stoker.sources.grouped_rows import GroupedRows, RowGroup, kinds_of
-from stoker.sources.held_blocks import HeldBlocks
-from stoker.sources.open_files import FileVersion, version_of
+from stoker.sources.arrow.blocks import HeldBlocks
+from stoker.sources.arrow.rows import GroupedRows, RowGroup, kinds_of
+from stoker.sources.arrow.table import import_pyarrow, without_views
+from stoker.sources.files import FileVersion, version_of
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
 

@@ -1,22 +1,55 @@
-"""How the files of a remote file system are reached: URL, options and limits, all plain values."""
+"""What sources behind URLs share: how their file system is reached, and who reads ahead."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.checks import is_whole_number
 from stoker.one_shot import run_on
+from stoker.orders import Selection
 from stoker.signals import deferred
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
+from stoker.sources.source import IndexedSource, Indices, Reader
 
 T = TypeVar("T")
+
+
+class RemoteSource(IndexedSource):
+    """Examples of one remote file system.
+
+    It is ``Files`` for its readers. What is open belongs to these.
+
+    Attributes:
+        access: how the file system is reached.
+    """
+
+    access: Access
+
+    @abstractmethod
+    def locate(self, index: int) -> RemoteFile:
+        """Tell what is read for an example; where blocks are read, for a block."""
+
+    @abstractmethod
+    def example(self, index: int, data: bytes) -> Any:
+        """Make the example, or the block, of what was read."""
+
+    def reader(self, selection: Selection | None = None) -> Reader:
+        """Open the file system for reading ahead."""
+        return self.access.reader(self)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Read examples, through a reader of its own."""
+        with contextlib.closing(self.reader()) as reader:
+            return reader.fetch(indices)
 
 
 class Root(NamedTuple):

@@ -1,7 +1,8 @@
-"""Rows of Arrow tables that lie in groups: as examples, and straight into batches.
+"""Rows of Arrow tables: as examples, and straight into batches.
 
 Arrow's own ``take`` costs microseconds for each group that rows are of, and shuffled rows are of
-many. Columns of numbers, text and bytes are therefore read where they lie.
+many. Columns of numbers, text and bytes are therefore read where they lie; rows with other columns
+are taken, and made at once.
 """
 
 from __future__ import annotations
@@ -14,13 +15,114 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
-from stoker.sources.arrow_rows import concatenated, to_examples
 from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
 _MANY = 12  # rows of a group, which are taken at once
 _TOGETHER_ROWS = 1024  # of text and bytes, which may be large
+
+
+def concatenated(tables: list[Any]) -> Any:
+    """Return tables of the same columns, at least one, as one."""
+    import pyarrow as pa
+
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
+def to_examples(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table: dicts by column.
+
+    Numbers are NumPy's, lists of numbers are arrays of their own, text and bytes are Python's,
+    structs are dicts, and what is null is None.
+    """
+    columns = [_values(column.combine_chunks()) for column in table.columns]
+    names = table.column_names
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(array: Any) -> list[Any]:
+    """Return the values of an array (or of the one chunk of a column)."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if isinstance(array, pa.FixedShapeTensorArray):
+        there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
+        return _placed(list(np.array(there.to_numpy_ndarray())), array)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind = array.type
+    if types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    if _is_number(kind):
+        return _placed(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
+    if is_list(kind):
+        return _lists(array)
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _placed(values: list[Any], array: Any) -> list[Any]:
+    """Return what is not null in an array, with None for what is."""
+    if not array.null_count:
+        return values
+    there = iter(values)
+    return [next(there) if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def _lists(array: Any) -> list[Any]:
+    """Return an array for each list of numbers, or of lists of one shape; other lists as such.
+
+    What a list becomes follows from it and its type alone, never from the lists beside it.
+    """
+    lists = array.drop_null()
+    inner = lists.flatten()
+    empty = _empty(array.type)
+    is_flat = _is_number(inner.type) and not inner.null_count
+    values: Any = np.array(inner.to_numpy(zero_copy_only=False)) if is_flat else _values(inner)
+    lengths = lists.value_lengths().to_pylist()
+    ends = np.cumsum(lengths).tolist()
+    parts = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    if empty is not None and not is_flat:
+        parts = [_joined(part, empty) for part in parts]
+    return _placed(parts, array)
+
+
+def _empty(kind: Any) -> NDArray[Any] | None:
+    """Return what a list of such a type without values is; None where its leaves are no numbers."""
+    shape: list[int] = []
+    while is_list(kind):
+        shape.append(getattr(kind, "list_size", 0) if shape else 0)
+        kind = getattr(kind.value_type, "storage_type", kind.value_type)
+    return np.empty(shape, kind.to_pandas_dtype()) if _is_number(kind) else None
+
+
+def _joined(values: list[Any], empty: NDArray[Any]) -> Any:
+    """Return the values of a list as one array, where they are of one shape."""
+    if not values:
+        return empty.copy()
+    shapes = {
+        np.shape(value) if isinstance(value, np.generic | np.ndarray) else None for value in values
+    }
+    return np.stack(values) if len(shapes) == 1 and None not in shapes else values
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a type is one of lists, of any length."""
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 class RowGroup:
@@ -41,7 +143,7 @@ class RowGroup:
     def columns(self) -> dict[str, Any]:
         """What has the value of each row, by number; where columns are of ``Kinds``."""
         return {
-            name: _values(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+            name: _in_place(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
             for name, column in zip(self.table.column_names, self.table.columns, strict=True)
         }
 
@@ -204,7 +306,7 @@ def _is_text(kind: Any) -> bool:
     return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _values(array: Any) -> Any:
+def _in_place(array: Any) -> Any:
     """Return what has the values of an array (or of the one chunk of a column) by row."""
     import pyarrow as pa
 

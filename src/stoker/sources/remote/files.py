@@ -10,7 +10,7 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from stoker.orders import Selection
 from stoker.sources.files import is_special, read_file, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, path_list
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.source import Access, RemoteSource, Root
 from stoker.sources.remote.storage import UNKNOWN
@@ -42,9 +43,8 @@ class RemoteFolderSource(RemoteSource):
 
     Args:
         url: the folder: for HTTP, of index pages with links.
-        requests: at most so many at a time, for listing and for each reader.
-        retry_s: how long after the first failure of a file, or a listing, it is tried again.
-        storage_options: what fsspec's file system is made with.
+        options: how they are listed and read.
+        asked: which files are examples, and how classes are numbered.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -57,13 +57,10 @@ class RemoteFolderSource(RemoteSource):
     def __init__(
         self,
         url: str,
+        options: RemoteOptions,
         asked: ClassFolders | None = None,
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = Access(url, requests, retry_s, dict(storage_options or {}))
+        self.access = Access(url, options)
         self._asked = asked = asked or ClassFolders.of()
         suffixes = asked.suffixes
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
@@ -128,7 +125,7 @@ class FilesSource(IndexedSource):
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
             (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
             In URLs of HTTP a ``?`` is none. Hidden files fit only patterns that name such.
-        requests, retry_s, storage_options: for URLs, as in ``RemoteFolderSource``.
+        options: for URLs, how they are listed and read.
 
     Raises:
         FileNotFoundError: no file fits the pattern.
@@ -144,10 +141,7 @@ class FilesSource(IndexedSource):
     def __init__(
         self,
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
+        options: RemoteOptions,
     ) -> None:
         self._listing: tuple[Root, NDArray[np.int64]] | None = None
         self._versions: NDArray[np.int64] | None = None
@@ -158,7 +152,7 @@ class FilesSource(IndexedSource):
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
         self.access: Access | None = None
         if _find_protocol(given):
-            self.access = Access(given[0], requests, retry_s, dict(storage_options or {}))
+            self.access = Access(given[0], options)
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property

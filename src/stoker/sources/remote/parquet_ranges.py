@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.cache.fingerprint import Fingerprint
@@ -12,6 +12,7 @@ from stoker.sources.arrow.parquet import ParquetSource
 from stoker.sources.arrow.table import import_pyarrow
 from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.patterns import Paths
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import BlockReader, RemoteFile
 from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
@@ -28,7 +29,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     Of a row group one range is read: from the first of the columns that are read to the last one.
 
     Args:
-        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+        options: how they are listed and read.
 
     Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
     parts of files.
@@ -37,13 +38,10 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     def __init__(
         self,
         paths: Paths,
+        options: RemoteOptions,
         columns: Sequence[str] | None = None,
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = access_to(paths, requests, retry_s, storage_options)
+        self.access = access_to(paths, options)
         self._metadata: dict[str, Any] = {}
         super().__init__(paths, columns)
         self._spans = [self._span(group) for group in range(len(self._groups))]

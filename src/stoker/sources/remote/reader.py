@@ -18,6 +18,7 @@ from stoker.one_shot import OneShot
 from stoker.signals import again_soon, deferred
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.remote.failures import retry
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import Storage
 from stoker.sources.source import Indices
 
@@ -70,9 +71,9 @@ class RemoteReader:
         retries: how often a file was asked for again after a passing failure.
     """
 
-    def __init__(self, files: Files, storage: Storage, requests: int, retry_s: float) -> None:
-        self.requests = requests
-        self._retry_s = retry_s
+    def __init__(self, files: Files, storage: Storage, options: RemoteOptions) -> None:
+        self.requests = options.requests
+        self._retry_s = options.retry_s
         self.retries = 0
         self._files = files
         self._storage = storage

@@ -6,7 +6,7 @@ Runs are read where an epoch's order keeps neighbours together, and kept while t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.failures import retry
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import BlockReader, RemoteFile
 from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.storage import Storage
@@ -50,7 +51,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
 
     Args:
         shards: URLs or patterns.
-        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+        options: how they are listed and read.
 
     Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
     parts of files.
@@ -59,14 +60,12 @@ class RemoteShardSource(RemoteSource, ShardSource):
     def __init__(
         self,
         shards: Paths,
+        options: RemoteOptions,
         fields: Sequence[str] | None,
         *,
         is_strict: bool,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = access_to(shards, requests, retry_s, storage_options)
+        self.access = access_to(shards, options)
         super().__init__(shards, fields, is_strict=is_strict)
         for shard in self._shards:
             _refuse_scattered(shard)
@@ -134,13 +133,13 @@ class RemoteShardSource(RemoteSource, ShardSource):
         return Fingerprint(f"{shard.path}/{shard.keys[number]}", *shard.version[:2], number)
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
-        access = self.access
+        access, options = self.access, self.access.options
         urls = find_urls(shards, access)
         storage = access.open()
         ended: list[bool] = []
         try:
             return index_shards(
-                urls, lambda url: _RemoteShard(url, storage, access.retry_s, ended), access.requests
+                urls, lambda url: _RemoteShard(url, storage, options, ended), options.requests
             )
         finally:
             ended.append(True)  # where one has failed, others may be under way
@@ -167,10 +166,12 @@ def _refuse_scattered(shard: ShardIndex) -> None:
 class _RemoteShard:
     """A file behind a URL, read by offset, by one thread, until ``ended`` says something."""
 
-    def __init__(self, url: str, storage: Storage, retry_s: float, ended: list[bool]) -> None:
+    def __init__(
+        self, url: str, storage: Storage, options: RemoteOptions, ended: list[bool]
+    ) -> None:
         self.path = url
         self._storage = storage
-        self._retry_s = retry_s
+        self._retry_s = options.retry_s
         self._ended = ended
         self._at = storage.to_path(url)
         self._start, self._held = 0, b""

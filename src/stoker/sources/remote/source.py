@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.checks import is_whole_number
 from stoker.one_shot import run_on
 from stoker.orders import Selection
 from stoker.signals import deferred
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
@@ -68,29 +68,15 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True)
 class Access:
-    """How the files of one file system are read.
+    """How one file system is reached.
 
     Attributes:
         url: a folder, or any file.
-        requests: at most so many at a time.
-        retry_s: how long after the first failure of a file it is tried again.
-        options: what the file system is made with.
-
-    Raises TypeError or ValueError for values that cannot be.
+        options: how its files are read.
     """
 
     url: str
-    requests: int
-    retry_s: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not is_whole_number(self.requests):
-            raise TypeError(f"requests is a whole number, not {self.requests!r}")
-        if self.requests < 1:
-            raise ValueError(f"requests is at least 1, not {self.requests}")
-        if not self.retry_s >= 0:
-            raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
+    options: RemoteOptions
 
     def open(self) -> Storage:
         """Open the file system.
@@ -106,13 +92,13 @@ class Access:
         except ImportError as error:
             raise ImportError(f"{self.url}: {error}: pip install 'stoker[remote]'") from error
         if protocol in ("http", "https"):
-            return WebStorage(kind, self.url, self.options, self.requests)
-        settings = {**kind._get_kwargs_from_urls(self.url), **self.options}
+            return WebStorage(kind, self.url, self.options)
+        settings = {**kind._get_kwargs_from_urls(self.url), **self.options.storage_options}
         if protocol not in ("s3", "s3a"):
             fs = kind(**settings)
         else:
             ours = {
-                "max_pool_connections": self.requests,
+                "max_pool_connections": self.options.requests,
                 "read_timeout": storage.STALL_S,
                 "connect_timeout": storage.STALL_S,
                 "retries": {"total_max_attempts": 1},  # those that are counted are ours
@@ -126,7 +112,7 @@ class Access:
 
     def reader(self, files: Files) -> RemoteReader:
         """Open the file system for reading ahead."""
-        return RemoteReader(files, self.open(), self.requests, self.retry_s)
+        return RemoteReader(files, self.open(), self.options)
 
     def list(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
         """Open the file system to list something below ``url``, and close it."""
@@ -134,7 +120,7 @@ class Access:
 
         async def run() -> T:
             try:
-                return await listing(Lister(opened, self.url, self.requests, self.retry_s))
+                return await listing(Lister(opened, self.url, self.options))
             finally:
                 await opened.close()
 

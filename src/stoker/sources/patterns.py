@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.numbering import Numbering
 from stoker.sources.files import files_below, is_special
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -135,14 +136,15 @@ class Names(Sequence[str]):
     def __init__(self, names: Sequence[str]) -> None:
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         self._bytes = b"".join(encoded)
-        self._ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        self._bounds = Numbering(lengths)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._bounds.ends)
 
     def __getitem__(self, index: Any) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         index %= len(self)
-        start = self._ends[index - 1] if index else 0
-        return self._bytes[start : self._ends[index]].decode("utf-8", "surrogateescape")
+        starts, ends = self._bounds.starts, self._bounds.ends
+        return self._bytes[starts[index] : ends[index]].decode("utf-8", "surrogateescape")

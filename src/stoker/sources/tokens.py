@@ -17,6 +17,7 @@ from stoker import native
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.checks import is_whole_number
+from stoker.numbering import Numbering
 from stoker.signals import pass_on
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.patterns import Paths, find_files, shown
@@ -87,9 +88,8 @@ class TokenSource(IndexedSource, Rows):
         self._files = self._find(files, dtype)
         self._given = shown(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        self._firsts = self._ends - np.array(counts, np.int64)
-        if not self._ends[-1]:
+        self._windows = Numbering(counts)
+        if not self._windows.total:
             most = max(file.tokens for file in self._files)
             raise ValueError(
                 f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
@@ -111,7 +111,7 @@ class TokenSource(IndexedSource, Rows):
         return self
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._windows.total
 
     def fetch(self, indices: Indices) -> list[Any]:
         batch = self.allocate(len(indices), Recycler())
@@ -159,9 +159,8 @@ class TokenSource(IndexedSource, Rows):
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         rows = slice(start, start + len(indices))
         inputs, targets = batch.inputs[rows], batch.targets[rows]
-        files = np.searchsorted(self._ends, indices, side="right")
-        tokens = (indices - self._firsts[files]) * self._stride
-        self._reader.read(files, tokens, inputs, targets)
+        files, windows = self._windows.find_many(indices)
+        self._reader.read(files, windows * self._stride, inputs, targets)
         self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
@@ -188,8 +187,8 @@ class TokenSource(IndexedSource, Rows):
         return Window if self._separator is None else DocumentWindow
 
     def _locate(self, index: int) -> tuple[TokenFile, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._files[number], int(index - self._firsts[number]) * self._stride
+        file, window = self._windows.find(index)
+        return self._files[file], window * self._stride
 
 
 class TokenFile(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
+from stoker.numbering import Numbering
 from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
@@ -152,7 +153,7 @@ class GroupedRows(Rows):
     """Rows by number, out of groups that follow each other.
 
     Args:
-        ends: of each group, the number behind its last row.
+        numbering: of the rows of all groups.
         group: returns one; they may be read when they are asked for.
         kinds: of the columns; None where there are others than those.
         used: is told how many rows were taken.
@@ -162,12 +163,12 @@ class GroupedRows(Rows):
 
     def __init__(
         self,
-        ends: NDArray[np.int64],
+        numbering: Numbering,
         group: Callable[[int], RowGroup],
         kinds: Kinds | None,
         used: Callable[[int], None] = lambda rows: None,
     ) -> None:
-        self._ends = ends
+        self._numbering = numbering
         self._group = group
         self._kinds = kinds
         self._used = used
@@ -176,8 +177,7 @@ class GroupedRows(Rows):
     def of(cls, tables: Iterable[Any], kinds: Kinds | None) -> GroupedRows:
         """Return the rows of tables that are at hand."""
         groups = [RowGroup(table) for table in tables if table.num_rows]
-        ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
-        return cls(ends, groups.__getitem__, kinds)
+        return cls(Numbering([group.num_rows for group in groups]), groups.__getitem__, kinds)
 
     @property
     def are_stacked(self) -> bool:
@@ -216,15 +216,13 @@ class GroupedRows(Rows):
         return [{name: column[span] for name, column in batch.items()} for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
-        groups = np.searchsorted(self._ends, indices, side="right")
+        groups, within = self._numbering.find_many(indices)
         order = np.argsort(groups, kind="stable")
         cuts = np.flatnonzero(np.diff(groups[order])) + 1
         if len(indices) < _MANY * (len(cuts) + 1):
             return self._gather_each(indices, batch, start)
         for places in np.split(order, cuts):
-            number = int(groups[places[0]])
-            group = self._group(number)
-            rows = indices[places] - (int(self._ends[number]) - group.num_rows)
+            group, rows = self._group(int(groups[places[0]])), within[places]
             places += start
             for name, out in batch.items():
                 column = group.columns[name]
@@ -244,29 +242,21 @@ class GroupedRows(Rows):
 
     def _found(self, wanted: NDArray[np.int64]) -> tuple[list[dict[str, Any]], list[int]]:
         """Return, of each row, the columns of its group, and its number there."""
-        groups = np.searchsorted(self._ends, wanted, side="right").tolist()
-        columns: dict[int, dict[str, Any]] = {}
-        firsts: dict[int, int] = {}
-        for number in dict.fromkeys(groups):
-            group = self._group(number)
-            columns[number] = group.columns
-            firsts[number] = int(self._ends[number]) - group.num_rows
-        rows = [index - firsts[at] for index, at in zip(wanted.tolist(), groups, strict=True)]
+        groups, rows = (found.tolist() for found in self._numbering.find_many(wanted))
+        columns = {number: self._group(number).columns for number in dict.fromkeys(groups)}
         self._used(len(rows))
         return [columns[at] for at in groups], rows
 
     def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return rows of any columns."""
-        groups = np.searchsorted(self._ends, wanted, side="right")
+        groups, within = self._numbering.find_many(wanted)
         examples: list[Any] = [None] * len(wanted)
         places: list[int] = []
         rows = []
         for number in dict.fromkeys(groups.tolist()):
-            group = self._group(number)
             there = np.flatnonzero(groups == number)
             places += there.tolist()
-            first = int(self._ends[number]) - group.num_rows
-            rows.append(group.table.take(wanted[there] - first))
+            rows.append(self._group(number).table.take(within[there]))
         self._used(len(wanted))
         # Made at once, for what that costs by group.
         for place, example in zip(places, to_examples(concatenated(rows)), strict=True):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.numbering import Numbering
 from stoker.orders import Selection
 from stoker.sources.files import is_special, read_file, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
@@ -66,8 +67,7 @@ class RemoteFolderSource(RemoteSource):
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
         self._root, (folders, self._found) = listed
         self.classes, self._labels = asked.number(folders, url)
-        # Files are numbered through all folders: here the next one begins.
-        self._ends = np.cumsum([len(listing.names) for listing in self._found])
+        self._numbering = Numbering([len(listing.names) for listing in self._found])
         asked.refuse_empty(len(self), len(folders), url)
 
     @property
@@ -79,7 +79,7 @@ class RemoteFolderSource(RemoteSource):
         return self._asked.kind._fields
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._numbering.total
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
@@ -97,22 +97,18 @@ class RemoteFolderSource(RemoteSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
-        folder = self._folder_of(index)
+        folder, number = self._numbering.find(index)
         file = self.locate(index)
-        version = self._found[folder].versions[index - int(self._ends[folder])]
+        version = self._found[folder].versions[number]
         return Fingerprint(file.url, file.size, int(version), self._labels[folder])
 
     def locate(self, index: int) -> RemoteFile:
-        folder = self._folder_of(index)
+        folder, number = self._numbering.find(index)
         names, sizes, _ = self._found[folder]
-        number = index - int(self._ends[folder])  # from the end of the folder
         return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._asked.kind(data, self._labels[self._folder_of(index)])
-
-    def _folder_of(self, index: int) -> int:
-        return int(np.searchsorted(self._ends, index, side="right"))
+        return self._asked.kind(data, self._labels[self._numbering.find(index)[0]])
 
 
 class FilesSource(IndexedSource):

@@ -63,8 +63,8 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the row's number."""
-        file = self._file_of(index)
-        return Fingerprint(file.path, *file.version[:2], int(index - file.first))
+        file, row = self._locate(index)
+        return Fingerprint(file.path, *file.version[:2], row)
 
     def locate(self, index: int) -> RemoteFile:
         """Tell where a row group is."""
@@ -75,7 +75,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     def example(self, index: int, data: bytes) -> Any:
         """Return the table of a row group."""
         number, within = self._groups[index]
-        path, version, _ = self._files[number]
+        path, version = self._files[number]
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         part = io.BufferedReader(_Part(data, self._spans[index][0], version.size_bytes))
         try:

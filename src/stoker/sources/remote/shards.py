@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stoker.block_order import WINDOW
 from stoker.cache.fingerprint import Fingerprint
 from stoker.machine import format_bytes
+from stoker.numbering import Numbering
 from stoker.one_shot import run_on
 from stoker.orders import Selection
 from stoker.sources.arrow.blocks import HeldBlocks
@@ -70,12 +71,12 @@ class RemoteShardSource(RemoteSource, ShardSource):
         for shard in self._shards:
             _refuse_scattered(shard)
         self._runs = find_runs(self._shards)
-        self.prefers_blocks = _FEWEST * len(self._runs.ends) <= len(self)
+        self.prefers_blocks = _FEWEST * len(self._runs.starts) <= len(self)
 
     @property
     def blocks(self) -> NDArray[np.int64]:
         """Runs of neighbours of about a MiB."""
-        return self._runs.ends
+        return self._runs.examples.ends
 
     def extent(self, *, is_followed: bool) -> str:
         kept = format_bytes(KEPT_BYTES)
@@ -83,7 +84,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
 
     def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""
-        ends = self._runs.ends
+        ends = self._runs.examples.ends
         together = selection is not None and selection.goes_through(ends)
         if not together and (selection is None or len(ends) > WINDOW):
             return self.access.reader(self)
@@ -206,8 +207,8 @@ class _RemoteShard:
 class Runs(NamedTuple):
     """The runs of all shards, one after another."""
 
-    ends: NDArray[np.int64]
-    """Of each, the number behind its last example."""
+    examples: Numbering
+    """Of each, and of all of them: how they are numbered."""
     shards: NDArray[np.int64]
     starts: NDArray[np.int64]
     """In bytes of its shard."""
@@ -254,7 +255,7 @@ class ShardRuns:
         self._examples = examples
 
     def blocks_of(self, indices: Indices) -> NDArray[Any]:
-        return np.searchsorted(self._runs.ends, np.asarray(indices, np.int64), side="right")
+        return self._runs.examples.parts(np.asarray(indices, np.int64))
 
     def locate(self, index: int) -> RemoteFile:
         _, shards, starts, stops = self._runs
@@ -264,8 +265,8 @@ class ShardRuns:
 
     def example(self, index: int, data: bytes) -> _Run:
         """Return a run, of what was read for it."""
-        ends = self._runs.ends
-        rows = int(ends[index]) - (int(ends[index - 1]) if index else 0)
+        examples = self._runs.examples
+        rows = int(examples.ends[index] - examples.starts[index])
         return _Run(int(self._runs.starts[index]), rows, data)
 
     def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
@@ -282,24 +283,23 @@ class ShardRuns:
 
 def find_runs(shards: Sequence[ShardIndex]) -> Runs:
     """Cut shards into runs: of their examples as they are numbered, and no further than a shard."""
-    parts, numbered = [], 0
+    parts = []
     for number, shard in enumerate(shards):
         starts, stops = spans_of(shard)
         if not len(starts):
             continue
         first = np.flatnonzero(np.diff(starts // RUN_BYTES, prepend=-1))
-        ends = np.append(first[1:], len(starts)) + numbered
         parts.append(
             (
-                ends,
-                np.full(len(ends), number),
+                np.diff(first, append=len(starts)),
+                np.full(len(first), number),
                 np.minimum.reduceat(starts, first),
                 # Of a truncated shard what is there is read; who lies beyond fails by itself.
                 np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes),
             )
         )
-        numbered += len(starts)
-    return Runs(*(np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True)))
+    counts, *places = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
+    return Runs(Numbering(counts), *places)
 
 
 def spans_of(shard: ShardIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,10 @@
 """Rows of Arrow tables: as examples, and straight into batches.
 
-Arrow's own ``take`` costs microseconds for each group that rows are of, and shuffled rows are of
-many. Columns of numbers, text and bytes are therefore read where they lie; rows with other columns
-are taken, and made at once.
+There are two ways from a row to its values. Arrow's own ``take`` knows all types, but costs
+microseconds for each group that rows are of, and shuffled rows are of many. Where all columns are
+numbers, text and bytes, values are therefore read where they lie (``RowGroup.columns``); only such
+rows are gathered into batches. Rows with other columns are taken, and made at once
+(``to_examples``). Both give the same values.
 """
 
 from __future__ import annotations
@@ -24,13 +26,6 @@ _MANY = 12  # rows of a group, which are taken at once
 _TOGETHER_ROWS = 1024  # of text and bytes, which may be large
 
 
-def concatenated(tables: list[Any]) -> Any:
-    """Return tables of the same columns, at least one, as one."""
-    import pyarrow as pa
-
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-
-
 def to_examples(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table: dicts by column.
 
@@ -43,12 +38,10 @@ def to_examples(table: Any) -> list[dict[str, Any]]:
 
 
 def _values(array: Any) -> list[Any]:
-    """Return the values of an array (or of the one chunk of a column)."""
+    """Return the values of an array of any type."""
     import pyarrow as pa
 
     types = pa.types
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if isinstance(array, pa.FixedShapeTensorArray):
         there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
         return _placed(list(np.array(there.to_numpy_ndarray())), array)
@@ -174,10 +167,15 @@ class GroupedRows(Rows):
         self._used = used
 
     @classmethod
-    def of(cls, tables: Iterable[Any], kinds: Kinds | None) -> GroupedRows:
-        """Return the rows of tables that are at hand."""
-        groups = [RowGroup(table) for table in tables if table.num_rows]
-        return cls(Numbering([group.num_rows for group in groups]), groups.__getitem__, kinds)
+    def of(cls, table: Any) -> GroupedRows:
+        """Return the rows of a table that is at hand, in the pieces in which it lies there."""
+        import pyarrow as pa
+
+        nulls = [name for name in table.column_names if table.column(name).null_count]
+        batches = [batch for batch in table.to_batches() if batch.num_rows]
+        groups = [RowGroup(pa.Table.from_batches([batch])) for batch in batches]
+        numbering = Numbering([group.num_rows for group in groups])
+        return cls(numbering, groups.__getitem__, kinds_of(table.schema, nulls))
 
     @property
     def are_stacked(self) -> bool:
@@ -249,6 +247,8 @@ class GroupedRows(Rows):
 
     def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return rows of any columns."""
+        import pyarrow as pa
+
         groups, within = self._numbering.find_many(wanted)
         examples: list[Any] = [None] * len(wanted)
         places: list[int] = []
@@ -259,7 +259,7 @@ class GroupedRows(Rows):
             rows.append(self._group(number).table.take(within[there]))
         self._used(len(wanted))
         # Made at once, for what that costs by group.
-        for place, example in zip(places, to_examples(concatenated(rows)), strict=True):
+        for place, example in zip(places, to_examples(pa.concat_tables(rows)), strict=True):
             examples[place] = example
         return examples
 
@@ -271,17 +271,13 @@ def kinds_of(schema: Iterable[Any], with_nulls: Iterable[str]) -> Kinds | None:
         schema: the columns' fields.
         with_nulls: the names of those that may hold nulls: numbers with nulls are others.
     """
-    import pyarrow as pa
-
-    types, nulls = pa.types, set(with_nulls)
+    nulls = set(with_nulls)
     found: Kinds = {}
     for field in schema:
         kind = field.type
         if _is_text(kind):
             found[field.name] = None
-        elif field.name not in nulls and (
-            types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-        ):
+        elif field.name not in nulls and _is_number(kind):
             found[field.name] = np.dtype(kind.to_pandas_dtype())
         else:
             return None
@@ -297,11 +293,9 @@ def _is_text(kind: Any) -> bool:
 
 
 def _in_place(array: Any) -> Any:
-    """Return what has the values of an array (or of the one chunk of a column) by row."""
+    """Return what has the values of an array by row: of numbers, text or bytes."""
     import pyarrow as pa
 
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
     if pa.types.is_boolean(array.type):
         return array.to_numpy(zero_copy_only=False)
     if not _is_text(array.type):  # ``to_numpy`` would import pandas

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.arrow.rows import GroupedRows, is_list, kinds_of
+from stoker.sources.arrow.rows import GroupedRows, is_list
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
@@ -46,12 +46,7 @@ class TableSource(IndexedSource):
 
     @functools.cached_property
     def _grouped(self) -> GroupedRows:
-        import pyarrow as pa
-
-        table = self._table
-        nulls = [name for name in table.column_names if table.column(name).null_count]
-        parts = (pa.Table.from_batches([batch]) for batch in table.to_batches())
-        return GroupedRows.of(parts, kinds_of(table.schema, nulls))
+        return GroupedRows.of(self._table)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_grouped"}

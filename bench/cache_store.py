@@ -62,7 +62,7 @@ import stoker
 from stoker.cache import codec, location, store_dir
 from stoker.cache.handles import Handle
 from stoker.cache.layout import StoredItem
-from stoker.sources.class_folders import LabeledImage
+from stoker.sources.folder import LabeledImage
 
 ITEM_BYTES = 110_000 // 8 * 8
 SPEED_BYTES_PER_S = 200_000_000

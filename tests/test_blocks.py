@@ -185,7 +185,9 @@ def test_parquet_is_shuffled_by_row_groups(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(parquet.ParquetFile, "read_row_group", counted)
     # Room for some 40 groups of 100.
-    monkeypatch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: 4 * 40 * 20 * 16)
+    monkeypatch.setattr(
+        "stoker.sources.arrow.parquet.usable_memory_bytes", lambda: 4 * 40 * 20 * 16
+    )
     train = stoker.from_parquet(file, seed=0).shuffle()
     assert "shuffle(100 blocks)" in str(train)
     assert sorted(int(row["id"]) for row in train.workers(0)) == list(range(2_000))

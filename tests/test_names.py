@@ -1,4 +1,4 @@
-"""One name, one meaning: classes and files of the package are named once."""
+"""One name, one meaning: classes of the package are named once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ def test_a_class_name_occurs_once() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert len(names) > 100
-    assert [name for name, times in names.items() if times > 1] == []
-
-
-def test_a_file_name_occurs_once() -> None:
-    names = Counter(file.stem for file in SOURCES.rglob("*.py") if file.stem[0] != "_")
     assert [name for name, times in names.items() if times > 1] == []
 
 

@@ -72,7 +72,7 @@ def test_a_strict_script_is_told_what_comes_out(tmp_path: Path) -> None:
         "builtins.",
         "numpy.",
         "stoker.pipeline.",
-        "stoker.sources.class_folders.",
+        "stoker.sources.folder.",
         "typing.",
     ):
         told = [line.replace(name, "") for line in told]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import rng
+from stoker.numbering import Numbering
 
 WINDOW = 16
 """Blocks that are drawn from at a time."""
@@ -55,7 +56,7 @@ class BlockOrder:
         windows = np.zeros(len(ends), np.int64)
         for number in range(WINDOW):
             windows += np.roll(_cut(self._sizes, number + 1) - _cut(self._sizes, number), number)
-        self._ends = np.cumsum(windows)
+        self._numbering = Numbering(windows)
         self._random = rng.Rekeyed()
         self._windows: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._lock = threading.Lock()
@@ -70,11 +71,10 @@ class BlockOrder:
         if stop <= start:
             return np.empty(0, np.int64)
         low, high = self._first + start, self._first + stop
-        first, last = np.searchsorted(self._ends, [low, high - 1], side="right").tolist()
+        first, last = self._numbering.parts(np.array([low, high - 1])).tolist()
         parts = []
         for number in range(first, last + 1):
-            window, end = self._window(number), int(self._ends[number])
-            begins = end - len(window)
+            window, begins = self._window(number), int(self._numbering.starts[number])
             parts.append(window[max(low - begins, 0) : high - begins])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

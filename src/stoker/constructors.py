@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
+from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import DatasetSource
-from stoker.sources.huggingface import HuggingFaceSource
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.stages.echo import Factor
@@ -169,7 +169,7 @@ def from_table(
     Raises TypeError for any other object, ValueError for a table without rows, ImportError without
     pyarrow (``pip install 'stoker[parquet]'``).
     """
-    from stoker.sources.table import TableSource
+    from stoker.sources.arrow.table import TableSource
 
     return Pipeline(Chain.begin(TableSource(table), seed, on_error))
 

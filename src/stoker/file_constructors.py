@@ -11,9 +11,9 @@ from numpy.typing import DTypeLike
 from stoker.caution import warn
 from stoker.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.folder import FolderSource
+from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
 from stoker.sources.patterns import Paths, has_urls
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.source import IndexedSource
 from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.skip import OnError
@@ -83,12 +83,11 @@ def from_folder(
     failure of a server.
     """
     asked = ClassFolders.of(extensions, classes)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
-        source: IndexedSource = RemoteFolderSource(
-            str(path), asked, requests=requests, retry_s=retry_s, storage_options=storage_options
-        )
+        source: IndexedSource = RemoteFolderSource(str(path), remote, asked)
     else:
         source = FolderSource(path, asked)
     return Pipeline(Chain.begin(source, seed, on_error))
@@ -115,8 +114,8 @@ def from_files(
     """
     from stoker.sources.remote.files import FilesSource
 
-    source = FilesSource(files, requests=requests, retry_s=retry_s, storage_options=storage_options)
-    return Pipeline(Chain.begin(source, seed, on_error))
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    return Pipeline(Chain.begin(FilesSource(files, remote), seed, on_error))
 
 
 def from_parquet(
@@ -146,14 +145,13 @@ def from_parquet(
     Parquet, for files whose columns differ, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
-    from stoker.sources.parquet import ParquetSource
+    from stoker.sources.arrow.parquet import ParquetSource
 
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(paths, "from_parquet"):
-        from stoker.sources.remote.row_ranges import RemoteParquetSource
+        from stoker.sources.remote.parquet_ranges import RemoteParquetSource
 
-        source: ParquetSource = RemoteParquetSource(
-            paths, columns, requests=requests, retry_s=retry_s, storage_options=storage_options
-        )
+        source: ParquetSource = RemoteParquetSource(paths, remote, columns)
     else:
         source = ParquetSource(paths, columns)
     return Pipeline(Chain.begin(source, seed, on_error))
@@ -194,17 +192,11 @@ def from_tar(
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(shards, "from_tar"):
         from stoker.sources.remote.shards import RemoteShardSource
 
-        source: ShardSource = RemoteShardSource(
-            shards,
-            fields,
-            is_strict=is_strict,
-            requests=requests,
-            retry_s=retry_s,
-            storage_options=storage_options,
-        )
+        source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
     elif compressed := compressed_kinds(shards):
         stream = Pipeline(Chain.begin(CompressedTarSource(shards, fields), seed, on_error))
         path, kind = next(iter(compressed.items()))
@@ -285,19 +277,11 @@ def from_tokens(
     whole number of tokens or all files are shorter than a window, TypeError for raw files without
     ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(files, "from_tokens"):
         from stoker.sources.remote.token_ranges import RemoteTokenSource
 
-        source: TokenSource = RemoteTokenSource(
-            files,
-            length,
-            stride,
-            dtype,
-            separator,
-            requests=requests,
-            retry_s=retry_s,
-            storage_options=storage_options,
-        )
+        source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
     else:
         source = TokenSource(files, length, stride, dtype, separator)
     return Pipeline(Chain.begin(source, seed))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.sources import local_files
+from stoker.sources import files
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("fsspec")
@@ -196,8 +196,8 @@ def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         while True:
             connection.sendall(b"10000\r\n" + bytes(0x10000) + b"\r\n")
 
-    monkeypatch.setattr(local_files, "_LARGE_BYTES", 1 << 20)
-    monkeypatch.setattr(local_files.machine, "usable_memory_bytes", lambda: 1 << 22)
+    monkeypatch.setattr(files, "_LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(files.machine, "usable_memory_bytes", lambda: 1 << 22)
     with answering(endless) as server, pytest.raises(stoker.StageError, match="into memory"):
         read(server.url, LONG_S)
     with answering(answer(b"x", length=1 << 50)) as server:

@@ -78,7 +78,7 @@ def test_rows_of_files_are_examples_in_order(
     for path, part in zip(paths, parts, strict=True):
         pq.write_table(part, path, row_group_size=group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: limit)
+        patch.setattr("stoker.sources.arrow.parquet.usable_memory_bytes", lambda: limit)
         train = stoker.from_parquet(paths)
     assert [plain(example) for example in train] == table.to_pylist()
     name = table.column_names[-1]
@@ -244,7 +244,7 @@ def test_reading_row_groups_again_and_again_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(numbers(400), tmp_path / "a.parquet", row_group_size=100)
-    monkeypatch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: 0)
+    monkeypatch.setattr("stoker.sources.arrow.parquet.usable_memory_bytes", lambda: 0)
     train = stoker.from_parquet(tmp_path, seed=0).shuffle().workers(0)
     with pytest.warns(UserWarning, match=r"rows are read for each that is used.*\.cache\(") as told:
         assert len(list(train)) == 400

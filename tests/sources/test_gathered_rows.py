@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.sources.table import TableSource
+from stoker.sources.arrow.table import TableSource
 
 COLUMNS = {
     "int64": st.integers(-(2**63), 2**63 - 1),

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 import stoker
 from experiments.server import Fault, Server, serving
-from stoker.sources.class_folders import ClassFolders
-from stoker.sources.folder import FolderSource
+from stoker.sources.folder import ClassFolders, FolderSource
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteReader
 from strategies import FULL, few
 
@@ -80,6 +80,14 @@ def fill(folder: Path, names: list[str] | list[bytes]) -> None:
             file.write(os.fsencode(name))
 
 
+def folder_at(url: str, asked: ClassFolders | None = None, **options: Any) -> RemoteFolderSource:
+    return RemoteFolderSource(url, RemoteOptions(**options), asked)
+
+
+def files_at(files: Any) -> FilesSource:
+    return FilesSource(files, RemoteOptions())
+
+
 def contents(source: Any) -> list[tuple[bytes, int]]:
     with reading(source) as reader:
         return [tuple(example) for example in reader.fetch(range(len(source)))]
@@ -102,7 +110,7 @@ class reading:
 
 
 def same_as_local(folder: Path, url: str) -> None:
-    local, remote = FolderSource(folder), RemoteFolderSource(url)
+    local, remote = FolderSource(folder), folder_at(url)
     assert remote.classes == local.classes
     assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
 
@@ -114,15 +122,15 @@ def test_other_files_and_classes_that_are_given(server: Any, folder: Path) -> No
     url = f"{server.url}/{folder.name}"
     for extensions in (["wav"], ["wav", "png"]):
         asked = ClassFolders.of(extensions, ["z", "c", "cat", "dog", "b"])
-        local, remote = FolderSource(folder, asked), RemoteFolderSource(url, asked)
+        local, remote = FolderSource(folder, asked), folder_at(url, asked)
         assert remote.classes == ["z", "c", "cat", "dog", "b"]
         assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
     with pytest.raises(ValueError, match=r"has a folder 'b'.* none of the 1 classes"):
-        RemoteFolderSource(url, ClassFolders.of(None, ["c"]))
+        folder_at(url, ClassFolders.of(None, ["c"]))
 
 
 def test_a_folder_gives_what_a_local_one_gives(url: str, folder: Path) -> None:
-    source = RemoteFolderSource(url)
+    source = folder_at(url)
     assert source.classes == ["cat", "dog"]
     assert len(source) == 8
     assert source.name == f"from_folder('{url}')"
@@ -169,19 +177,19 @@ def test_only_images_that_are_not_hidden(server: Server, folder: Path) -> None:
         ],
     )
     same_as_local(folder, f"{server.url}/{folder.name}")
-    assert RemoteFolderSource(f"{server.url}/{folder.name}").classes == ["b", "c"]
+    assert folder_at(f"{server.url}/{folder.name}").classes == ["b", "c"]
 
 
 def test_the_folder_behind_a_url_that_needs_quoting(server: Server, folder: Path) -> None:
     fill(folder / "the träining set", ["c/a.png"])
     url = f"{server.url}/{folder.name}/the träining set"
-    source = RemoteFolderSource(url)
+    source = folder_at(url)
     assert contents(source) == [(b"c/a.png", 0)]
     assert source.path(0) == f"{server.url}/{folder.name}/the%20tr%C3%A4ining%20set/c/a.png"
     first = source.path(0)
     assert first is not None
     quoted = first.removesuffix("/c/a.png")
-    assert contents(RemoteFolderSource(quoted)) == [(b"c/a.png", 0)]
+    assert contents(folder_at(quoted)) == [(b"c/a.png", 0)]
 
 
 PAGES = {
@@ -209,7 +217,7 @@ def test_index_pages_of_many_servers(server: Server, folder: Path, style: str) -
     fill(folder, ["a cat/1.png"])
     page = PAGES[style].replace("FOLDER", folder.name).replace("URL", server.url)
     (folder / "index.html").write_text(page)
-    source = RemoteFolderSource(f"{server.url}/{folder.name}")
+    source = folder_at(f"{server.url}/{folder.name}")
     assert source.classes == ["a cat"]
     assert contents(source) == [(b"a cat/1.png", 0)]
 
@@ -243,30 +251,30 @@ def running(server: http.server.HTTPServer) -> Iterator[str]:
 
 def test_no_such_folder(server: Server) -> None:
     with pytest.raises(FileNotFoundError, match=r"HTTP 404 Not Found: 'http://.*/nowhere'"):
-        RemoteFolderSource(f"{server.url}/nowhere")
+        folder_at(f"{server.url}/nowhere")
 
 
 def test_no_classes(server: Server, folder: Path) -> None:
     fill(folder, ["1.jpg"])
     with pytest.raises(ValueError, match="has no sub-folders"):
-        RemoteFolderSource(f"{server.url}/{folder.name}")
+        folder_at(f"{server.url}/{folder.name}")
 
 
 def test_no_images(server: Server, folder: Path) -> None:
     fill(folder, ["cat/1.txt", "dog/1.txt"])
     with pytest.raises(ValueError, match="no images in its 2 sub-folders"):
-        RemoteFolderSource(f"{server.url}/{folder.name}")
+        folder_at(f"{server.url}/{folder.name}")
 
 
 def test_a_page_that_lists_nothing(server: Server, folder: Path) -> None:
     (folder / "index.html").write_text("<p>Welcome!")
     with pytest.raises(ValueError, match=r"no sub-folders.* index page that links to them"):
-        RemoteFolderSource(f"{server.url}/{folder.name}")
+        folder_at(f"{server.url}/{folder.name}")
 
 
 def test_a_file_is_no_folder(url: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"cat/0\.jpg"):
-        RemoteFolderSource(f"{url}/cat/0.jpg")
+        folder_at(f"{url}/cat/0.jpg")
 
 
 def test_an_answer_that_is_no_page(folder: Path) -> None:
@@ -284,20 +292,20 @@ def test_an_answer_that_is_no_page(folder: Path) -> None:
         running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Programme)) as url,
         pytest.raises(ValueError, match=r"x/ is no listing of a folder: it is application/json"),
     ):
-        RemoteFolderSource(f"{url}/x")
+        folder_at(f"{url}/x")
 
 
 def test_a_link_that_leads_into_itself(server: Server, folder: Path) -> None:
     fill(folder, ["c/a.png"])
     (folder / "c" / "again").symlink_to(folder / "c")
     with pytest.raises((ValueError, FileNotFoundError), match="again/again"):
-        RemoteFolderSource(f"{server.url}/{folder.name}")
+        folder_at(f"{server.url}/{folder.name}")
 
 
 def test_a_listing_that_fails_says_so(url: str, server: Server) -> None:
     server.set_faults(Fault(403))
     with pytest.raises(stoker.RemoteError, match=r"HTTP 403 Forbidden$") as caught:
-        RemoteFolderSource(url)
+        folder_at(url)
     assert (caught.value.url, caught.value.status, caught.value.attempts) == (url, 403, 1)
 
 
@@ -307,25 +315,25 @@ def test_a_part_of_a_listing_that_fails_is_not_left_out(
     fill(folder, ["cat/deep/5.jpg"])
     server.set_faults(Fault(503, path=f"{folder.name}/cat/deep/"))
     with pytest.raises(stoker.RemoteError, match="cat/deep"):
-        RemoteFolderSource(url, retry_s=0.2)
+        folder_at(url, retry_s=0.2)
 
 
 def test_a_listing_is_tried_again(url: str, server: Server) -> None:
     server.set_faults(Fault(503, first=1))
-    assert len(RemoteFolderSource(url, retry_s=LONG_S)) == 8
+    assert len(folder_at(url, retry_s=LONG_S)) == 8
 
 
 def test_a_new_file_waits_for_the_next_listing(url: str, folder: Path) -> None:
-    source = RemoteFolderSource(url)
+    source = folder_at(url)
     fill(folder, ["ant/1.jpg", "cat/00.jpg"])
     assert len(source) == 8
     assert contents(source)[4] == (b"dog/0.jpg", 1)
-    assert len(RemoteFolderSource(url)) == 10
+    assert len(folder_at(url)) == 10
 
 
 def test_an_unknown_protocol() -> None:
     with pytest.raises(ValueError, match="gopher"):
-        RemoteFolderSource("gopher://host/folder")
+        folder_at("gopher://host/folder")
 
 
 @pytest.mark.parametrize(
@@ -338,9 +346,10 @@ def test_an_unknown_protocol() -> None:
         ({"retry_s": float("nan")}, ValueError),
     ],
 )
-def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match=next(iter(wrong))):
-        RemoteFolderSource("http://127.0.0.1:1/", **wrong)
+def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception], folder: Path) -> None:
+    for path in ("http://127.0.0.1:1/", folder):  # for local files, too, where they say nothing
+        with pytest.raises(error, match=next(iter(wrong))):
+            stoker.from_folder(path, **wrong)
 
 
 @pytest.mark.parametrize("module", ["fsspec.asyn", "aiohttp"])
@@ -349,14 +358,14 @@ def test_a_missing_package_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'stoker\[remote\]'"):
-        RemoteFolderSource("http://127.0.0.1:1/")
+        folder_at("http://127.0.0.1:1/")
 
 
 # -- reading
 
 
 def test_what_is_expected_is_read_once(url: str, server: Server) -> None:
-    with reading(RemoteFolderSource(url)) as reader:
+    with reading(folder_at(url)) as reader:
         server.set_faults()
         reader.expect(range(8))
         assert [e.image for e in reader.fetch([3, 0])] == [b"cat/3.jpg", b"cat/0.jpg"]
@@ -372,7 +381,7 @@ def test_what_is_expected_is_read_once(url: str, server: Server) -> None:
 
 
 def test_expecting_returns_at_once(url: str, server: Server) -> None:
-    source = RemoteFolderSource(url, requests=1)
+    source = folder_at(url, requests=1)
     server.set_faults(Fault("stall"))
     with reading(source) as reader:
         began = time.monotonic()
@@ -385,7 +394,7 @@ def test_requests_under_way_are_bounded(folder: Path, requests: int) -> None:
     fill(folder, [f"c/{i}.jpg" for i in range(30)])
     fill(folder, [f"d{i}/1.jpg" for i in range(30)])
     with serving(folder, latency_s=0.02) as server:
-        source = RemoteFolderSource(server.url, requests=requests)
+        source = folder_at(server.url, requests=requests)
         listing = server.stats()
         with reading(source) as reader:
             for _ in range(2):
@@ -403,7 +412,7 @@ def test_requests_under_way_are_bounded(folder: Path, requests: int) -> None:
 def test_what_was_not_expected_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(folder, [f"c/{i:03}.jpg" for i in range(200)])
     with serving(folder, latency_s=0.05) as server:
-        source = RemoteFolderSource(server.url, requests=1)
+        source = folder_at(server.url, requests=1)
         locate, begun = source.locate, []
 
         def noted(index: int) -> Any:
@@ -421,7 +430,7 @@ def test_what_was_not_expected_comes_first(folder: Path, monkeypatch: pytest.Mon
 
 def test_threads_share_a_reader(folder: Path, server: Server) -> None:
     fill(folder, [f"c/{i:03}.jpg" for i in range(200)])
-    source = RemoteFolderSource(f"{server.url}/{folder.name}", requests=8)
+    source = folder_at(f"{server.url}/{folder.name}", requests=8)
     found: dict[int, bytes] = {}
     with reading(source) as reader:
 
@@ -440,7 +449,7 @@ def test_threads_share_a_reader(folder: Path, server: Server) -> None:
 
 
 def test_a_source_crosses_to_another_process(url: str) -> None:
-    source = pickle.loads(pickle.dumps(RemoteFolderSource(url, requests=3)))
+    source = pickle.loads(pickle.dumps(folder_at(url, requests=3)))
     assert (len(source), source.classes) == (8, ["cat", "dog"])
     with reading(source) as reader:
         assert reader.requests == 3
@@ -448,7 +457,7 @@ def test_a_source_crosses_to_another_process(url: str) -> None:
 
 
 def test_a_source_works_behind_a_fork(url: str) -> None:
-    source = RemoteFolderSource(url)
+    source = folder_at(url)
     contents(source)
     with reading(source) as reader:  # with a live one around
         reader.fetch([0])
@@ -468,7 +477,7 @@ def test_a_source_works_behind_a_fork(url: str) -> None:
 
 def test_headers_of_the_user_are_sent(url: str, server: Server) -> None:
     options = {"headers": {"Authorization": "Bearer x"}, "client_kwargs": {"trust_env": False}}
-    assert len(contents(RemoteFolderSource(url, storage_options=options))) == 8
+    assert len(contents(folder_at(url, storage_options=options))) == 8
 
 
 # -- failures that pass
@@ -476,7 +485,7 @@ def test_headers_of_the_user_are_sent(url: str, server: Server) -> None:
 
 @pytest.mark.parametrize("what", [503, 500, 429, 408, 425, "reset", "truncate"])
 def test_what_passes_is_tried_again(url: str, server: Server, what: Any) -> None:
-    source = RemoteFolderSource(url, retry_s=LONG_S)
+    source = folder_at(url, retry_s=LONG_S)
     server.set_faults(Fault(what, first=2))
     with reading(source) as reader:
         assert [e.image for e in reader.fetch([0, 5])] == [b"cat/0.jpg", b"dog/1.jpg"]
@@ -484,7 +493,7 @@ def test_what_passes_is_tried_again(url: str, server: Server, what: Any) -> None
 
 
 def test_a_stall_is_tried_again(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = RemoteFolderSource(url, retry_s=LONG_S)
+    source = folder_at(url, retry_s=LONG_S)
     monkeypatch.setattr(storage, "STALL_S", 0.3)
     server.set_faults(Fault("stall", first=1))
     with reading(source) as reader:
@@ -494,7 +503,7 @@ def test_a_stall_is_tried_again(url: str, server: Server, monkeypatch: pytest.Mo
 
 def test_a_server_that_returns(folder: Path, url: str) -> None:
     with serving(folder, latency_s=0.02) as server:
-        source = RemoteFolderSource(server.url, retry_s=LONG_S)
+        source = folder_at(server.url, retry_s=LONG_S)
         with reading(source) as reader:
             reader.fetch(range(8))
             reader.expect(range(8))
@@ -517,7 +526,7 @@ def test_a_bad_connection_changes_nothing(seed: int, requests: int) -> None:
         with serving(folder, seed=seed) as server:
             faults = [Fault(what, rate=0.1) for what in (503, 429, "reset", "truncate")]
             server.set_faults(*faults)
-            source = RemoteFolderSource(server.url, requests=requests, retry_s=LONG_S)
+            source = folder_at(server.url, requests=requests, retry_s=LONG_S)
             assert contents(source) == [(b"c/%02d.jpg" % i, 0) for i in range(20)]
 
 
@@ -535,7 +544,7 @@ def test_a_bad_connection_changes_nothing(seed: int, requests: int) -> None:
 def test_a_spent_budget_names_url_and_status(
     url: str, server: Server, what: Any, status: int | None, message: str
 ) -> None:
-    source = RemoteFolderSource(url, retry_s=0.5)
+    source = folder_at(url, retry_s=0.5)
     server.set_faults(Fault(what, path=f"{url.rpartition('/')[2]}/dog/1.jpg"))
     with reading(source) as reader:
         with pytest.raises(stoker.RemoteError, match=message) as caught:
@@ -551,7 +560,7 @@ def test_a_spent_budget_names_url_and_status(
 def test_a_server_that_only_stalls(
     url: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = RemoteFolderSource(url, retry_s=0.1)
+    source = folder_at(url, retry_s=0.1)
     monkeypatch.setattr(storage, "STALL_S", 0.3)
     server.set_faults(Fault("stall"))
     with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"no answer for 0.3 s"):
@@ -560,17 +569,17 @@ def test_a_server_that_only_stalls(
 
 def test_no_server_at_all(url: str, folder: Path) -> None:
     with serving(folder) as server:
-        source = RemoteFolderSource(server.url, retry_s=0.2)
+        source = folder_at(server.url, retry_s=0.2)
     with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"[Cc]onnect") as got:
         reader.fetch([5])
     assert got.value.status is None
     with pytest.raises(stoker.RemoteError):
-        RemoteFolderSource(server.url, retry_s=0.2)
+        folder_at(server.url, retry_s=0.2)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_what_stays_is_raised_at_once(url: str, server: Server, status: int) -> None:
-    source = RemoteFolderSource(url, retry_s=LONG_S)
+    source = folder_at(url, retry_s=LONG_S)
     server.set_faults(Fault(status))
     with reading(source) as reader:
         with pytest.raises(stoker.RemoteError, match=f"HTTP {status} ") as caught:
@@ -586,7 +595,7 @@ def test_errors_survive_pickling() -> None:
 
 
 def test_a_vanished_file_is_that_files_error(url: str, folder: Path) -> None:
-    source = RemoteFolderSource(url, retry_s=LONG_S)
+    source = folder_at(url, retry_s=LONG_S)
     (folder / "cat" / "2.jpg").unlink()
     with reading(source) as reader:
         reader.expect(range(8))
@@ -601,7 +610,7 @@ def test_a_vanished_file_is_that_files_error(url: str, folder: Path) -> None:
 
 
 def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None:
-    source = RemoteFolderSource(url, retry_s=LONG_S)
+    source = folder_at(url, retry_s=LONG_S)
     server.set_faults(Fault(404, path=f"{url.rpartition('/')[2]}/cat/2.jpg"))
     with reading(source) as reader:
         with pytest.raises(FileNotFoundError):
@@ -617,7 +626,7 @@ def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None
 
 
 def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
-    source = RemoteFolderSource(url, requests=4)
+    source = folder_at(url, requests=4)
     server.set_faults(Fault("stall"))
     reader = source.reader()
     reader.expect(range(8))
@@ -647,11 +656,11 @@ def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
 
 
 def test_closing_before_anything_was_read(url: str) -> None:
-    RemoteFolderSource(url).reader().close()
+    folder_at(url).reader().close()
 
 
 def test_closing_while_it_waits_to_try_again(url: str, server: Server) -> None:
-    source = RemoteFolderSource(url, retry_s=LONG_S)
+    source = folder_at(url, retry_s=LONG_S)
     server.set_faults(Fault(503))
     with reading(source) as reader:
         reader.expect(range(8))
@@ -665,7 +674,7 @@ def test_a_finaliser_may_close_it_in_any_thread(url: str, server: Server) -> Non
     class Owner:
         pass
 
-    source = RemoteFolderSource(url)
+    source = folder_at(url)
     server.set_faults(Fault("stall"))
     for collect in (gc.collect, partial(on_the_loop, gc.collect)):
         owner = Owner()
@@ -693,7 +702,7 @@ def on_the_loop(function: Callable[[], object]) -> None:
 
 def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
     others = set(threading.enumerate())  # those of tests before
-    source = RemoteFolderSource(url)
+    source = folder_at(url)
     contents(source)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -771,7 +780,7 @@ def test_local_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{n}.bin" for n in AWKWARD]
     fill(folder, names)
     paths = [str(folder / name) for name in names]
-    source = FilesSource([Path(paths[0]), *paths[1:]])
+    source = files_at([Path(paths[0]), *paths[1:]])
     assert source.reader() is None
     assert source.fields == ("path", "data")
     assert source.path(3) == paths[3]
@@ -780,7 +789,7 @@ def test_local_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (path, os.fsencode(name)) for path, name in zip(paths, names, strict=True)
     ]
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        FilesSource([folder / "nowhere"]).fetch([0])
+        files_at([folder / "nowhere"]).fetch([0])
 
 
 TREE = ["a.bin", "b.txt", "x/c.bin", "x/y/d.bin", ".h/e.bin", "x/.f.bin", "x/y/[g].bin"]
@@ -809,7 +818,7 @@ def test_patterns(server: Server, folder: Path, where: str, pattern: str) -> Non
     }[where]
     if where == "memory":
         remember(folder)
-    source = FilesSource(f"{base}/{pattern}")
+    source = files_at(f"{base}/{pattern}")
     assert [e.data.decode() for e in files(source)] == PATTERNS[pattern]
     paths = [f"{base}/{name}" for name in PATTERNS[pattern]]
     if where == "http":
@@ -828,17 +837,17 @@ def remember(folder: Path) -> None:
 
 def test_a_question_mark_in_a_local_pattern(folder: Path) -> None:
     fill(folder, TREE)
-    assert [e.data for e in files(FilesSource(f"{folder}/?.bin"))] == [b"a.bin"]
+    assert [e.data for e in files(files_at(f"{folder}/?.bin"))] == [b"a.bin"]
 
 
 @pytest.mark.parametrize("pattern", ["*.jpg", "a.jpg", "**/*.jpg"])
 def test_a_pattern_that_nothing_fits(folder: Path, url: str, pattern: str) -> None:
     fill(folder / "empty", ["x.bin"])
     with pytest.raises(FileNotFoundError, match="no file fits"):
-        FilesSource(f"{folder}/empty/{pattern}")
+        files_at(f"{folder}/empty/{pattern}")
     if "*" in pattern:
         with pytest.raises(FileNotFoundError, match="no file fits"):
-            FilesSource(f"{url}/empty/{pattern}")
+            files_at(f"{url}/empty/{pattern}")
 
 
 def test_urls_are_sent_as_they_stand(server: Server, folder: Path) -> None:
@@ -851,7 +860,7 @@ def test_urls_are_sent_as_they_stand(server: Server, folder: Path) -> None:
         f"{base}/ü.bin",
         f"{base}/c%2Bd.bin#part",
     ]
-    source = FilesSource(urls)
+    source = files_at(urls)
     found = files(source)
     assert [e.path for e in found] == urls
     assert [e.data.decode() for e in found] == ["a b.bin"] * 2 + ["%41.bin", "ü.bin", "c+d.bin"]
@@ -859,14 +868,14 @@ def test_urls_are_sent_as_they_stand(server: Server, folder: Path) -> None:
 
 def test_lists_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="one file system, not from local paths, http://"):
-        FilesSource(["a", "http://x/b"])
+        files_at(["a", "http://x/b"])
     with pytest.raises(ValueError, match="at least one file"):
-        FilesSource([])
+        files_at([])
     for unordered in ({"a"}, (name for name in "ab")):
         with pytest.raises(TypeError, match=r"sorted\(\.\.\.\)"):
             stoker.from_files(unordered)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not bytes"):
-        FilesSource([b"a"])  # type: ignore[list-item]
+        files_at([b"a"])
 
 
 def test_files_through_a_pipeline(url: str, folder: Path) -> None:
@@ -882,8 +891,8 @@ def test_files_through_a_pipeline(url: str, folder: Path) -> None:
 def test_a_file_system_without_coroutines(folder: Path) -> None:
     fill(folder, [f"c/{n}.jpg" for n in AWKWARD])
     remember(folder)
-    source = RemoteFolderSource(f"memory://{folder}")
-    assert contents(source) == contents(RemoteFolderSource(f"file://{folder}"))
+    source = folder_at(f"memory://{folder}")
+    assert contents(source) == contents(folder_at(f"file://{folder}"))
     local = FolderSource(folder)
     assert contents(source) == [tuple(e) for e in local.fetch(range(len(local)))]
     assert source.path(0) == f"memory://{folder}/{local._files[0][0]}"
@@ -892,7 +901,7 @@ def test_a_file_system_without_coroutines(folder: Path) -> None:
 def test_a_file_that_is_not_as_long_as_listed(folder: Path) -> None:
     fill(folder, ["c/1.jpg", "c/2.jpg"])
     remember(folder)
-    source = RemoteFolderSource(f"memory://{folder}", retry_s=0.2)
+    source = folder_at(f"memory://{folder}", retry_s=0.2)
     fsspec.filesystem("memory").pipe_file(f"{folder}/c/2.jpg", b"cut")
     assert source.fetch([0])
     with pytest.raises(stoker.RemoteError, match="3 bytes instead of the 7 listed after"):
@@ -901,7 +910,7 @@ def test_a_file_that_is_not_as_long_as_listed(folder: Path) -> None:
 
 def test_a_file_that_vanished_elsewhere(folder: Path) -> None:
     fill(folder, ["c/1.jpg", "c/2.jpg"])
-    source = RemoteFolderSource(f"file://{folder}", retry_s=LONG_S)
+    source = folder_at(f"file://{folder}", retry_s=LONG_S)
     (folder / "c" / "2.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=r"file://.*c/2\.jpg"):
         source.fetch([1])
@@ -944,7 +953,7 @@ class Hanging(Numbers):
 
 def test_a_file_system_without_coroutines_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("hanging", Hanging, clobber=True)
-    source = RemoteFolderSource("hanging://all", retry_s=0.1)
+    source = folder_at("hanging://all", retry_s=0.1)
     reader = source.reader()
     assert reader.fetch([0, 7]) == [(b"0000000", 0), (b"0000005", 1)]
     monkeypatch.setattr(storage, "STALL_S", 0.3)
@@ -962,7 +971,7 @@ def test_a_file_system_without_coroutines_that_hangs(monkeypatch: pytest.MonkeyP
 
 def test_a_large_listing_is_small_and_quick_to_copy() -> None:
     fsspec.register_implementation("numbers", Numbers, clobber=True)
-    source = RemoteFolderSource("numbers://all")
+    source = folder_at("numbers://all")
     assert len(source) == Numbers.count
     assert source.fetch([0, 1, len(source) - 1]) == [
         (b"0000000", 0), (b"0000002", 0), (b"%07d" % (Numbers.count - 1), 1)
@@ -976,6 +985,6 @@ def test_a_large_index_page(server: Server, folder: Path) -> None:
     links = "".join(f'<a href="{i:06}%20.jpg">{i}</a>\n' for i in range(count))
     (folder / "c").mkdir()
     (folder / "c" / "index.html").write_text(links)
-    source = RemoteFolderSource(f"{server.url}/{folder.name}")
+    source = folder_at(f"{server.url}/{folder.name}")
     assert len(source) == count
     assert source.path(7) == f"{server.url}/{folder.name}/c/000007%20.jpg"

@@ -154,7 +154,7 @@ def test_tables(site: str, tmp_path: Path, handler: Any) -> None:
 
 def test_tables_that_do_not_fit(site: str, tmp_path: Path, monkeypatch: Any) -> None:
     folder = tables(tmp_path / "site")
-    monkeypatch.setattr("stoker.sources.parquet.usable_memory_bytes", lambda: 0)
+    monkeypatch.setattr("stoker.sources.arrow.parquet.usable_memory_bytes", lambda: 0)
     remote = stoker.from_parquet(f"{site}/{{a,b}}.parquet", seed=1).shuffle().batch(7).workers(2)
     local = stoker.from_parquet(folder, seed=1).shuffle().batch(7).workers(2)
     assert stream(remote) == stream(local)

@@ -13,6 +13,7 @@ import stoker
 from s3_bucket import Bucket, serving
 from scripts import run
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
+from stoker.sources.remote.options import RemoteOptions
 
 pytest.importorskip("s3fs")
 
@@ -32,7 +33,7 @@ def bucket() -> Iterator[Bucket]:
 
 
 def test_class_folders(bucket: Bucket) -> None:
-    source = RemoteFolderSource("s3://data/train", storage_options=bucket.options)
+    source = RemoteFolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
     assert source.classes == ["cat", "dog"]
     found = source.fetch(range(len(source)))
     expected = [f"train/cat/{name}.jpg" for name in NAMES]
@@ -41,21 +42,21 @@ def test_class_folders(bucket: Bucket) -> None:
     assert [source.path(i) for i in range(len(source))] == [f"s3://data/{k}" for k in expected]
     assert found[-1].label == 1
     bucket.objects["train/cat/new.jpg"] = b"new"
-    again = RemoteFolderSource("s3://data/train", storage_options=bucket.options)
+    again = RemoteFolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
     assert (len(source), len(again)) == (13, 14)
 
 
 def test_patterns_and_lists(bucket: Bucket) -> None:
-    source = FilesSource("s3://data/*/cat/*1*", storage_options=bucket.options)
+    source = FilesSource("s3://data/*/cat/*1*", RemoteOptions(storage_options=bucket.options))
     keys = ["other/cat/1.jpg", "train/cat/%41.jpg", "train/cat/100%.jpg"]
     assert source.fetch([0, 1, 2]) == [(f"s3://data/{key}", key.encode()) for key in keys]
     urls = [f"s3://data/train/cat/{name}.jpg" for name in NAMES]
-    found = FilesSource(urls, storage_options=bucket.options).fetch(range(len(urls)))
+    found = FilesSource(urls, RemoteOptions(storage_options=bucket.options)).fetch(range(len(urls)))
     assert found == [(url, url.removeprefix("s3://data/").encode()) for url in urls]
 
 
 def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
-    source = RemoteFolderSource("s3://data/train", storage_options=bucket.options)
+    source = RemoteFolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
     bucket.wrong["train/dog/deep/er.png"] = [(503, "SlowDown"), (500, "InternalError")]
     reader: Any = source.reader()
     assert reader.fetch([12])[0].image == b"train/dog/deep/er.png"
@@ -64,7 +65,9 @@ def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
 
 
 def test_failures_name_url_and_status(bucket: Bucket) -> None:
-    source = RemoteFolderSource("s3://data/train", retry_s=0.3, storage_options=bucket.options)
+    source = RemoteFolderSource(
+        "s3://data/train", RemoteOptions(retry_s=0.3, storage_options=bucket.options)
+    )
     key = "train/dog/deep/er.png"
     bucket.wrong[key] = [(503, "SlowDown")] * 100
     with pytest.raises(stoker.RemoteError, match=rf"s3://data/{key}: .*SlowDown.* after") as got:
@@ -81,7 +84,7 @@ def test_failures_name_url_and_status(bucket: Bucket) -> None:
 
 def test_no_such_bucket(bucket: Bucket) -> None:
     with pytest.raises(FileNotFoundError, match="s3://nowhere/train"):
-        RemoteFolderSource("s3://nowhere/train", storage_options=bucket.options)
+        RemoteFolderSource("s3://nowhere/train", RemoteOptions(storage_options=bucket.options))
 
 
 def test_nothing_is_said_at_the_end_of_a_program(bucket: Bucket, tmp_path: Path) -> None:

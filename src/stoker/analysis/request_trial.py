@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 
 from stoker.analysis.cold_reads import Reads
-from stoker.sources.remote.access import Access
 from stoker.sources.remote.reader import Files, RemoteFile
+from stoker.sources.remote.source import Access
 
 _BLOCKS = 8
 _STRIDE = 2_654_435_761  # a prime: what follows each other is far apart
@@ -41,7 +41,7 @@ def try_requests(files: Files, access: Access, count: int, longest_s: float) -> 
         contextlib.closing(access.reader(_WholeFiles(files))) as reads_all,
         contextlib.closing(access.reader(_FirstBytes(files))) as reads_first,
     ):
-        block = list(range(min(count, 2 * access.requests)))
+        block = list(range(min(count, 2 * access.options.requests)))
         for reader in (reads_all, reads_first):  # connections are made
             reader.fetch(block)
         for number in range(_BLOCKS):

@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 
 from stoker import pytree
-from stoker.sources.arrow_rows import import_pyarrow
-from stoker.sources.open_files import OpenFile
+from stoker.sources.arrow.table import import_pyarrow
+from stoker.sources.files import OpenFile
 from stoker.sources.shards.index import build_index
 
 _GROUP_BYTES = 8 << 20  # of a row group: what one random read costs

@@ -31,7 +31,7 @@ from stoker.shard_packing.journal import (
     write_manifest,
 )
 from stoker.shard_packing.tail import Tail
-from stoker.sources.class_folders import LabeledFile, LabeledImage
+from stoker.sources.folder import LabeledFile, LabeledImage
 from stoker.sources.source import IndexedSource
 
 FORMATS: dict[str, type[TarShard] | type[ParquetShard]] = {

@@ -1,18 +1,28 @@
-"""Arrays of one length: in memory, or in files that are sliced."""
+"""Arrays of one length: in memory, mapped from files, in HDF5, or whatever else is sliced."""
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
 from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.columns import Column, column_of
+from stoker.fork_safety import OwningProcess
+from stoker.sources.files import FileVersion, version_of
 from stoker.sources.source import IndexedSource, Indices, Rows
+
+_INHERITED: list[Any] = []
+"""What a forked child must not close: the files are its parent's."""
 
 
 class ArraySource(IndexedSource, Rows):
@@ -108,3 +118,261 @@ def _is_stacked(column: Column) -> bool:
 
 def _batch(outs: list[NDArray[Any]]) -> Any:
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+class Column(ABC):
+    """Rows by number, of one shape and dtype; safe to use from any thread.
+
+    Attributes:
+        shape: of all rows together.
+        dtype: NumPy's.
+        chunk_rows: how many rows are read together, whatever is wanted of them; 1: each alone.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int = 1
+
+    @abstractmethod
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows, in memory of their own."""
+
+    @abstractmethod
+    def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        """Copy rows into an array of their shape and dtype."""
+
+    def allocate(self, rows: int, recycler: Recycler) -> NDArray[Any]:
+        """Return an array for so many rows, to be filled by ``copy_to``."""
+        return recycler.array((rows, *self.shape[1:]), self.dtype)
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
+        """Return rows, in memory of their own."""
+        out = self.allocate(len(indices), recycler)
+        self.copy_to(out, indices)
+        return out
+
+
+def column_of(array: Any) -> Column:
+    """Return the column of what a user gave.
+
+    Raises TypeError for what has no rows by number, or hides some of its values.
+    """
+    kind = type(array).__name__
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "from_arrays: what a MaskedArray masks would come as any other value; give "
+            ".filled(...), and perhaps np.ma.getmaskarray(...) beside it"
+        )
+    if isinstance(array, np.ndarray):
+        if array.ndim:
+            return MemoryColumn(array)
+    else:
+        h5py: Any = sys.modules.get("h5py")
+        if h5py is not None and isinstance(array, h5py.Dataset):
+            array = HdfArray(array)
+        is_sliced = all(hasattr(array, name) for name in ("shape", "dtype", "__getitem__"))
+        # pandas takes labels in brackets, and positions elsewhere.
+        if is_sliced and array.shape and not hasattr(array, "iloc"):
+            return SlicedColumn(array)
+    raise TypeError(
+        "from_arrays takes NumPy arrays, or what has shape and dtype and is sliced, of at least "
+        f"one dimension, not {kind}; use np.asarray(...), or from_dataset"
+    )
+
+
+class MemoryColumn(Column):
+    """A NumPy array. One that is mapped from a file is pickled as the place in that file."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._given = array
+        self._array = np.asarray(array)
+        self.shape, self.dtype = array.shape, array.dtype
+        # Rows are copied fastest from two dimensions.
+        is_flat = array.ndim > 2 and array.flags.c_contiguous
+        self._flat = (
+            self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
+        )
+        self._whole = _whole_rows(self._array)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        place = _place_of(self._given)
+        return (MemoryColumn, (self._given,)) if place is None else (_mapped, place)
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        if self._whole is not None:
+            return self._whole[indices].view(self.dtype).reshape(len(indices), *self.shape[1:])
+        found: NDArray[Any] = self._array[indices]
+        return found
+
+    def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        flat = self._flat
+        if flat.ndim != out.ndim:
+            out = out.reshape(len(indices), flat.shape[1])
+        if flat.flags.c_contiguous:
+            # "clip" lets NumPy write straight into out; the indices are in range.
+            flat.take(indices, axis=0, out=out, mode="clip")
+        else:
+            out[...] = self.rows(indices)  # take() would make all of the array contiguous first
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
+        if self._flat.flags.c_contiguous:
+            return super().gathered(indices, recycler)
+        return np.ascontiguousarray(self.rows(indices))  # its order in memory is NumPy's choice
+
+
+class SlicedColumn(Column):
+    """Whatever has ``shape`` and ``dtype`` and is sliced: HDF5, Zarr, TensorStore.
+
+    Rows are asked for in ascending order, each once: a slice where they follow one another, else a
+    list of indices, or slices where lists are not understood.
+
+    Raises TypeError for what gives other arrays than it says, ValueError for what gives none.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape = tuple(map(int, array.shape))
+        try:
+            first = np.asarray(array[0:1])
+        except (TypeError, RuntimeError) as error:  # PyTorch's of types that NumPy lacks, for one
+            raise ValueError(
+                f"from_arrays: the first row of this {type(array).__name__} is no array: {error}"
+            ) from error
+        if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
+            raise TypeError(
+                f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} gives "
+                f"{list(first.shape)} for [0:1]"
+            )
+        self.dtype = first.dtype
+        self._takes_lists = _takes_lists(array, first.shape)
+        chunks = getattr(array, "chunks", None)  # h5py and Zarr tell it so
+        if chunks is None:  # TensorStore so
+            layout = getattr(array, "chunk_layout", None)
+            chunks = getattr(getattr(layout, "read_chunk", None), "shape", None)
+        rows = chunks[0] if chunks else 1
+        self.chunk_rows = int(max(rows) if isinstance(rows, tuple) else rows)  # Dask tells all
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        found, back = self._read(indices)
+        return found[back]
+
+    def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        found, back = self._read(indices)
+        out[...] = found[back]
+
+    def _read(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return rows, and which of them is at which place."""
+        wanted, back = np.unique(indices, return_inverse=True)
+        if not len(wanted):
+            return np.empty((0, *self.shape[1:]), self.dtype), back
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+        if len(runs) > 1 and self._takes_lists:
+            found = np.asarray(self._array[wanted.tolist()])
+        else:
+            each = [np.asarray(self._array[int(run[0]) : int(run[-1]) + 1]) for run in runs]
+            found = each[0] if len(each) == 1 else np.concatenate(each)
+        if found.shape != (len(wanted), *self.shape[1:]):
+            raise ValueError(
+                f"{type(self._array).__name__}: {len(wanted):,} rows were asked for, and an array "
+                f"of shape {list(found.shape)} came"
+            )
+        return found, back
+
+
+def _whole_rows(array: NDArray[Any]) -> NDArray[np.void] | None:
+    """Return rows as one item each, where each lies in one piece, though all of them do not.
+
+    Such items are copied a third faster than rows.
+    """
+    if array.flags.c_contiguous or array.ndim < 2 or not array.size or array.dtype.hasobject:
+        return None
+    if not array[0].flags.c_contiguous:
+        return None
+    row, itemsize = math.prod(array.shape[1:]), array.itemsize
+    rows = as_strided(array, (len(array), row), (array.strides[0], itemsize), writeable=False)
+    return rows.view(f"V{row * itemsize}")[:, 0]
+
+
+def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:
+    try:
+        return bool(shape[0]) and np.asarray(array[[0]]).shape == shape
+    except (TypeError, IndexError, ValueError, KeyError, NotImplementedError):
+        return False
+
+
+def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, ...]] | None:
+    """Return where in a file an array lies whole, if it is mapped from one and not changed."""
+    if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
+        return None
+    mapped = getattr(array, "_mmap", None)
+    if mapped is None or array.mode == "c" or not array.size:
+        return None
+    begin = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+    within = array.__array_interface__["data"][0] - begin
+    before = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    return os.fspath(array.filename), array.dtype, before + within, array.shape
+
+
+def _mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> MemoryColumn:
+    return MemoryColumn(np.memmap(path, dtype, "r", offset, shape))
+
+
+class HdfArray:
+    """A dataset of a file, by the file's path: h5py's own can neither be sent nor inherited.
+
+    It is opened when it is first read in a process, and stays open as long as this object.
+
+    Raises ValueError for a dataset of a file that is closed, that is open for writing, or that has
+    no path of its own.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if not dataset:
+            raise ValueError("from_arrays: the HDF5 file of this dataset is closed")
+        path = os.path.abspath(os.fsdecode(dataset.file.filename))
+        if not os.path.isfile(path):
+            raise ValueError(
+                f"from_arrays: the HDF5 dataset {dataset.name!r} lies in no file of its own; "
+                "workers could not open it: use np.asarray(...)"
+            )
+        if dataset.file.mode != "r":
+            raise ValueError(
+                f"from_arrays: {path} is open for writing, and workers could not open it: open it "
+                "with h5py.File(path, 'r')"
+            )
+        self._path, self._name = path, dataset.name
+        self.shape, self.dtype = dataset.shape, dataset.dtype
+        self.chunks = dataset.chunks
+        self._version = _version(path)
+        self._open: Any = None
+        self._owner = OwningProcess()
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ("_owner", "_open")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+        self._open, self._owner = None, OwningProcess()
+
+    def __getitem__(self, rows: Any) -> Any:
+        if not self._owner.is_current:
+            _INHERITED.append(self._open)
+            self._open, self._owner = None, OwningProcess()
+        if self._open is None:
+            self._open = self._opened()
+        return self._open[rows]
+
+    def _opened(self) -> Any:
+        import h5py
+
+        if _version(self._path) != self._version:
+            raise ValueError(
+                f"{self._path} has changed since the pipeline was built: build it anew"
+            )
+        return h5py.File(self._path, "r")[self._name]
+
+
+def _version(path: str) -> FileVersion:
+    found = os.stat(path)
+    return version_of(found)

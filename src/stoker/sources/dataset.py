@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.cache.contents import told
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.arrow_rows import is_table
+from stoker.sources.arrow.table import is_table
 from stoker.sources.source import IndexedSource, Indices, UserObject
 
 

@@ -1,21 +1,40 @@
-"""A stream of examples: what can be iterated, but not asked for by index."""
+"""A stream of examples: what can be iterated, but not asked for by index.
+
+Some streams have a state of their own: Hugging Face's, torchdata's, or any with the protocol. The
+protocol is ``state_dict()`` and ``load_state_dict(state)`` of what is iterated, as torchdata has
+it. A stream is read ahead of the consumer, so what it says of itself is kept until nobody can ask
+for it any more. It is not asked behind each example, as that may cost as much as reading one; what
+lies between is read again.
+
+A pass that is left in its middle was read ahead of its consumer too. Some streams begin the next
+pass where they stand, others at their beginning, and nothing tells which. So before the next pass
+it is put back: a state from before what the consumer took is loaded, what is left up to there is
+read, and that pass is dropped. Then the stream is as if nothing had been read ahead, and its next
+pass begins where it likes. One that begins every later pass at what was loaded is found out by a
+trial, once.
+"""
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from stoker.checks import is_whole_number
 from stoker.errors import StateError
-from stoker.sources.own_state import Standing, StatefulPass, StateLog, checked, has_state
 from stoker.sources.source import Source
 
 if TYPE_CHECKING:
     from stoker.chain import Chain
     from stoker.engine.lower import Lowering
 
+
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise."""
+_EVERY = 16  # examples
 
 
 class Passes:
@@ -172,3 +191,212 @@ class IterableSource(Source):
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self._given, "set_epoch"):
             self._given.set_epoch(epoch)
+
+
+def has_state(given: Any) -> bool:
+    """Whether something has a state of its own that needs nobody else to count for it."""
+    methods = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
+    ask, load = methods
+    if isinstance(given, type) or not callable(ask) or not callable(load):
+        return False
+    try:
+        inspect.signature(ask).bind()
+        inspect.signature(load).bind({})
+    except (TypeError, ValueError):  # MosaicML's and LitData's data sets: their loaders have one
+        return False
+    return True
+
+
+def _begins_anew(given: Any) -> bool:
+    """Whether something is known to begin each pass at its beginning, wherever it stood.
+
+    A ``StatefulDataLoader`` does but for a stream that it iterates in this process.
+    """
+    package = type(given).__module__.partition(".")[0]
+    if package == "torchdata" and hasattr(given, "dataset"):
+        return bool(given.num_workers) or not hasattr(given.dataset, "__iter__")
+    return package in ("datasets", "torchdata", "stoker")
+
+
+class Standing:
+    """Where something with a state of its own stands between passes.
+
+    Args:
+        given: what is iterated.
+        open_pass: begins a pass over it.
+    """
+
+    def __init__(self, given: Any, open_pass: Callable[[], Iterator[Any]]) -> None:
+        self._given = given
+        self._open = open_pass
+        self._is_anew = _begins_anew(given)
+        self._first: Any = None  # its state before the first pass, if it could be asked then
+        self._was_asked = False
+        self._is_ahead = False  # whether more was read than the consumer took
+        self.place: dict[str, Any] | None = None
+        """Where the consumer left the last pass; None where that ended, or begins anew anyway."""
+        self._is_tried = False
+
+    def before(self) -> Any:
+        """Return its state before a pass, None where it cannot be told."""
+        if self._is_anew or hasattr(self._given, "set_epoch"):
+            return None
+        try:
+            state = self._given.state_dict()
+        except Exception:  # some have one only once they are iterated
+            state = None
+        if not self._was_asked:
+            self._first, self._was_asked = state, True
+        return state
+
+    def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
+        """Take note that a pass was left.
+
+        Args:
+            place: where the consumer was: a state, and how many examples to skip behind it; None
+                at the pass's beginning.
+            is_ahead: whether more was read than the consumer took.
+        """
+        if self._is_anew:
+            return
+        if place is not None:
+            self.place = place
+        elif self.place is None and self._first is not None:
+            self.place = {"own": self._first, "skip": 0}
+        self._is_ahead = is_ahead
+
+    def end(self) -> None:
+        """Take note that a pass came to its end."""
+        self.place = None
+
+    def restore(self, place: dict[str, Any]) -> None:
+        """Stand where another process's consumer left a pass."""
+        self.place, self._is_ahead = place, True
+
+    def put_back(self) -> None:
+        """Have it stand where the consumer left the last pass, if it was read on from there."""
+        place = self.place
+        if place is None or self._is_anew or not self._is_ahead:
+            return
+        if not self._was_asked:  # another process left the pass
+            self.before()
+        behind = self._read_up_to(place)
+        if place["skip"] and not self._is_tried:
+            next(self._open(), None)
+            self._is_anew = _are_alike(self._given.state_dict(), behind)
+            self._is_tried = True
+            if not self._is_anew:
+                self._read_up_to(place)
+            elif self._first is not None:
+                self._given.load_state_dict(self._first)
+
+    def _read_up_to(self, place: dict[str, Any]) -> Any:
+        """Go on at a state, and read what is to be skipped; return the state behind the first."""
+        self._given.load_state_dict(place["own"])
+        behind = None
+        if place["skip"]:
+            examples = self._open()
+            next(examples, None)
+            behind = self._given.state_dict()
+            for _ in islice(examples, place["skip"] - 1):
+                pass
+        return behind
+
+
+def _are_alike(state: Any, other: Any) -> bool:
+    try:
+        return bool(state == other)
+    except Exception:  # of arrays, say
+        return False
+
+
+class StateLog:
+    """What a stream said of itself in one pass. Noted by one thread, asked by another alone.
+
+    Args:
+        saved: what ``state`` returned where the pass goes on; None at the beginning.
+        number: how many examples of the pass come before.
+        before: the state before the pass, if it is known.
+    """
+
+    def __init__(self, saved: dict[str, Any] | None, number: int, before: Any = None) -> None:
+        self.number = self.read = number
+        self._before = before
+        self.skip = 0 if saved is None else int(saved["skip"])
+        self._states: deque[tuple[int, Any]] = deque()
+        if saved is not None:
+            self._states.append((number - self.skip, saved["own"]))
+
+    def note(self, number: int, given: Any) -> None:
+        """Ask the stream, behind so many examples, if that is due."""
+        self.read = number
+        if number == self.number + 1 or number % _EVERY == 0:
+            self._states.append((number, given.state_dict()))
+
+    def state(self, number: int) -> dict[str, Any] | None:
+        """Return the state behind so many examples of the pass; None at its beginning.
+
+        What was forgotten cannot be asked for.
+        """
+        found = None
+        for at in range(len(self._states)):  # only the caller takes any away
+            if self._states[at][0] > number:
+                break
+            found = self._states[at]
+        return None if found is None else {"own": found[1], "skip": number - found[0]}
+
+    def place(self, number: int) -> dict[str, Any] | None:
+        """Return how to come to so many examples by reading one at least; None: not known.
+
+        A state that was loaded counts for some streams until an example is read.
+        """
+        found = None if self._before is None else (0, self._before)
+        for at in range(len(self._states)):
+            if self._states[at][0] >= number:
+                break
+            found = self._states[at]
+        if found is None or number <= found[0]:
+            return None
+        return {"own": found[1], "skip": number - found[0]}
+
+    def forget_before(self, number: int) -> None:
+        """Drop what only states behind fewer examples need."""
+        while len(self._states) > 1 and self._states[1][0] < number:
+            self._states.popleft()
+
+
+class StatefulPass(Iterator[Any]):
+    """One pass over a stream that was told where to begin; notes its states."""
+
+    def __init__(self, given: Any, examples: Iterator[Any], log: StateLog) -> None:
+        self._given = given
+        self._examples = examples
+        self._log = log
+        self._number, self._skip = log.number, log.skip
+
+    def __next__(self) -> Any:
+        while self._skip:
+            self._skip -= 1
+            next(self._examples)
+        example = next(self._examples)
+        self._number += 1
+        self._log.note(self._number, self._given)
+        return example
+
+    def interrupt(self) -> None:
+        """Interrupt another thread that waits in ``next()``, if that can be done."""
+        tell = getattr(self._examples, "interrupt", None)
+        if tell is not None:
+            tell()
+
+
+def checked(saved: Any, number: int) -> dict[str, Any]:
+    """Return a saved state if it may be one behind so many examples, else raise StateError.
+
+    Behind none it is the place where a pass was left.
+    """
+    if isinstance(saved, dict) and saved.keys() == {"own", "skip"}:
+        skip = saved["skip"]
+        if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):
+            return saved
+    raise StateError("the state is damaged: what it says of the stream's own state cannot be")

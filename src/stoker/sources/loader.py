@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StateError
-from stoker.sources.iterable import Passes
-from stoker.sources.own_state import Standing
+from stoker.sources.iterable import Passes, Standing
 from stoker.sources.source import Source
 from stoker.sources.unsharded import warn_unsharded_loader
 

@@ -19,9 +19,10 @@ from stoker import pytree
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint
 from stoker.dealing import Dealer
+from stoker.numbering import Numbering
 from stoker.orders import Order, Selection
+from stoker.schedule.mixed_order import MixedOrder
 from stoker.schedule.proportions import Proportions
-from stoker.sources.mixed_order import MixedOrder
 from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
 from stoker.stats import PartStats
 
@@ -68,9 +69,7 @@ class MixtureSource(IndexedSource):
         self.proportions = Proportions(weights)
         self._until_all = until_all
         self._lengths = [len(part.source) for part in parts]
-        lengths = np.array(self._lengths, np.int64)
-        self._ends: NDArray[np.int64] = np.cumsum(lengths)
-        self._firsts: NDArray[np.int64] = self._ends - lengths
+        self._numbering = Numbering(self._lengths)
         self.runs_user_code = any(part.source.runs_user_code for part in parts)
         self.fits_page_cache = all(part.source.fits_page_cache for part in parts)
         for number, part in enumerate(parts, 1):
@@ -97,7 +96,7 @@ class MixtureSource(IndexedSource):
         return known[0] if all(each == known[0] for each in known) else None
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._numbering.total
 
     def count(self) -> int:
         return self.examples(Selection())
@@ -196,10 +195,10 @@ class MixtureSource(IndexedSource):
 
         Returns where each stood, what it is in its part, and where each part ends among them.
         """
-        numbers = self._ends.searchsorted(indices, "right").astype(np.uint16)
+        numbers = self._numbering.parts(indices).astype(np.uint16)
         places = numbers.argsort(kind="stable")  # of numbers so small, in linear time
         numbers = numbers[places]
-        own = indices[places] - self._firsts[numbers]
+        own = indices[places] - self._numbering.starts[numbers]
         ends: list[int] = numbers.searchsorted(range(len(self.parts)), "right").tolist()
         return places, own, ends
 
@@ -211,8 +210,7 @@ class MixtureSource(IndexedSource):
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the part that an example is of, and its index there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, int(index - self._firsts[number])
+        return self._numbering.find(index)
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
         parts = zip(self.parts, self._shared(selection or Selection()), strict=True)

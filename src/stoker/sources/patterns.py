@@ -1,4 +1,4 @@
-"""Which local files are meant: paths, globs, and braces such as ``shard-{000..146}.tar``."""
+"""Which files are meant: paths, patterns, braces; and very many names, kept compactly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from stoker.sources.local_files import files_below, is_special
+import numpy as np
+
+from stoker.numbering import Numbering
+from stoker.sources.files import files_below, is_special
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -125,3 +128,23 @@ def is_aside(path: str) -> bool:
     Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave it out, too.
     """
     return any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+class Names(Sequence[str]):
+    """Strings in one piece of memory, since a million objects take long to pickle and to scan."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        self._bytes = b"".join(encoded)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        self._bounds = Numbering(lengths)
+
+    def __len__(self) -> int:
+        return len(self._bounds.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        starts, ends = self._bounds.starts, self._bounds.ends
+        return self._bytes[starts[index] : ends[index]].decode("utf-8", "surrogateescape")

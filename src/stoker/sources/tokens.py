@@ -1,25 +1,33 @@
-"""Windows over files of tokens, for language models."""
+"""Windows over files of tokens, for language models.
+
+``stoker-native``, where it is installed, reads and widens many windows in one call without the GIL.
+Where it stops, NumPy goes on, and says what is wrong.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from stoker import native
 from stoker.buffers import Recycler
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.checks import is_whole_number
+from stoker.numbering import Numbering
+from stoker.signals import pass_on
+from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
-from stoker.sources.token_files import TokenFile, find_tokens
-from stoker.sources.window_reader import WindowReader
 
 IGNORED_TARGET = -100
 """What ``torch.nn.functional.cross_entropy`` leaves out of the loss."""
 _TOGETHER_BYTES = 2 << 20  # of batches that are gathered at once: more would leave the CPU's caches
+_WINDOWS = 256  # in a call: signals wait for its end
+_WINDOWS_OF_MANY_FILES = 16  # their files stay open meanwhile, beside those that always do
 
 
 class Window(NamedTuple):
@@ -80,9 +88,8 @@ class TokenSource(IndexedSource, Rows):
         self._files = self._find(files, dtype)
         self._given = shown(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        self._firsts = self._ends - np.array(counts, np.int64)
-        if not self._ends[-1]:
+        self._windows = Numbering(counts)
+        if not self._windows.total:
             most = max(file.tokens for file in self._files)
             raise ValueError(
                 f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
@@ -104,7 +111,7 @@ class TokenSource(IndexedSource, Rows):
         return self
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._windows.total
 
     def fetch(self, indices: Indices) -> list[Any]:
         batch = self.allocate(len(indices), Recycler())
@@ -152,9 +159,8 @@ class TokenSource(IndexedSource, Rows):
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         rows = slice(start, start + len(indices))
         inputs, targets = batch.inputs[rows], batch.targets[rows]
-        files = np.searchsorted(self._ends, indices, side="right")
-        tokens = (indices - self._firsts[files]) * self._stride
-        self._reader.read(files, tokens, inputs, targets)
+        files, windows = self._windows.find_many(indices)
+        self._reader.read(files, windows * self._stride, inputs, targets)
         self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
@@ -181,5 +187,160 @@ class TokenSource(IndexedSource, Rows):
         return Window if self._separator is None else DocumentWindow
 
     def _locate(self, index: int) -> tuple[TokenFile, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._files[number], int(index - self._firsts[number]) * self._stride
+        file, window = self._windows.find(index)
+        return self._files[file], window * self._stride
+
+
+class TokenFile(NamedTuple):
+    """A file of tokens, as it was found."""
+
+    path: str
+    version: FileVersion
+    dtype: np.dtype[Any]
+    start: int
+    """Where the tokens begin, in bytes."""
+    tokens: int
+
+
+def find_tokens(path: str, dtype: DTypeLike | None) -> TokenFile:
+    found = os.stat(path)
+    with open(path, "rb") as file:
+        return token_file(path, version_of(found), dtype, file)
+
+
+def token_file(
+    path: str, version: FileVersion, dtype: DTypeLike | None, file: BinaryIO
+) -> TokenFile:
+    """Find out what the tokens of a file are, and how many, from its beginning."""
+    start = 0
+    if path.endswith(".npy"):
+        shape, kind = _npy_header(path, file)
+        if len(shape) != 1:
+            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
+        start = file.tell()
+        if dtype is not None and np.dtype(dtype) != kind:
+            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
+        if version.size_bytes < start + shape[0] * kind.itemsize:
+            raise ValueError(
+                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
+                f"bytes for {shape[0]:,} tokens"
+            )
+    elif dtype is None:
+        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
+    else:
+        kind = np.dtype(dtype)
+    if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
+        raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
+    nbytes = version.size_bytes - start
+    if nbytes % kind.itemsize:
+        raise ValueError(
+            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
+            f"of {kind} tokens"
+        )
+    return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
+
+
+def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    form = np.lib.format
+    try:
+        first = form.read_magic(file) == (1, 0)
+        read = form.read_array_header_1_0 if first else form.read_array_header_2_0
+        shape, _, kind = read(file)
+    except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
+        pass_on(error)
+        raise ValueError(f"{path} is no array of tokens: {error}") from error
+    if any(length < 0 for length in shape):
+        raise ValueError(f"{path} is no array of tokens: its shape is {list(shape)}")
+    return shape, kind
+
+
+class WindowReader:
+    """Reads windows as ``int64``. Safe to use from any thread.
+
+    Args:
+        files: where they are.
+
+    Attributes:
+        releases_gil: whether almost all of it is done without the GIL: by the library. NumPy's many
+            short reads release it as well, but another thread makes each wait for it at its end.
+            So does opening files again and again, where there are very many.
+    """
+
+    def __init__(self, files: Sequence[TokenFile]) -> None:
+        self._files = files
+        self._opened = OpenFiles()
+        self._begins = np.array([file.start for file in files], np.int64)
+        kinds = {file.dtype for file in files}
+        (dtype,) = kinds if len(kinds) == 1 else (None,)
+        self._dtype = dtype if dtype is not None and dtype.isnative else None
+        self._stay_open = len(files) <= MOST_OPEN
+        self._at_once = _WINDOWS if self._stay_open else _WINDOWS_OF_MANY_FILES
+
+    @property
+    def releases_gil(self) -> bool:
+        return self._is_native and self._stay_open
+
+    @property
+    def _is_native(self) -> bool:
+        return self._dtype is not None and _of_library() is not None
+
+    def read(
+        self,
+        files: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> None:
+        """Fill rows with the windows of these files (by number) from these tokens on.
+
+        ``inputs`` and ``targets`` are C-ordered, ``[windows, length]``. Raises ValueError if a file
+        has changed or is too short; OSError.
+        """
+        done = self._read_widened(files, tokens, inputs, targets) if self._is_native else 0
+        if done < len(files):
+            self._read_and_widen(files[done:], tokens[done:], inputs[done:], targets[done:])
+
+    def _read_widened(
+        self,
+        files: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> int:
+        """Have the library read; returns how many windows are there."""
+        read_windows, dtype = _of_library(), self._dtype
+        assert read_windows is not None
+        assert dtype is not None
+        starts = self._begins[files] + tokens * dtype.itemsize
+        for at in range(0, len(files), self._at_once):
+            part = slice(at, at + self._at_once)
+            numbers = files[part].tolist()
+            opened = {n: self._opened.opened(*self._files[n][:2]) for n in dict.fromkeys(numbers)}
+            descriptors = np.array([opened[n].descriptor for n in numbers], np.int32)
+            done = read_windows(descriptors, starts[part], dtype, inputs[part], targets[part])
+            if done < len(numbers):
+                return at + done
+        return len(files)
+
+    def _read_and_widen(
+        self,
+        files: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> None:
+        for number in dict.fromkeys(files.tolist()):
+            path, version, dtype, begins, _ = self._files[number]
+            there = files == number
+            starts = (begins + tokens[there] * dtype.itemsize).tolist()
+            found = np.empty((len(starts), inputs.shape[1] + 1), dtype)
+            self._opened.read_values(path, version, starts, found)
+            of_file = slice(None) if len(starts) == len(files) else there
+            inputs[of_file] = found[:, :-1]
+            targets[of_file] = found[:, 1:]
+
+
+def _of_library() -> Callable[..., int] | None:
+    """Return the library's function; None where there is no library, or one before 0.2."""
+    found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
+    return found

@@ -1,1 +1,1 @@
-"""Sources over files at URLs."""
+"""Sources over files at URLs: listing, reading ahead, trying again."""

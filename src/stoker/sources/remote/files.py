@@ -10,7 +10,7 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.fingerprint import Fingerprint, of_file
+from stoker.numbering import Numbering
 from stoker.orders import Selection
-from stoker.sources.class_folders import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.local_files import is_special, read_file, warn_left_out
-from stoker.sources.names import Names
-from stoker.sources.patterns import path_list
-from stoker.sources.remote.access import Access, Root
+from stoker.sources.files import is_special, read_file, warn_left_out
+from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
+from stoker.sources.patterns import Names, path_list
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.source import Access, RemoteSource, Root
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import IndexedSource, Indices
 
@@ -44,9 +44,8 @@ class RemoteFolderSource(RemoteSource):
 
     Args:
         url: the folder: for HTTP, of index pages with links.
-        requests: at most so many at a time, for listing and for each reader.
-        retry_s: how long after the first failure of a file, or a listing, it is tried again.
-        storage_options: what fsspec's file system is made with.
+        options: how they are listed and read.
+        asked: which files are examples, and how classes are numbered.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -59,20 +58,16 @@ class RemoteFolderSource(RemoteSource):
     def __init__(
         self,
         url: str,
+        options: RemoteOptions,
         asked: ClassFolders | None = None,
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = Access(url, requests, retry_s, dict(storage_options or {}))
+        self.access = Access(url, options)
         self._asked = asked = asked or ClassFolders.of()
         suffixes = asked.suffixes
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
         self._root, (folders, self._found) = listed
         self.classes, self._labels = asked.number(folders, url)
-        # Files are numbered through all folders: here the next one begins.
-        self._ends = np.cumsum([len(listing.names) for listing in self._found])
+        self._numbering = Numbering([len(listing.names) for listing in self._found])
         asked.refuse_empty(len(self), len(folders), url)
 
     @property
@@ -84,7 +79,7 @@ class RemoteFolderSource(RemoteSource):
         return self._asked.kind._fields
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._numbering.total
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
@@ -102,22 +97,18 @@ class RemoteFolderSource(RemoteSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
-        folder = self._folder_of(index)
+        folder, number = self._numbering.find(index)
         file = self.locate(index)
-        version = self._found[folder].versions[index - int(self._ends[folder])]
+        version = self._found[folder].versions[number]
         return Fingerprint(file.url, file.size, int(version), self._labels[folder])
 
     def locate(self, index: int) -> RemoteFile:
-        folder = self._folder_of(index)
+        folder, number = self._numbering.find(index)
         names, sizes, _ = self._found[folder]
-        number = index - int(self._ends[folder])  # from the end of the folder
         return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._asked.kind(data, self._labels[self._folder_of(index)])
-
-    def _folder_of(self, index: int) -> int:
-        return int(np.searchsorted(self._ends, index, side="right"))
+        return self._asked.kind(data, self._labels[self._numbering.find(index)[0]])
 
 
 class FilesSource(IndexedSource):
@@ -130,7 +121,7 @@ class FilesSource(IndexedSource):
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
             (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
             In URLs of HTTP a ``?`` is none. Hidden files fit only patterns that name such.
-        requests, retry_s, storage_options: for URLs, as in ``RemoteFolderSource``.
+        options: for URLs, how they are listed and read.
 
     Raises:
         FileNotFoundError: no file fits the pattern.
@@ -146,10 +137,7 @@ class FilesSource(IndexedSource):
     def __init__(
         self,
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
+        options: RemoteOptions,
     ) -> None:
         self._listing: tuple[Root, NDArray[np.int64]] | None = None
         self._versions: NDArray[np.int64] | None = None
@@ -160,7 +148,7 @@ class FilesSource(IndexedSource):
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
         self.access: Access | None = None
         if _find_protocol(given):
-            self.access = Access(given[0], requests, retry_s, dict(storage_options or {}))
+            self.access = Access(given[0], options)
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.sources.names import Names
+from stoker.sources.patterns import Names
 from stoker.sources.remote.failures import retry
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import Entries, Storage
 
 T = TypeVar("T")
@@ -30,16 +31,16 @@ class Listing(NamedTuple):
 
 
 class Lister:
-    """Lists folders of one storage, ``requests`` at a time; its coroutines run on its loop.
+    """Lists folders of one storage, many at a time; its coroutines run on its loop.
 
-    ``url`` is its root, for messages; ``retry_s`` is for each folder, as in ``retry``.
+    ``url`` is its root, for messages.
     """
 
-    def __init__(self, storage: Storage, url: str, requests: int, retry_s: float) -> None:
+    def __init__(self, storage: Storage, url: str, options: RemoteOptions) -> None:
         self._storage = storage
         self._url = url.rstrip("/")
-        self._retry_s = retry_s
-        self._slots = asyncio.Semaphore(requests)
+        self._retry_s = options.retry_s
+        self._slots = asyncio.Semaphore(options.requests)
 
     async def list_classes(self, suffixes: Sequence[str]) -> tuple[list[str], list[Listing]]:
         """List files with such suffixes by class folder; in both a sorted local folder's order.

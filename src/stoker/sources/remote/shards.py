@@ -1,10 +1,13 @@
-"""Shards behind a URL: an example, or a run of neighbours, is a range, read by one request."""
+"""Shards behind a URL: an example, or a run of neighbours, is a range, read by one request.
+
+Runs are read where an epoch's order keeps neighbours together, and kept while they are wanted.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,33 +15,34 @@ from numpy.typing import NDArray
 from stoker.block_order import WINDOW
 from stoker.cache.fingerprint import Fingerprint
 from stoker.machine import format_bytes
+from stoker.numbering import Numbering
 from stoker.one_shot import run_on
 from stoker.orders import Selection
-from stoker.sources.open_files import FileVersion
+from stoker.sources.arrow.blocks import HeldBlocks
+from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.block_reader import BlockReader
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.remote_source import RemoteSource
-from stoker.sources.remote.shard_runs import (
-    AHEAD_BYTES,
-    KEPT_BYTES,
-    ShardRuns,
-    find_runs,
-    spans_of,
-)
+from stoker.sources.remote.options import RemoteOptions
+from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.storage import Storage
 from stoker.sources.remote.urls import access_to, find_urls
 from stoker.sources.shards.index import ShardIndex
-from stoker.sources.shards.indexing import index_shards
+from stoker.sources.shards.index_files import index_shards
 from stoker.sources.shards.members import UnusableShardError
 from stoker.sources.shards.shard_source import ShardSource
 from stoker.sources.shards.tar_members import HEADER_BYTES, is_header
-from stoker.sources.source import Reader
+from stoker.sources.source import Indices, Reader
 
-_AHEAD_BYTES = 1 << 16  # of small files one request finds many headers
+_HEADERS_BYTES = 1 << 16  # of small files one request finds many headers
 _SCATTERED = 4  # times as many bytes as the files of an example have
 _FEWEST = 2  # examples in a run, on average, for which blocks are worth their randomness
+RUN_BYTES = 1 << 20
+"""Examples that begin in the same so many bytes of a shard are a run."""
+KEPT_BYTES = 4 * WINDOW * RUN_BYTES
+"""Of runs that are kept: those that a shuffle draws from, and those it drew from before."""
+AHEAD_BYTES = 2 * WINDOW * RUN_BYTES
+"""Of runs that are read ahead of their use."""
 
 
 class RemoteShardSource(RemoteSource, ShardSource):
@@ -48,7 +52,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
 
     Args:
         shards: URLs or patterns.
-        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+        options: how they are listed and read.
 
     Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
     parts of files.
@@ -57,24 +61,22 @@ class RemoteShardSource(RemoteSource, ShardSource):
     def __init__(
         self,
         shards: Paths,
+        options: RemoteOptions,
         fields: Sequence[str] | None,
         *,
         is_strict: bool,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = access_to(shards, requests, retry_s, storage_options)
+        self.access = access_to(shards, options)
         super().__init__(shards, fields, is_strict=is_strict)
         for shard in self._shards:
             _refuse_scattered(shard)
         self._runs = find_runs(self._shards)
-        self.prefers_blocks = _FEWEST * len(self._runs.ends) <= len(self)
+        self.prefers_blocks = _FEWEST * len(self._runs.starts) <= len(self)
 
     @property
     def blocks(self) -> NDArray[np.int64]:
         """Runs of neighbours of about a MiB."""
-        return self._runs.ends
+        return self._runs.examples.ends
 
     def extent(self, *, is_followed: bool) -> str:
         kept = format_bytes(KEPT_BYTES)
@@ -82,7 +84,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
 
     def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""
-        ends = self._runs.ends
+        ends = self._runs.examples.ends
         together = selection is not None and selection.goes_through(ends)
         if not together and (selection is None or len(ends) > WINDOW):
             return self.access.reader(self)
@@ -132,13 +134,13 @@ class RemoteShardSource(RemoteSource, ShardSource):
         return Fingerprint(f"{shard.path}/{shard.keys[number]}", *shard.version[:2], number)
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
-        access = self.access
+        access, options = self.access, self.access.options
         urls = find_urls(shards, access)
         storage = access.open()
         ended: list[bool] = []
         try:
             return index_shards(
-                urls, lambda url: _RemoteShard(url, storage, access.retry_s, ended), access.requests
+                urls, lambda url: _RemoteShard(url, storage, options, ended), options.requests
             )
         finally:
             ended.append(True)  # where one has failed, others may be under way
@@ -154,7 +156,7 @@ def _refuse_scattered(shard: ShardIndex) -> None:
     first = np.concatenate([[0], shard.places.ends[:-1]])
     wanted = np.add.reduceat(shard.places.nbytes, first)
     worst = int(np.argmax(spans - wanted))
-    if spans[worst] > _SCATTERED * wanted[worst] + _AHEAD_BYTES:
+    if spans[worst] > _SCATTERED * wanted[worst] + _HEADERS_BYTES:
         raise UnusableShardError(
             f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
             f"bytes apart, and one request would read all of these for {int(wanted[worst]):,}: "
@@ -165,10 +167,12 @@ def _refuse_scattered(shard: ShardIndex) -> None:
 class _RemoteShard:
     """A file behind a URL, read by offset, by one thread, until ``ended`` says something."""
 
-    def __init__(self, url: str, storage: Storage, retry_s: float, ended: list[bool]) -> None:
+    def __init__(
+        self, url: str, storage: Storage, options: RemoteOptions, ended: list[bool]
+    ) -> None:
         self.path = url
         self._storage = storage
-        self._retry_s = retry_s
+        self._retry_s = options.retry_s
         self._ended = ended
         self._at = storage.to_path(url)
         self._start, self._held = 0, b""
@@ -183,7 +187,7 @@ class _RemoteShard:
         within = start - self._start
         if not 0 <= within <= len(self._held) - nbytes:
             whole, version = self._version[:2]
-            wanted = min(max(nbytes, _AHEAD_BYTES), whole - start)
+            wanted = min(max(nbytes, _HEADERS_BYTES), whole - start)
             self._start, within = start, 0
             self._held = self._run(
                 lambda: self._storage.read_part(self._at, start, wanted, whole, version)
@@ -198,3 +202,112 @@ class _RemoteShard:
     def _check(self) -> None:
         if self._ended:
             raise RuntimeError("another shard could not be read")
+
+
+class Runs(NamedTuple):
+    """The runs of all shards, one after another."""
+
+    examples: Numbering
+    """Of each, and of all of them: how they are numbered."""
+    shards: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    """In bytes of its shard."""
+    stops: NDArray[np.int64]
+
+
+class Examples(Protocol):
+    """The examples that lie in the runs."""
+
+    def locate(self, index: int) -> RemoteFile:
+        """Tell where an example is."""
+        ...
+
+    def example(self, index: int, data: bytes) -> Any:
+        """Make an example of its bytes."""
+        ...
+
+
+class _Run(NamedTuple):
+    start: int
+    num_rows: int
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+class ShardRuns:
+    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these.
+
+    Args:
+        runs: of all shards.
+        files: of each shard its URL and version.
+        examples: what is made of a run.
+    """
+
+    def __init__(
+        self, runs: Runs, files: Sequence[tuple[str, FileVersion]], examples: Examples
+    ) -> None:
+        self.held = HeldBlocks(KEPT_BYTES)
+        self._runs = runs
+        self._shards = files
+        self._examples = examples
+
+    def blocks_of(self, indices: Indices) -> NDArray[Any]:
+        return self._runs.examples.parts(np.asarray(indices, np.int64))
+
+    def locate(self, index: int) -> RemoteFile:
+        _, shards, starts, stops = self._runs
+        start, stop = int(starts[index]), int(stops[index])
+        url, version = self._shards[int(shards[index])]
+        return RemoteFile(None, url, stop - start, start, *version[:2])
+
+    def example(self, index: int, data: bytes) -> _Run:
+        """Return a run, of what was read for it."""
+        examples = self._runs.examples
+        rows = int(examples.ends[index] - examples.starts[index])
+        return _Run(int(self._runs.starts[index]), rows, data)
+
+    def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
+        examples = []
+        for index, block in zip(indices, self.blocks_of(indices).tolist(), strict=True):
+            place = self._examples.locate(int(index))
+            assert place.start is not None
+            run = self.held.get(block, functools.partial(read, block))
+            start = place.start - run.start
+            data = run.data[start : start + place.size]
+            examples.append(self._examples.example(int(index), data))
+        return examples
+
+
+def find_runs(shards: Sequence[ShardIndex]) -> Runs:
+    """Cut shards into runs: of their examples as they are numbered, and no further than a shard."""
+    parts = []
+    for number, shard in enumerate(shards):
+        starts, stops = spans_of(shard)
+        if not len(starts):
+            continue
+        first = np.flatnonzero(np.diff(starts // RUN_BYTES, prepend=-1))
+        parts.append(
+            (
+                np.diff(first, append=len(starts)),
+                np.full(len(first), number),
+                np.minimum.reduceat(starts, first),
+                # Of a truncated shard what is there is read; who lies beyond fails by itself.
+                np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes),
+            )
+        )
+    counts, *places = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
+    return Runs(Numbering(counts), *places)
+
+
+def spans_of(shard: ShardIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each example begins, with the header of its first file, and where it ends."""
+    ends, _, starts, nbytes, inflated_bytes = shard.places
+    if not len(ends):
+        return ends, ends
+    starts = starts - np.where(inflated_bytes < 0, HEADER_BYTES, 0)
+    first = np.concatenate([[0], ends[:-1]])
+    stops = np.maximum.reduceat(shard.places.starts + nbytes, first)
+    return np.minimum.reduceat(starts, first), stops

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stoker.sources.local_files import read_file
+from stoker.sources.files import read_file
 from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
 
 STALL_S = 10.0

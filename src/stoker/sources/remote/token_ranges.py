@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.cache.fingerprint import Fingerprint
-from stoker.sources.open_files import FileVersion
+from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
-from stoker.sources.token_files import TokenFile, token_file
-from stoker.sources.tokens import TokenSource
+from stoker.sources.tokens import TokenFile, TokenSource, token_file
 
 _HEADER_BYTES = 4096  # of a .npy file: more than one of a single axis has
 
@@ -26,7 +25,7 @@ class RemoteTokenSource(RemoteSource, TokenSource):
     """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
 
     Args:
-        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+        options: how they are listed and read.
 
     Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
     parts of files.
@@ -35,16 +34,13 @@ class RemoteTokenSource(RemoteSource, TokenSource):
     def __init__(
         self,
         files: Paths,
+        options: RemoteOptions,
         length: int,
         stride: int | None = None,
         dtype: DTypeLike | None = None,
         separator: int | None = None,
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = access_to(files, requests, retry_s, storage_options)
+        self.access = access_to(files, options)
         super().__init__(files, length, stride, dtype, separator)
 
     @property

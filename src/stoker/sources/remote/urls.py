@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from stoker.one_shot import run_on
 from stoker.sources.patterns import Paths, expand_braces, is_aside
-from stoker.sources.remote.access import Access
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import FilesSource
+from stoker.sources.remote.options import RemoteOptions
+from stoker.sources.remote.source import Access
 from stoker.sources.remote.storage import Storage
 
 
@@ -30,12 +31,10 @@ class RemotePart(NamedTuple):
     data: bytes
 
 
-def access_to(
-    given: Paths, requests: int, retry_s: float, options: Mapping[str, Any] | None
-) -> Access:
+def access_to(given: Paths, options: RemoteOptions) -> Access:
     """Return how the file system of these URLs is reached."""
     first = next(iter(given)) if _is_list(given) else given
-    return Access(str(first), requests, retry_s, dict(options or {}))
+    return Access(str(first), options)
 
 
 def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
@@ -57,12 +56,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
             raise ValueError(f"{url} is a local path, among URLs: read them apart")
         is_folder = suffix and not url.endswith(suffix) and "*" not in url
         folder = f"{url.rstrip('/')}/"
-        found = FilesSource(
-            f"{folder}**/*{suffix}" if is_folder else url,
-            requests=access.requests,
-            retry_s=access.retry_s,
-            storage_options=access.options,
-        )
+        found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
         each = [str(found.path(index)) for index in range(len(found))]
         if is_folder:
             each = [
@@ -86,16 +80,16 @@ def read_parts(
 
     Raises FileNotFoundError, RemoteError, also for a server that sends whole files only.
     """
-    storage = access.open()
-    slots = asyncio.Semaphore(access.requests)
+    storage, retry_s = access.open(), access.options.retry_s
+    slots = asyncio.Semaphore(access.options.requests)
 
     async def look(url: str) -> RemotePart:
         path = storage.to_path(url)
         async with slots:
-            size, version = await retry(lambda: storage.look_up(path), url, access.retry_s)
+            size, version = await retry(lambda: storage.look_up(path), url, retry_s)
             start, nbytes = part(url, size)
             read = _reading(storage, path, start, nbytes, size, version)
-            data = await retry(read, url, access.retry_s) if nbytes else b""
+            data = await retry(read, url, retry_s) if nbytes else b""
         return RemotePart(url, size, version, data)
 
     async def look_all() -> list[RemotePart]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
-from stoker.sources.local_files import refuse_too_large
+from stoker.sources.files import refuse_too_large
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import (
     GarbledError,
@@ -22,6 +21,7 @@ from stoker.sources.remote.failures import (
     TruncatedError,
     UnusableError,
 )
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import (
     SIZE_UNTOLD,
     UNKNOWN,
@@ -45,19 +45,20 @@ _LINK = re.compile(
 class WebStorage(Storage):
     """HTTP: paths are URLs, as they are sent."""
 
-    def __init__(self, kind: Any, url: str, options: Mapping[str, Any], requests: int) -> None:
+    def __init__(self, kind: Any, url: str, options: RemoteOptions) -> None:
         self._aiohttp = import_extra("aiohttp", url)
         self._yarl = import_extra("yarl", url)
 
         async def client(**settings: Any) -> Any:
             aiohttp = self._aiohttp
             # What comes encoded is refused: only of plain bytes the length tells whether all came.
-            own = {"connector": aiohttp.TCPConnector(limit=requests), "auto_decompress": False}
+            pool = aiohttp.TCPConnector(limit=options.requests)
+            own = {"connector": pool, "auto_decompress": False}
             return aiohttp.ClientSession(**{**own, **settings})
 
         # A session of its own can be closed, and then by us alone.
         own = {"skip_instance_cache": True, "asynchronous": True}
-        fs = kind(**{"get_client": client, **options, **own})
+        fs = kind(**{"get_client": client, **options.storage_options, **own})
         super().__init__(fs, import_extra("fsspec.asyn", url).get_loop(), "")
         self.root = self.to_path(url).rstrip("/")
         timeout = self._aiohttp.ClientTimeout(

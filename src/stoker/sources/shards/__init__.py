@@ -1,1 +1,1 @@
-"""Archives of many files, read by offset: tar shards as WebDataset has them, and zip."""
+"""Sources over archives: tar and zip shards, read by the offsets of the files in them."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.checks import names_in
+from stoker.sources.files import FileVersion, OpenFile
 from stoker.sources.iterable import IterableSource
-from stoker.sources.open_files import FileVersion, OpenFile
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import split_name
 from stoker.sources.shards.members import UnusableShardError, compression_of

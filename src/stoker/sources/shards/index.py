@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.sources.names import Names
-from stoker.sources.open_files import FileVersion
+from stoker.sources.files import FileVersion
+from stoker.sources.patterns import Names
 from stoker.sources.shards.members import (
     ArchiveMember,
     DamagedError,

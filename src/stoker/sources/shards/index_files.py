@@ -1,7 +1,8 @@
-"""Indexes of shards on disk, in the user's cache folder, so that each shard is scanned once.
+"""Indexes of shards, built several at a time, and kept on disk so that each shard is scanned once.
 
-A file is named by the shard's path, and tells the version of the shard that it was made of. It may
-be deleted at any time. What cannot be read, for whatever reason, is as good as not there.
+They lie in the user's cache folder. A file is named by the shard's path, and tells the version of
+the shard that it was made of. It may be deleted at any time. What cannot be read, for whatever
+reason, is as good as not there.
 
 Whoever writes one looks through the folder, at most once a day: what was not used for a month goes,
 what belongs to a local shard that is gone, and what a killed process left half written.
@@ -10,19 +11,27 @@ what belongs to a local shard that is gone, and what a killed process left half 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import xxhash
 
 from stoker.machine import user_folder
-from stoker.sources.names import Names
-from stoker.sources.open_files import FileVersion
-from stoker.sources.shards.index import Places, ShardIndex
+from stoker.one_shot import OneShot
+from stoker.sources.files import FileVersion
+from stoker.sources.patterns import Names
+from stoker.sources.shards.index import Places, ShardIndex, build_index
+from stoker.sources.shards.members import HeaderReads, ShardFile
 
+_THREADS = 8  # more than cores: they wait for a disk
+_SHOW_EVERY_S = 2.0
 _FORMAT = 4
 _DIGEST_BYTES = 16
 _LENGTH_BYTES = 4  # of the path that follows: so that it can be read alone
@@ -31,6 +40,74 @@ _SWEPT = ".swept"  # its time says when
 _DAY_S = 86_400.0
 _UNUSED_S = 30 * _DAY_S
 _WRITING_S = 3_600.0
+
+
+def index_shards(
+    paths: Sequence[str],
+    open_shard: Callable[[str], ShardFile] = HeaderReads,
+    at_once: int = _THREADS,
+) -> list[ShardIndex]:
+    """Return the indexes of shards: those that were kept, and those that are built now.
+
+    Raises what ``build_index`` does for the first shard that cannot be used.
+    """
+    results: list[OneShot[ShardIndex]] = [OneShot() for _ in paths]
+    numbers = itertools.count()  # each is taken by one thread
+    given_up = False
+
+    def run() -> None:
+        while not given_up and (number := next(numbers)) < len(paths):
+            try:
+                results[number].give(_index(open_shard(paths[number])))
+            except BaseException as error:
+                results[number].give(error=error)
+
+    threads = [
+        threading.Thread(target=run, name=f"stoker-index-{number}", daemon=True)
+        for number in range(min(at_once, len(paths)))
+    ]
+    for thread in threads:
+        thread.start()
+    shown = False
+    indexes: list[ShardIndex] = []
+    due_s = time.monotonic() + _SHOW_EVERY_S
+    try:
+        for result in results:
+            while True:
+                try:
+                    indexes.append(result.wait(max(0.0, due_s - time.monotonic())))
+                    break
+                except TimeoutError:
+                    shown = _show(indexes, len(paths)) or shown
+                    due_s = time.monotonic() + _SHOW_EVERY_S
+    finally:
+        given_up = True
+    for thread in threads:
+        thread.join()
+    if shown:
+        _show(indexes, len(paths))
+    return indexes
+
+
+def _index(file: ShardFile) -> ShardIndex:
+    version = file.version()
+    is_told = version.modified_ns != 0  # not all servers tell it
+    index = load_index(file.path, version) if is_told else None
+    if index is None:
+        index = build_index(file)
+        if is_told:
+            save_index(index)
+    return index
+
+
+def _show(indexes: Sequence[ShardIndex], of: int) -> bool:
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr, or a closed one
+        if sys.stderr.isatty():
+            examples = sum(len(index.keys) for index in indexes)
+            sys.stderr.write(f"index: {len(indexes):,} of {of:,} shards, {examples:,} examples\n")
+            sys.stderr.flush()
+            return True
+    return False
 
 
 class _Stored(msgspec.Struct, array_like=True):

@@ -1,11 +1,11 @@
-"""The files inside an archive: what they are called, and at which offsets they lie."""
+"""The files inside an archive: their names and offsets, and how their headers are read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from stoker.sources.open_files import FileVersion
+from stoker.sources.files import FileVersion, OpenFile
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -13,6 +13,7 @@ _COMPRESSED = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+_AHEAD_BYTES = 1 << 16
 
 
 class ShardFile(Protocol):
@@ -62,3 +63,30 @@ def refuse_compressed(path: str, head: bytes) -> None:
             f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its "
             "offset. Decompress it, or copy it to a local disk, where it is read as a stream"
         )
+
+
+class HeaderReads:
+    """A ``ShardFile`` that is read from its beginning to its end, by one thread.
+
+    Where one header follows another within so many bytes, that much is read at once: storage that
+    seeks slowly gives it for one seek. Headers of large files are read alone.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = OpenFile(path)
+        self._size_bytes = self._file.version().size_bytes
+        self._held, self._start, self._last = b"", 0, -_AHEAD_BYTES
+
+    def version(self) -> FileVersion:
+        return self._file.version()
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        within = start - self._start
+        if not 0 <= within <= len(self._held) - nbytes:
+            near = 0 <= start - self._last < _AHEAD_BYTES
+            ahead = min(_AHEAD_BYTES, self._size_bytes - start) if near else 0
+            self._start, within = start, 0
+            self._held = self._file.read(start, max(nbytes, ahead))
+        self._last = start
+        return self._held[within : within + nbytes]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
-from stoker.sources.local_files import refuse_too_large
-from stoker.sources.open_files import OpenFiles
+from stoker.numbering import Numbering
+from stoker.sources.files import OpenFiles, refuse_too_large
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex
-from stoker.sources.shards.indexing import index_shards
+from stoker.sources.shards.index_files import index_shards
 from stoker.sources.shards.zip_members import unzip
 from stoker.sources.source import IndexedSource, Indices
 
@@ -49,10 +49,10 @@ class ShardSource(IndexedSource):
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._shards = self._index(shards)
         self._given = shown(shards)
-        self._ends = np.cumsum([len(shard.keys) for shard in self._shards])
+        self._numbering = Numbering([len(shard.keys) for shard in self._shards])
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)
-        if not self._ends[-1]:
+        if not self._numbering.total:
             raise ValueError(f"{self.name} has no examples: no files with a name and a suffix")
         there = dict.fromkeys(field for shard in self._shards for field in shard.fields)
         for field in self._fields or ():
@@ -70,12 +70,12 @@ class ShardSource(IndexedSource):
         return None if self._fields is None else (KEY, *self._fields)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._numbering.total
 
     @property
     def blocks(self) -> NDArray[np.int64]:
         """The shards that have examples."""
-        return np.unique(self._ends[self._ends > 0])
+        return np.setdiff1d(self._numbering.ends, [0])
 
     def fetch(self, indices: Indices) -> list[Any]:
         examples = []
@@ -109,9 +109,8 @@ class ShardSource(IndexedSource):
         return of_file(f"{path}/{shard.keys[number]}", os.stat(path), number)
 
     def _locate(self, index: int) -> tuple[ShardIndex, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        shard = self._shards[number]
-        return shard, int(index - self._ends[number]) + len(shard.keys)
+        shard, number = self._numbering.find(index)
+        return self._shards[shard], number
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
         return index_shards(find_files(shards, "from_tar"))

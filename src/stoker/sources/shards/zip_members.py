@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from typing import Any
 
-from stoker.sources.seekable_file import SeekableFile
+from stoker.sources.files import SeekableFile
 from stoker.sources.shards.members import (
     ArchiveMember,
     ArchiveMembers,

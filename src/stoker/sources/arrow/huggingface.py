@@ -11,9 +11,8 @@ import numpy as np
 from stoker.cache.contents import told_by_rows
 from stoker.cache.fingerprint import Fingerprint
 from stoker.checks import names_in
-from stoker.sources.arrow_rows import to_examples
-from stoker.sources.grouped_rows import GroupedRows, kinds_of
-from stoker.sources.local_files import read_file
+from stoker.sources.arrow.rows import GroupedRows, to_examples
+from stoker.sources.files import read_file
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
@@ -148,11 +147,8 @@ def _grouped(table: Any) -> GroupedRows | None:
             if column.null_count or any(each.null_count for each in data):
                 return None
             table = table.set_column(at, field.name, pa.chunked_array(data, data[0].type))
-    nulls = [name for name in table.column_names if table.column(name).null_count]
-    kinds = kinds_of(table.schema, nulls)
-    if kinds is None:
-        return None
-    return GroupedRows.of((pa.Table.from_batches([b]) for b in table.to_batches()), kinds)
+    rows = GroupedRows.of(table)
+    return rows if rows.are_stacked else None
 
 
 def _is_file(kind: Any) -> bool:
@@ -170,8 +166,6 @@ def _with_bytes(table: Any) -> Any:
         if not _is_file(field.type):
             continue
         column = table.column(at).combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks)
         data = column.field("bytes")
         if data.null_count:
             rows = zip(data.to_pylist(), column.field("path").to_pylist(), strict=True)

@@ -7,7 +7,6 @@ of the mixture's epoch and an ordinal in it.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.numbering import Numbering
 from stoker.orders import Order, Selection
 from stoker.schedule.proportions import Proportions
 
@@ -52,7 +52,7 @@ class MixedOrder:
         self._made_of = proportions, selections, lengths, seed, epoch, count
         self._proportions, self._selections = proportions, selections
         self._lengths, self._seed, self._count = lengths, seed, count
-        self._firsts = [0, *itertools.accumulate(lengths)]
+        self._firsts = Numbering(lengths).starts
         self.epoch_counts = [
             selection.count(length) for selection, length in zip(selections, lengths, strict=True)
         ]
@@ -93,7 +93,7 @@ class MixedOrder:
     def _indices(self, start: int, stop: int) -> NDArray[np.int64]:
         parts, numbers = self._proportions.parts(start, stop)
         indices = np.empty(stop - start, np.int64)
-        for part, first in enumerate(self._firsts[:-1]):
+        for part, first in enumerate(self._firsts):
             mine = np.flatnonzero(parts == part)
             if len(mine):  # their numbers follow one another
                 drawn = self.begun[part] + int(numbers[mine[0]])

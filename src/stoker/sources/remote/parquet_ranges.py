@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.cache.fingerprint import Fingerprint
 from stoker.orders import Selection
-from stoker.sources.arrow_rows import import_pyarrow
-from stoker.sources.open_files import FileVersion
-from stoker.sources.parquet import ParquetSource
+from stoker.sources.arrow.parquet import ParquetSource
+from stoker.sources.arrow.table import import_pyarrow
+from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.block_reader import BlockReader
-from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.remote_source import RemoteSource
+from stoker.sources.remote.options import RemoteOptions
+from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
-from stoker.sources.seekable_file import SeekableFile
 from stoker.sources.source import Rows
 
 _FOOTER_BYTES = 1 << 16  # nearly all are shorter
@@ -30,7 +29,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     Of a row group one range is read: from the first of the columns that are read to the last one.
 
     Args:
-        requests, retry_s, storage_options: as in ``RemoteFolderSource``.
+        options: how they are listed and read.
 
     Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
     parts of files.
@@ -39,13 +38,10 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     def __init__(
         self,
         paths: Paths,
+        options: RemoteOptions,
         columns: Sequence[str] | None = None,
-        *,
-        requests: int = 32,
-        retry_s: float = 60.0,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.access = access_to(paths, requests, retry_s, storage_options)
+        self.access = access_to(paths, options)
         self._metadata: dict[str, Any] = {}
         super().__init__(paths, columns)
         self._spans = [self._span(group) for group in range(len(self._groups))]
@@ -67,8 +63,8 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the row's number."""
-        file = self._file_of(index)
-        return Fingerprint(file.path, *file.version[:2], int(index - file.first))
+        file, row = self._locate(index)
+        return Fingerprint(file.path, *file.version[:2], row)
 
     def locate(self, index: int) -> RemoteFile:
         """Tell where a row group is."""
@@ -79,7 +75,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
     def example(self, index: int, data: bytes) -> Any:
         """Return the table of a row group."""
         number, within = self._groups[index]
-        path, version, _ = self._files[number]
+        path, version = self._files[number]
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         part = io.BufferedReader(_Part(data, self._spans[index][0], version.size_bytes))
         try:

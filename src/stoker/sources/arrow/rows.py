@@ -1,7 +1,10 @@
-"""Rows of Arrow tables that lie in groups: as examples, and straight into batches.
+"""Rows of Arrow tables: as examples, and straight into batches.
 
-Arrow's own ``take`` costs microseconds for each group that rows are of, and shuffled rows are of
-many. Columns of numbers, text and bytes are therefore read where they lie.
+There are two ways from a row to its values. Arrow's own ``take`` knows all types, but costs
+microseconds for each group that rows are of, and shuffled rows are of many. Where all columns are
+numbers, text and bytes, values are therefore read where they lie (``RowGroup.columns``); only such
+rows are gathered into batches. Rows with other columns are taken, and made at once
+(``to_examples``). Both give the same values.
 """
 
 from __future__ import annotations
@@ -14,13 +17,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.buffers import Recycler
-from stoker.sources.arrow_rows import concatenated, to_examples
+from stoker.numbering import Numbering
 from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
 _MANY = 12  # rows of a group, which are taken at once
 _TOGETHER_ROWS = 1024  # of text and bytes, which may be large
+
+
+def to_examples(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table: dicts by column.
+
+    Numbers are NumPy's, lists of numbers are arrays of their own, text and bytes are Python's,
+    structs are dicts, and what is null is None.
+    """
+    columns = [_values(column.combine_chunks()) for column in table.columns]
+    names = table.column_names
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(array: Any) -> list[Any]:
+    """Return the values of an array of any type."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(array, pa.FixedShapeTensorArray):
+        there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
+        return _placed(list(np.array(there.to_numpy_ndarray())), array)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind = array.type
+    if types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    if _is_number(kind):
+        return _placed(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
+    if is_list(kind):
+        return _lists(array)
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _placed(values: list[Any], array: Any) -> list[Any]:
+    """Return what is not null in an array, with None for what is."""
+    if not array.null_count:
+        return values
+    there = iter(values)
+    return [next(there) if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def _lists(array: Any) -> list[Any]:
+    """Return an array for each list of numbers, or of lists of one shape; other lists as such.
+
+    What a list becomes follows from it and its type alone, never from the lists beside it.
+    """
+    lists = array.drop_null()
+    inner = lists.flatten()
+    empty = _empty(array.type)
+    is_flat = _is_number(inner.type) and not inner.null_count
+    values: Any = np.array(inner.to_numpy(zero_copy_only=False)) if is_flat else _values(inner)
+    lengths = lists.value_lengths().to_pylist()
+    ends = np.cumsum(lengths).tolist()
+    parts = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    if empty is not None and not is_flat:
+        parts = [_joined(part, empty) for part in parts]
+    return _placed(parts, array)
+
+
+def _empty(kind: Any) -> NDArray[Any] | None:
+    """Return what a list of such a type without values is; None where its leaves are no numbers."""
+    shape: list[int] = []
+    while is_list(kind):
+        shape.append(getattr(kind, "list_size", 0) if shape else 0)
+        kind = getattr(kind.value_type, "storage_type", kind.value_type)
+    return np.empty(shape, kind.to_pandas_dtype()) if _is_number(kind) else None
+
+
+def _joined(values: list[Any], empty: NDArray[Any]) -> Any:
+    """Return the values of a list as one array, where they are of one shape."""
+    if not values:
+        return empty.copy()
+    shapes = {
+        np.shape(value) if isinstance(value, np.generic | np.ndarray) else None for value in values
+    }
+    return np.stack(values) if len(shapes) == 1 and None not in shapes else values
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a type is one of lists, of any length."""
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 class RowGroup:
@@ -41,7 +137,7 @@ class RowGroup:
     def columns(self) -> dict[str, Any]:
         """What has the value of each row, by number; where columns are of ``Kinds``."""
         return {
-            name: _values(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+            name: _in_place(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
             for name, column in zip(self.table.column_names, self.table.columns, strict=True)
         }
 
@@ -50,7 +146,7 @@ class GroupedRows(Rows):
     """Rows by number, out of groups that follow each other.
 
     Args:
-        ends: of each group, the number behind its last row.
+        numbering: of the rows of all groups.
         group: returns one; they may be read when they are asked for.
         kinds: of the columns; None where there are others than those.
         used: is told how many rows were taken.
@@ -60,22 +156,26 @@ class GroupedRows(Rows):
 
     def __init__(
         self,
-        ends: NDArray[np.int64],
+        numbering: Numbering,
         group: Callable[[int], RowGroup],
         kinds: Kinds | None,
         used: Callable[[int], None] = lambda rows: None,
     ) -> None:
-        self._ends = ends
+        self._numbering = numbering
         self._group = group
         self._kinds = kinds
         self._used = used
 
     @classmethod
-    def of(cls, tables: Iterable[Any], kinds: Kinds | None) -> GroupedRows:
-        """Return the rows of tables that are at hand."""
-        groups = [RowGroup(table) for table in tables if table.num_rows]
-        ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
-        return cls(ends, groups.__getitem__, kinds)
+    def of(cls, table: Any) -> GroupedRows:
+        """Return the rows of a table that is at hand, in the pieces in which it lies there."""
+        import pyarrow as pa
+
+        nulls = [name for name in table.column_names if table.column(name).null_count]
+        batches = [batch for batch in table.to_batches() if batch.num_rows]
+        groups = [RowGroup(pa.Table.from_batches([batch])) for batch in batches]
+        numbering = Numbering([group.num_rows for group in groups])
+        return cls(numbering, groups.__getitem__, kinds_of(table.schema, nulls))
 
     @property
     def are_stacked(self) -> bool:
@@ -114,15 +214,13 @@ class GroupedRows(Rows):
         return [{name: column[span] for name, column in batch.items()} for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
-        groups = np.searchsorted(self._ends, indices, side="right")
+        groups, within = self._numbering.find_many(indices)
         order = np.argsort(groups, kind="stable")
         cuts = np.flatnonzero(np.diff(groups[order])) + 1
         if len(indices) < _MANY * (len(cuts) + 1):
             return self._gather_each(indices, batch, start)
         for places in np.split(order, cuts):
-            number = int(groups[places[0]])
-            group = self._group(number)
-            rows = indices[places] - (int(self._ends[number]) - group.num_rows)
+            group, rows = self._group(int(groups[places[0]])), within[places]
             places += start
             for name, out in batch.items():
                 column = group.columns[name]
@@ -142,32 +240,26 @@ class GroupedRows(Rows):
 
     def _found(self, wanted: NDArray[np.int64]) -> tuple[list[dict[str, Any]], list[int]]:
         """Return, of each row, the columns of its group, and its number there."""
-        groups = np.searchsorted(self._ends, wanted, side="right").tolist()
-        columns: dict[int, dict[str, Any]] = {}
-        firsts: dict[int, int] = {}
-        for number in dict.fromkeys(groups):
-            group = self._group(number)
-            columns[number] = group.columns
-            firsts[number] = int(self._ends[number]) - group.num_rows
-        rows = [index - firsts[at] for index, at in zip(wanted.tolist(), groups, strict=True)]
+        groups, rows = (found.tolist() for found in self._numbering.find_many(wanted))
+        columns = {number: self._group(number).columns for number in dict.fromkeys(groups)}
         self._used(len(rows))
         return [columns[at] for at in groups], rows
 
     def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return rows of any columns."""
-        groups = np.searchsorted(self._ends, wanted, side="right")
+        import pyarrow as pa
+
+        groups, within = self._numbering.find_many(wanted)
         examples: list[Any] = [None] * len(wanted)
         places: list[int] = []
         rows = []
         for number in dict.fromkeys(groups.tolist()):
-            group = self._group(number)
             there = np.flatnonzero(groups == number)
             places += there.tolist()
-            first = int(self._ends[number]) - group.num_rows
-            rows.append(group.table.take(wanted[there] - first))
+            rows.append(self._group(number).table.take(within[there]))
         self._used(len(wanted))
         # Made at once, for what that costs by group.
-        for place, example in zip(places, to_examples(concatenated(rows)), strict=True):
+        for place, example in zip(places, to_examples(pa.concat_tables(rows)), strict=True):
             examples[place] = example
         return examples
 
@@ -179,17 +271,13 @@ def kinds_of(schema: Iterable[Any], with_nulls: Iterable[str]) -> Kinds | None:
         schema: the columns' fields.
         with_nulls: the names of those that may hold nulls: numbers with nulls are others.
     """
-    import pyarrow as pa
-
-    types, nulls = pa.types, set(with_nulls)
+    nulls = set(with_nulls)
     found: Kinds = {}
     for field in schema:
         kind = field.type
         if _is_text(kind):
             found[field.name] = None
-        elif field.name not in nulls and (
-            types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-        ):
+        elif field.name not in nulls and _is_number(kind):
             found[field.name] = np.dtype(kind.to_pandas_dtype())
         else:
             return None
@@ -204,12 +292,10 @@ def _is_text(kind: Any) -> bool:
     return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _values(array: Any) -> Any:
-    """Return what has the values of an array (or of the one chunk of a column) by row."""
+def _in_place(array: Any) -> Any:
+    """Return what has the values of an array by row: of numbers, text or bytes."""
     import pyarrow as pa
 
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
     if pa.types.is_boolean(array.type):
         return array.to_numpy(zero_copy_only=False)
     if not _is_text(array.type):  # ``to_numpy`` would import pandas

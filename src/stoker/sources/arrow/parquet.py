@@ -13,10 +13,11 @@ from stoker.cache.fingerprint import Fingerprint, of_file
 from stoker.caution import warn
 from stoker.checks import names_in
 from stoker.machine import format_bytes, usable_memory_bytes
-from stoker.sources.arrow_rows import import_pyarrow, without_views
-from stoker.sources.grouped_rows import GroupedRows, RowGroup, kinds_of
-from stoker.sources.held_blocks import HeldBlocks
-from stoker.sources.open_files import FileVersion, version_of
+from stoker.numbering import Numbering
+from stoker.sources.arrow.blocks import HeldBlocks
+from stoker.sources.arrow.rows import GroupedRows, RowGroup, kinds_of
+from stoker.sources.arrow.table import import_pyarrow, without_views
+from stoker.sources.files import FileVersion, version_of
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
 
@@ -27,8 +28,6 @@ _RARELY = 20  # rows are read for each that is used
 class _File(NamedTuple):
     path: str
     version: FileVersion
-    first: int
-    """The number of its first row, among all."""
 
 
 class ParquetSource(IndexedSource):
@@ -62,7 +61,8 @@ class ParquetSource(IndexedSource):
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
-        self._nbytes = rows = files = 0
+        file_rows: list[int] = []
+        self._nbytes = files = 0
         schema = None
         nulls: set[str] = set()
         for path, version, metadata in self._look(paths):
@@ -77,13 +77,13 @@ class ParquetSource(IndexedSource):
                 counts.append(group.num_rows)
                 self._nbytes += _size_of(group, schema.names)
                 nulls.update(_with_nulls(group))
-            self._files.append(_File(path, version, rows))
-            rows += metadata.num_rows
+            self._files.append(_File(path, version))
+            file_rows.append(metadata.num_rows)
         if schema is None:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
         self._columns: list[str] = list(schema.names)
         self._kinds = kinds_of(without_views(schema.empty_table()).schema, nulls)
-        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._rows_by_group, self._rows_by_file = Numbering(counts), Numbering(file_rows)
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._told = False
@@ -97,12 +97,12 @@ class ParquetSource(IndexedSource):
         return self._columns
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._rows_by_group.total
 
     @property
     def blocks(self) -> NDArray[np.int64]:
         """The row groups."""
-        return self._ends
+        return self._rows_by_group.ends
 
     @property
     def rows(self) -> Rows | None:
@@ -113,7 +113,7 @@ class ParquetSource(IndexedSource):
 
     def blocks_of(self, indices: Indices) -> NDArray[np.int64]:
         """Return the numbers of the row groups that these rows lie in."""
-        return np.searchsorted(self._ends, np.asarray(indices, np.int64), side="right")
+        return self._rows_by_group.parts(np.asarray(indices, np.int64))
 
     def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
         """Return rows; ``read`` returns the table of a row group that is not held."""
@@ -124,7 +124,7 @@ class ParquetSource(IndexedSource):
             found: RowGroup = self.held.get(number, lambda: RowGroup(without_views(read(number))))
             return found
 
-        return GroupedRows(self._ends, group, self._kinds, self._note)
+        return GroupedRows(self._rows_by_group, group, self._kinds, self._note)
 
     def _note(self, rows: int) -> None:
         self._used += rows
@@ -139,21 +139,21 @@ class ParquetSource(IndexedSource):
 
     def path(self, index: int) -> str | None:
         """Return the file's path, and the number of the row in it."""
-        file = self._file_of(index)
-        return f"{file.path}, row {index - file.first}"
+        file, row = self._locate(index)
+        return f"{file.path}, row {row}"
 
     def name_of(self, index: int) -> str:
-        file = self._file_of(index)
-        return f"{os.path.basename(file.path)}, row {index - file.first}"
+        file, row = self._locate(index)
+        return f"{os.path.basename(file.path)}, row {row}"
 
     def identity(self) -> str | None:
         """Return the columns; rows are known by file, size and times, and number."""
         return f"parquet {self._columns}"
 
     def fingerprint(self, index: int) -> Fingerprint:
-        file = self._file_of(index)
+        file, row = self._locate(index)
         path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), int(index - file.first))
+        return of_file(path, os.stat(path), row)
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
         """Yield each file that is meant, with its version and its metadata."""
@@ -168,12 +168,14 @@ class ParquetSource(IndexedSource):
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
 
-    def _file_of(self, index: int) -> _File:
-        return self._files[self._groups[int(np.searchsorted(self._ends, index, side="right"))][0]]
+    def _locate(self, index: int) -> tuple[_File, int]:
+        """Return the file of a row, and the row's number in it."""
+        file, row = self._rows_by_file.find(index)
+        return self._files[file], row
 
     def _read(self, group: int) -> Any:
         number, within = self._groups[group]
-        path, version, _ = self._files[number]
+        path, version = self._files[number]
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:

@@ -1,22 +1,55 @@
-"""How the files of a remote file system are reached: URL, options and limits, all plain values."""
+"""What sources behind URLs share: how their file system is reached, and who reads ahead."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.checks import is_whole_number
 from stoker.one_shot import run_on
+from stoker.orders import Selection
 from stoker.signals import deferred
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
+from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
+from stoker.sources.source import IndexedSource, Indices, Reader
 
 T = TypeVar("T")
+
+
+class RemoteSource(IndexedSource):
+    """Examples of one remote file system.
+
+    It is ``Files`` for its readers. What is open belongs to these.
+
+    Attributes:
+        access: how the file system is reached.
+    """
+
+    access: Access
+
+    @abstractmethod
+    def locate(self, index: int) -> RemoteFile:
+        """Tell what is read for an example; where blocks are read, for a block."""
+
+    @abstractmethod
+    def example(self, index: int, data: bytes) -> Any:
+        """Make the example, or the block, of what was read."""
+
+    def reader(self, selection: Selection | None = None) -> Reader:
+        """Open the file system for reading ahead."""
+        return self.access.reader(self)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Read examples, through a reader of its own."""
+        with contextlib.closing(self.reader()) as reader:
+            return reader.fetch(indices)
 
 
 class Root(NamedTuple):
@@ -35,29 +68,15 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True)
 class Access:
-    """How the files of one file system are read.
+    """How one file system is reached.
 
     Attributes:
         url: a folder, or any file.
-        requests: at most so many at a time.
-        retry_s: how long after the first failure of a file it is tried again.
-        options: what the file system is made with.
-
-    Raises TypeError or ValueError for values that cannot be.
+        options: how its files are read.
     """
 
     url: str
-    requests: int
-    retry_s: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not is_whole_number(self.requests):
-            raise TypeError(f"requests is a whole number, not {self.requests!r}")
-        if self.requests < 1:
-            raise ValueError(f"requests is at least 1, not {self.requests}")
-        if not self.retry_s >= 0:
-            raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
+    options: RemoteOptions
 
     def open(self) -> Storage:
         """Open the file system.
@@ -73,13 +92,13 @@ class Access:
         except ImportError as error:
             raise ImportError(f"{self.url}: {error}: pip install 'stoker[remote]'") from error
         if protocol in ("http", "https"):
-            return WebStorage(kind, self.url, self.options, self.requests)
-        settings = {**kind._get_kwargs_from_urls(self.url), **self.options}
+            return WebStorage(kind, self.url, self.options)
+        settings = {**kind._get_kwargs_from_urls(self.url), **self.options.storage_options}
         if protocol not in ("s3", "s3a"):
             fs = kind(**settings)
         else:
             ours = {
-                "max_pool_connections": self.requests,
+                "max_pool_connections": self.options.requests,
                 "read_timeout": storage.STALL_S,
                 "connect_timeout": storage.STALL_S,
                 "retries": {"total_max_attempts": 1},  # those that are counted are ours
@@ -93,7 +112,7 @@ class Access:
 
     def reader(self, files: Files) -> RemoteReader:
         """Open the file system for reading ahead."""
-        return RemoteReader(files, self.open(), self.requests, self.retry_s)
+        return RemoteReader(files, self.open(), self.options)
 
     def list(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
         """Open the file system to list something below ``url``, and close it."""
@@ -101,7 +120,7 @@ class Access:
 
         async def run() -> T:
             try:
-                return await listing(Lister(opened, self.url, self.requests, self.retry_s))
+                return await listing(Lister(opened, self.url, self.options))
             finally:
                 await opened.close()
 

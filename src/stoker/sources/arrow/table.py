@@ -1,0 +1,161 @@
+"""Tables in memory: Arrow's, or a DataFrame of any library, brought into a form with rows."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.cache.contents import told_by_rows
+from stoker.cache.fingerprint import Fingerprint
+from stoker.sources.arrow.rows import GroupedRows, is_list
+from stoker.sources.source import IndexedSource, Indices, Rows
+
+_INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
+
+
+class TableSource(IndexedSource):
+    """The rows of a table. What is in memory says nothing about itself: it has no identity.
+
+    Raises ImportError without pyarrow, TypeError for what is no table, ValueError for one without
+    rows or columns, or with two columns of one name.
+    """
+
+    is_numbered = True
+
+    def __init__(self, data: Any) -> None:
+        self._kind = type(data).__name__
+        self._table = to_table(data, "from_table")
+        if not len(self) or not self._table.num_columns:
+            raise ValueError(f"{self.name} has no {'rows' if not len(self) else 'columns'}")
+
+    @property
+    def name(self) -> str:
+        return f"from_table({self._kind} of {self._table.num_columns} columns)"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        names: list[str] = self._table.column_names
+        return names
+
+    @property
+    def rows(self) -> Rows | None:
+        return self._grouped if self._grouped.are_stacked else None
+
+    @functools.cached_property
+    def _grouped(self) -> GroupedRows:
+        return GroupedRows.of(self._table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_grouped"}
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return self._grouped.examples(indices)
+
+    def path(self, index: int) -> str | None:
+        """Return None: there are no files."""
+        return None
+
+    def contents(self) -> str:
+        return told_by_rows(self.fetch, len(self))
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        return Fingerprint(int(index))
+
+
+def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:
+    """Import a module of the extra, or raise ImportError with what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{asked} needs pyarrow: pip install 'stoker[parquet]'") from error
+
+
+def is_table(data: object) -> bool:
+    """Whether something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
+
+
+def to_table(data: Any, asked: str) -> Any:
+    """Return a ``pyarrow.Table`` of the same columns, without copies where that can be.
+
+    Raises TypeError for what is no table, ValueError for what Arrow cannot make one of, and where
+    two columns have one name.
+    """
+    pa = import_pyarrow(asked)
+    if isinstance(data, pa.Table):
+        table = data
+    elif hasattr(data, "__arrow_c_stream__"):
+        try:
+            table = pa.table(data)
+        except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
+            kind = type(data).__name__
+            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
+    elif hasattr(data, "__dataframe__"):
+        table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
+    elif isinstance(data, pa.RecordBatch):
+        table = pa.Table.from_batches([data])
+    else:
+        raise TypeError(
+            f"{asked} takes a pyarrow.Table or a DataFrame (pandas, Polars, ...), not "
+            f"{type(data).__name__}"
+        )
+    names = [name for name in table.column_names if not _INDEX_OF_PANDAS.fullmatch(name)]
+    again = sorted({name for name in names if names.count(name) > 1})
+    if again:
+        raise ValueError(f"{asked}: two columns are called {again[0]!r}")
+    return without_views(_without_runs(table.select(names), asked))
+
+
+def _without_runs(table: Any, asked: str) -> Any:
+    """Return a table whose run-end-encoded columns are decoded: Arrow takes no rows of those."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_run_end_encoded(field.type):
+            compute = import_pyarrow(asked, "pyarrow.compute")
+            try:
+                column = compute.run_end_decode(table.column(place))
+            except pa.ArrowNotImplementedError as error:  # of dictionaries, of views
+                raise ValueError(f"{asked}: column {field.name!r}: {error}") from error
+            table = table.set_column(place, field.with_type(column.type), column)
+    return table
+
+
+def without_views(table: Any) -> Any:
+    """Return a table without views of text or bytes, which Polars has and Arrow takes no rows of.
+
+    Those are copied; all else is the same.
+    """
+    import pyarrow as pa
+
+    types = [_without_views(field.type) for field in table.schema]
+    if types == table.schema.types:
+        return table
+    fields = map(pa.Field.with_type, table.schema, types)
+    return table.cast(pa.schema(fields, table.schema.metadata))
+
+
+def _without_views(kind: Any) -> Any:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+    if not is_list(kind):
+        return kind
+    inner = kind.value_field.with_type(_without_views(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(inner, kind.list_size)
+    return pa.large_list(inner) if types.is_large_list(kind) else pa.list_(inner)

@@ -59,9 +59,10 @@ import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
-from stoker.cache import codec, location, store_dir
+from stoker.cache import location, store_dir
 from stoker.cache.handles import Handle
 from stoker.cache.layout import StoredItem
+from stoker.ipc import codec
 from stoker.sources.folder import LabeledImage
 
 ITEM_BYTES = 110_000 // 8 * 8

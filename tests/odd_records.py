@@ -11,7 +11,7 @@ import msgspec
 def record_of(outline: Any, numbers: list[Any], contents: bytes = b"") -> bytes:
     """Return a record of any outline, numbers and contents."""
     outline, packed = msgspec.msgpack.encode(outline), msgspec.msgpack.encode(numbers)
-    return struct.pack("<HI", len(outline), len(packed)) + outline + packed + contents
+    return struct.pack("<II", len(outline), len(packed)) + outline + packed + contents
 
 
 def nested(depth: int) -> msgspec.Raw:
@@ -59,9 +59,17 @@ ODD_RECORDS = {
     "nested dtypes": record_of(
         ["array", [["a", msgspec.Raw(b"\x91\x92\xa1a" * 9_000 + b"\xa3<f8")]]], [[1]], EIGHT
     ),
-    "a long list": struct.pack("<HI", 5, 5) + b"\xdd\xff\xff\xff\xff" * 2,
-    "lengths beyond its end": struct.pack("<HI", 2**16 - 1, 2**32 - 1) + EIGHT,
+    "a long list": struct.pack("<II", 5, 5) + b"\xdd\xff\xff\xff\xff" * 2,
+    "lengths beyond its end": struct.pack("<II", 2**16 - 1, 2**32 - 1) + EIGHT,
     "less than its lengths": b"\x01",
+    "more than it says": record_of(["array", "<f8"], [[1]], 2 * EIGHT),
+    "more than nothing": record_of("plain", [1], EIGHT),
+    "a head without an outline": struct.pack("<II", 0, 5) + EIGHT,
+    "axes that there are not": record_of(["array", "<f8", 7], [[1]], EIGHT),
+    "an axis twice": record_of(["array", "<f8", 0, 0], [[2, 1]], 2 * EIGHT),
+    "more axes": record_of(["array", "<f8", 1, 0], [[1]], EIGHT),
+    "axes of a tensor that there are not": record_of(["tensor", "float64", 1], [[1]], EIGHT),
+    "more names than parts": record_of(["named", "m:N", ["a", "b"], "plain"], [1]),
     "no text": record_of("surrogates", [4], b"\xff\xfe\xfd\xfc"),
     "letters that there are not": record_of(["scalar", "<U2"], [], b"\xff" * 8),
 }

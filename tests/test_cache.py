@@ -1192,7 +1192,7 @@ def test_a_value_that_cannot_be_cached_says_what_to_do(
     assert error.stage == "cache(4.0 MiB)"
     assert error.index == 0
     assert error.path == str(tmp_path / "train" / "cat" / "0.jpg")
-    assert "cannot cache a PIL.Image.Image (at image)" in str(error)
+    assert "cannot store or send a PIL.Image.Image (at image)" in str(error)
     assert "Cache before what makes it, or turn it into an array" in str(error)
 
 

@@ -6,14 +6,15 @@ import collections
 import dataclasses
 import enum
 import importlib
+import math
 import pickle
 import random
-import struct
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,31 +24,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
+import encodable
+from encodable import Pair, Record, arrays, nested, scalars, shown, tensors, text
 from odd_records import ODD_RECORDS
-from stoker.cache.codec import LEFT_OUT, Damaged, LeftOut, UnknownType, decode, encode
+from stoker import pytree
+from stoker.ipc.codec import (
+    LEFT_OUT,
+    Damaged,
+    LeftOut,
+    RecordView,
+    UnknownType,
+    decode,
+    encode,
+    lend,
+    view,
+)
 from strategies import FULL
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-@dataclass
-class Record:
-    x: Any
-    y: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    x: Any
-    y: Any = dataclasses.field(kw_only=True)
-
-
-class Outer:
-    class Inner(NamedTuple):
-        only: Any
 
 
 class Wordy(str):
@@ -66,38 +58,13 @@ def there_and_back(value: Any) -> Any:
     return made
 
 
-def shown(value: Any) -> Any:
-    """Return what tells a value from all others: types, bits, and order."""
-    kind = type(value)
-    if kind is float:
-        return kind, struct.pack("<d", value)
-    if kind is complex:
-        return kind, struct.pack("<dd", value.real, value.imag)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return kind, value.dtype, value.dtype.str, value.shape, bits(np.asarray(value))
-    if kind is torch.Tensor:
-        plain = torch.empty(value.shape, dtype=value.dtype).copy_(value)
-        flat = plain.view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-        return kind, value.dtype, tuple(value.shape), flat
-    if kind in (tuple, list) or hasattr(value, "_fields"):
-        return kind, [shown(part) for part in value]
-    if kind is dict:
-        return kind, [(shown(key), shown(part)) for key, part in value.items()]
-    if dataclasses.is_dataclass(value):
-        return kind, [shown(getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return kind, value
-
-
-def bits(array: np.ndarray[Any, Any]) -> Any:
-    """Return an array's bits, without those between its numbers, of which nothing is promised."""
-    if array.dtype.names is not None:
-        return [(name, array.dtype[name].str, bits(array[name])) for name in array.dtype.names]
-    if array.dtype.char not in "gG" or np.finfo(np.longdouble).nmant != 63:
-        return array.tobytes()
-    size = np.dtype(np.longdouble).itemsize  # of which 10 bytes are the number
-    start = 0 if array.dtype.isnative else size - 10
-    raw = np.frombuffer(array.tobytes(), np.uint8).reshape(-1, size)
-    return raw[:, start : start + 10].tobytes()
+def lent(value: Any) -> Any:
+    """View a record's contents, out of which it is unpickled."""
+    head, contents = lend(value)
+    buffers: list[pickle.PickleBuffer] = []
+    memory = np.frombuffer(bytearray(b"".join(contents)), np.uint8)
+    pickled = pickle.dumps(RecordView(head, memory), 5, buffer_callback=buffers.append)
+    return pickle.loads(pickled, buffers=buffers)
 
 
 def writable(value: Any) -> bool:
@@ -122,140 +89,6 @@ def writable(value: Any) -> bool:
     return True
 
 
-TENSORS = (
-    *(torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),
-    *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
-)
-
-plain_dtypes = st.one_of(
-    hnp.boolean_dtypes(),
-    hnp.integer_dtypes(endianness="?"),
-    hnp.unsigned_integer_dtypes(endianness="?"),
-    hnp.floating_dtypes(endianness="?"),
-    hnp.complex_number_dtypes(endianness="?"),
-    hnp.datetime64_dtypes(endianness="?"),
-    hnp.timedelta64_dtypes(endianness="?"),
-    hnp.byte_string_dtypes(endianness="?", max_len=5),
-    hnp.unicode_string_dtypes(endianness="?", max_len=5),
-    st.sampled_from([np.dtype("V3"), np.dtype("longdouble"), np.dtype("M8"), np.dtype("m8[25s]")]),
-)
-dtypes = st.one_of(
-    plain_dtypes,
-    hnp.nested_dtypes(plain_dtypes, max_itemsize=200).filter(lambda dtype: not titled(dtype)),
-    st.just(np.dtype([("a", "i1"), ("b", ">f8"), ("c", "M8[ns]", (2,))], align=True)),
-)
-shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
-
-
-def titled(dtype: np.dtype[Any]) -> bool:
-    """Tell whether a field has a second name."""
-    if dtype.subdtype is not None:
-        return titled(dtype.subdtype[0])
-    return any(len(field) > 2 or titled(field[0]) for field in (dtype.fields or {}).values())
-
-
-def fill(array: np.ndarray[Any, Any], rng: np.random.Generator) -> None:
-    """Draw the bits of an array, field by field; text cannot have just any."""
-    if array.dtype.names is not None:
-        for name in array.dtype.names:
-            fill(array[name], rng)
-    elif array.dtype.kind == "U":
-        words = rng.integers(0, 0x80, array.nbytes // 4).astype(array.dtype.byteorder + "u4")
-        array[...] = words.view(array.dtype).reshape(array.shape)
-    elif array.nbytes:
-        most = 2 if array.dtype.kind == "b" else 256
-        drawn = rng.integers(0, most, array.nbytes, np.uint8)
-        array[...] = drawn.view(array.dtype).reshape(array.shape)
-
-
-@st.composite
-def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
-    """Any bits of any dtype, laid out in any way."""
-    array = np.zeros(draw(shapes), draw(dtypes))
-    shape = array.shape
-    fill(array, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
-    layout = draw(st.sampled_from(["C", "F", "reversed", "strided", "transposed"]))
-    if layout == "F":
-        return np.asfortranarray(array).reshape(shape)
-    if layout == "transposed":
-        return array.T
-    if array.ndim and layout == "reversed":
-        return array[::-1]
-    if array.ndim and layout == "strided":
-        return np.repeat(array, 2, axis=-1)[..., ::2]
-    return array
-
-
-@st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
-    dtype = draw(st.sampled_from([*TENSORS, torch.bool]))
-    shape = draw(st.lists(st.integers(0, 4), max_size=3))
-    seed = draw(st.integers(0, 2**32 - 1))
-    size = int(np.prod([1, *shape]))
-    if dtype is torch.bool:
-        made = torch.from_numpy(np.random.default_rng(seed).integers(0, 2, size).astype(bool))
-    else:
-        bits = np.random.default_rng(seed).bytes(size * dtype.itemsize)
-        made = torch.frombuffer(bytearray(bits), dtype=dtype) if bits else torch.empty(0).to(dtype)
-    made = made.reshape(shape)
-    layout = draw(st.sampled_from(["C", "transposed", "strided", "expanded"]))
-    if shape and layout == "transposed":
-        return made.transpose(0, -1)
-    if shape and layout == "strided":
-        return made[..., ::2]
-    if layout == "expanded":
-        return made.expand(2, *shape)
-    return made
-
-
-# A scalar of bytes or text may not end in zeros: NumPy itself cuts them when it reads one.
-scalars = st.one_of(
-    hnp.scalar_dtypes().filter(lambda d: d.kind not in "SU").flatmap(hnp.from_dtype),
-    st.integers(0, 2**16).map(np.longdouble),
-    st.text(max_size=4).filter(lambda s: not s.endswith("\0")).map(np.str_),
-    st.binary(max_size=4).map(np.void),
-)
-text = st.text(st.characters(exclude_categories=()), max_size=5)  # lone surrogates included
-numbers = st.one_of(
-    st.integers(),
-    st.integers(-(2**63) - 2, -(2**63) + 2),
-    st.integers(2**63 - 2, 2**64 + 2),
-    st.integers(0, 200).map(lambda n: -(3**n)),
-    st.floats(),
-    st.complex_numbers(),
-)
-leaves = st.one_of(
-    st.none(),
-    st.booleans(),
-    numbers,
-    text,
-    st.binary(max_size=9),
-    st.binary(max_size=9).map(bytearray),
-    arrays(),
-    scalars,
-    tensors(),
-)
-keys = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), text, st.binary(max_size=4)),
-    lambda inner: st.one_of(st.tuples(inner, inner), st.builds(Pair, inner, inner)),
-    max_leaves=3,
-)
-nested = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(keys, inner, max_size=3),
-        st.builds(Pair, inner, inner),
-        st.builds(Record, inner, inner),
-        st.builds(Frozen, inner, y=inner),
-        st.builds(Outer.Inner, inner),
-    ),
-    max_leaves=8,
-)
-
-
 # -- there and back
 
 
@@ -268,13 +101,58 @@ def test_values_come_back_bit_for_bit_and_of_the_same_types(value: Any) -> None:
     assert shown(value) == before  # nor does it share memory with what went in
 
 
+@given(nested)
+def test_all_ways_take_the_same_values(value: Any) -> None:
+    """What a cache keeps goes to other hosts, too, and is the same there."""
+    before = shown(value)
+    assert shown(lent(value)) == before
+    head, contents = lend(value)
+    record = b"".join([head, *contents])
+    for _ in range(2):  # the second time by what was kept of the first
+        assert shown(decode(memoryview(record))) == before
+
+
+@given(nested)
+def test_what_is_lent_is_aligned_and_arrays_of_it_are_read_only(value: Any) -> None:
+    memory: Any = np.zeros(1 << 20, np.uint8)
+    memory = memory[-memory.ctypes.data % 64 :]
+    head, contents = lend(value)
+    body = b"".join(contents)
+    memory[: len(body)] = np.frombuffer(body, np.uint8)
+    for leaf in pytree.leaves(view(head, memory.data[: len(body)])):
+        if type(leaf) is torch.Tensor and leaf.numel():
+            assert leaf.data_ptr() % 64 == 0
+        elif type(leaf) is np.ndarray:
+            assert not leaf.flags.writeable
+            assert not leaf.nbytes or leaf.ctypes.data % 64 == 0
+            assert not leaf.nbytes or np.shares_memory(leaf, memory)
+
+
 @given(arrays())
 def test_arrays_of_any_dtype_and_layout_come_back(array: np.ndarray[Any, Any]) -> None:
     made = there_and_back(array)
     assert shown(made) == shown(array)
     assert made.flags.writeable
     assert made.flags.c_contiguous
+    assert made.base is None
     assert writable(made)
+
+
+@given(
+    hnp.array_shapes(max_dims=4, min_side=2, max_side=3).flatmap(
+        lambda s: st.permutations(range(len(s))).map(
+            lambda axes: np.arange(math.prod(s), dtype=">f8").reshape(s).transpose(axes)
+        )
+    )
+)
+def test_dense_memory_stays_as_it_is_laid_out(array: np.ndarray[Any, Any]) -> None:
+    """No element moves: neither do columns become rows, nor channels last channels first."""
+    tensor = torch.from_numpy(array.astype("<f8", order="K"))
+    made = lent([array, tensor])
+    assert shown(made[0]) == shown(array)
+    assert made[0].ravel("K").tobytes() == array.ravel("K").tobytes()
+    assert torch.equal(made[1], tensor)
+    assert made[1].stride() == tensor.stride()
 
 
 @given(tensors())
@@ -297,11 +175,14 @@ def test_all_text_comes_back(words: str) -> None:
     assert there_and_back((words, {words: 1})) == (words, {words: 1})
 
 
-@given(st.lists(nested, max_size=4))
-def test_a_record_says_where_it_ends(values: list[Any]) -> None:
-    """What stands behind a record is not read."""
-    record = b"".join(encode(values))
-    assert shown(decode(memoryview(record + b"\xff" * 100))) == shown(values)
+@given(nested.filter(lambda value: type(value) is not bytes))
+def test_what_stands_behind_a_record_is_damage(value: Any) -> None:
+    head, *contents = encode(value)
+    decode(memoryview(b"".join([head, *contents])))  # a reader that is kept refuses it, too
+    with pytest.raises(Damaged):
+        decode(memoryview(b"".join([head, *contents, b"\xff"])))
+    with pytest.raises(Damaged):
+        view(head, bytearray(b"".join([*contents, b"\xff"])))
 
 
 @pytest.mark.parametrize(
@@ -418,10 +299,10 @@ REFUSED = {
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED.keys())
 def test_what_cannot_be_stored_is_refused_with_its_place(make: Any) -> None:
     value = make()
-    with pytest.raises(TypeError, match=f"cannot cache a {type(value).__module__}"):
+    with pytest.raises(TypeError, match=f"cannot store or send a {type(value).__module__}"):
         encode(value)
     name = type(value).__qualname__.replace("<", r"\<")
-    with pytest.raises(TypeError, match=rf"cannot cache a .*{name} \(at a\.1\.left\.x\)"):
+    with pytest.raises(TypeError, match=rf"cannot store or send a .*{name} \(at a\.1\.left\.x\)"):
         encode({"a": (1, Pair(Record(value, 0), 2))})
 
 
@@ -489,7 +370,7 @@ def test_a_class_that_is_not_imported_is_unknown_and_stays_so(
     record = memoryview(b"".join(encode(value)))
     assert decode(record)[1] == value[1]
     del sys.modules[name]
-    with pytest.raises(UnknownType, match=f"{name}:{kind}"):
+    with pytest.raises(UnknownType, match=rf"{name}\.{kind}"):
         decode(record)
     assert name not in sys.modules
     # Once somebody else has imported it, it is known again: the class of that time.
@@ -503,6 +384,30 @@ def test_a_class_that_is_not_imported_is_unknown_and_stays_so(
         del sys.modules[name]
 
 
+SCRIPT = """
+import sys
+from stoker.ipc.codec import decode
+
+if __name__ == "__main__":
+    made = decode(memoryview(sys.stdin.buffer.read()))
+    print(type(made) is Kept, made.x)
+"""
+
+
+def test_a_script_finds_its_own_class_where_others_import_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stoker_test_script.py").write_text(MODULE + SCRIPT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    module = importlib.import_module("stoker_test_script")
+    record = b"".join(encode(module.Kept(7)))
+    del sys.modules["stoker_test_script"]
+    command = [sys.executable, str(tmp_path / "stoker_test_script.py")]
+    done = subprocess.run(command, input=record, capture_output=True, check=True, timeout=60)
+    assert done.stdout.split() == [b"True", b"7"]
+
+
 def test_a_class_whose_fields_are_others_by_now_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -510,7 +415,7 @@ def test_a_class_whose_fields_are_others_by_now_is_unknown(
     assert decode(record) == [Pair(1, 2), Record(3, 4)]
     for name, fields in (("Pair", "left right more"), ("Pair", "right left"), ("Record", "x y")):
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules[__name__], name, collections.namedtuple(name, fields))
+            patch.setattr(encodable, name, collections.namedtuple(name, fields))
             with pytest.raises(UnknownType, match=name):
                 decode(record)
 
@@ -540,8 +445,8 @@ def test_looking_for_a_class_runs_no_code_of_its_module(
     [
         *("os:system", "builtins:eval", "builtins:dict", "subprocess:Popen", "sys:modules"),
         f"{__name__}:Plain",
-        f"{__name__}:Outer",
-        f"{__name__}:Record.__init__",
+        f"{encodable.__name__}:Outer",
+        f"{encodable.__name__}:Record.__init__",
         "antigravity:Record",
     ],
 )
@@ -688,7 +593,7 @@ def test_what_could_not_be_read_again_is_refused() -> None:
     with pytest.raises(TypeError, match="nested 100 deep"):
         encode(deep)
     assert there_and_back(deep[0]) == deep[0]
-    with pytest.raises(TypeError, match=r"cannot cache a numpy\.ndarray"):
+    with pytest.raises(TypeError, match=r"cannot store or send a numpy\.ndarray"):
         encode(np.ndarray((2**16 + 1,), "V0"))
     assert there_and_back(np.ndarray((3, 2), "V0")).shape == (3, 2)
     assert there_and_back(3**20_000) == 3**20_000

@@ -681,7 +681,7 @@ DAMAGES: dict[str, tuple[Callable[[str], object], str]] = {
     "about: other": (lambda f: write(f, "about.json", b"[1]"), r"about.json cannot be read"),
     "about: text": (lambda f: say_instead(f, limit_bytes="1"), r"about.json cannot be read"),
     "about: gone": (lambda f: os.unlink(os.path.join(f, "about.json")), r"about.json cannot be"),
-    "format": (lambda f: say_instead(f, format=7), r"has format 7, this version writes 3"),
+    "format": (lambda f: say_instead(f, format=7), r"has format 7, this version writes 4"),
     "other limit": (lambda f: say_instead(f, limit_bytes=4096), r"bytes instead of 4,096"),
 }
 

@@ -14,7 +14,6 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_toke
 
 import stoker
 from authority import certificates
-from stoker.cache.codec import encode
 from stoker.cache.layout import checksum_of
 from stoker.cluster import wire
 from stoker.cluster.backoff import Backoff
@@ -24,6 +23,7 @@ from stoker.cluster.line import DefinitionRefused, Line, Record
 from stoker.cluster.membership import Members, NamedHosts
 from stoker.cluster.owners import Member
 from stoker.cluster.peer import key_of
+from stoker.ipc.codec import encode
 from stoker.net.link import Link, LinkError
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stoker import global_generators
-from stoker.cache import codec
+from stoker.ipc import codec
 from stoker.signals import pass_on
 
 _SEEN = 4096  # items whose worth is remembered

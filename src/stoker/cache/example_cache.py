@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache import codec, inventory, location, store_dir
+from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck, Worth
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.fingerprint import Fingerprint
@@ -24,6 +24,7 @@ from stoker.cache.location import Limit
 from stoker.cache.store import MISSING
 from stoker.caution import warn
 from stoker.errors import CacheWarning
+from stoker.ipc import codec
 from stoker.machine import format_bytes
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats

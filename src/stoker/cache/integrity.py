@@ -26,7 +26,7 @@ from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_disorder
 from stoker.cache.store import COUNTERS, DATA, FILES, changed_ns, import_lmdb
 from stoker.errors import CacheError
 
-FORMAT = 3
+FORMAT = 4
 ABOUT = "about.json"
 LEFT = "left"
 REBOOTED = "it was in use when the machine went down"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from stoker.cache import codec, location
+from stoker.cache import location
 from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE
 from stoker.cache.example_cache import ExampleCache
 from stoker.cache.fingerprint import Fingerprint
@@ -29,6 +29,7 @@ from stoker.cluster.owners import OwnerMap
 from stoker.cluster.peer import key_of
 from stoker.cluster.peers import PeerGroup
 from stoker.errors import CacheError
+from stoker.ipc import codec
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
 

@@ -33,8 +33,8 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.fork_safety import OwningProcess
+from stoker.ipc.codec import UnknownType
 from stoker.ipc.payload import unpack
-from stoker.ipc.portable import Unknown
 from stoker.ipc.shared_memory import Stale, map_block
 
 _MOST_ENDS = 3  # what ends each feeder at the same place would be started for ever
@@ -206,7 +206,7 @@ class FeedClient:
                 raise ValueError(f"not the {item.count} examples that were announced")
         except BaseException as error:
             self._leases.give_back(item.lease)
-            if isinstance(error, Unknown):
+            if isinstance(error, UnknownType):
                 raise FeedError(
                     f"what the feed hands out needs {error}, which this job has not imported: "
                     "import it, or hand out tuples or dicts"

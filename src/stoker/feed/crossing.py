@@ -1,8 +1,8 @@
 """What a gateway and the relays of other hosts say to each other, a frame each.
 
 A relay joins, and then asks for one epoch at a time. Items come as long as it has said ``Taken`` of
-all but ``lent`` of them. Contents travel as the frame's body, outlines as ``ipc.portable`` writes
-them. A frame that makes no sense ends its connection, which says nothing of the feed: the relay
+all but ``lent`` of them. A record of ``ipc.codec`` travels so: its contents are the frame's
+body. A frame that makes no sense ends its connection, which says nothing of the feed: the relay
 connects again, and asks from where it is.
 
 ``Beat`` is answered by ``Beat``: who hears nothing for ``SILENT_S`` takes the other for gone.
@@ -37,7 +37,7 @@ from stoker.feed.messages import (
 from stoker.net.link import Link
 from stoker.net.tls import own_tls
 
-VERSION = 1
+VERSION = 2
 PURPOSE = "feed"
 BEAT_S = 2.0
 SILENT_S = 12.0
@@ -75,7 +75,7 @@ class RemoteItem(Message):
 
     Attributes:
         checksum: of the body (xxh3, 64 bits).
-        outline: of the value, whose contents are the body.
+        head: of the record of the value, whose contents are the body.
     """
 
     epoch: Number
@@ -83,7 +83,7 @@ class RemoteItem(Message):
     count: Positive
     rows: Number
     checksum: _Checksum
-    outline: bytes
+    head: bytes
 
 
 FromRelay = Join | Ask | Taken | Beat
@@ -111,7 +111,7 @@ class _End:
     def peer(self) -> str:
         return self._link.peer
 
-    def send(self, message: Message, *contents: memoryview) -> None:
+    def send(self, message: Message, *contents: bytes | memoryview) -> None:
         """Send a frame. Raises LinkError; ValueError for one that is too large."""
         with self._sending:
             self._link.send(_encode(message), *contents)

@@ -33,7 +33,7 @@ from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused, We
 from stoker.feed.secret import find_token
 from stoker.feed.served import Made, Served
 from stoker.feed.url import FeedUrl
-from stoker.ipc.portable import Portable
+from stoker.ipc.codec import RecordView
 from stoker.ipc.shared_memory import Blocks
 from stoker.net.link import LinkError, LinkRefused
 
@@ -213,7 +213,7 @@ class RemoteOutputs:
         self._at = item.epoch, item.number + item.count
         with contextlib.suppress(LinkError):  # the next one who waits finds it out
             self._end.send(Taken())
-        return Made(Portable(item.outline, contents), item.count, item.rows)
+        return Made(RecordView(item.head, contents), item.count, item.rows)
 
     def _ask(self) -> At:
         """Ask for what comes next until it begins; return where. Raises FeedError."""

@@ -18,7 +18,7 @@ from stoker.feed.connection import FeedAddress
 from stoker.feed.crossing import GatewayEnd, Join, RemoteItem, Taken
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused
 from stoker.feed.secret import find_or_make_token
-from stoker.ipc import portable
+from stoker.ipc import codec
 from stoker.net.address import split_address
 from stoker.net.link import Link
 from stoker.net.listener import Listener
@@ -201,9 +201,9 @@ class RelayedJob:
             value = outputs[0]
             rows = batch_rows(value)
         try:
-            outline, contents = portable.write(value)
+            head, contents = codec.lend(value)
         except TypeError as error:
             raise TypeError(f"this feed cannot go to other hosts: {error}") from None
         digest = crossing.checksum(*contents)
-        item = RemoteItem(*at, len(outputs), rows, digest, outline)
+        item = RemoteItem(*at, len(outputs), rows, digest, head)
         self._end.send(item, *contents)

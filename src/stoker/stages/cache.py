@@ -175,8 +175,8 @@ class CacheStage(Stage):
         Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
         for is with ``gather``.
         """
-        from stoker.cache.codec import LEFT_OUT
         from stoker.cache.store import MISSING
+        from stoker.ipc.codec import LEFT_OUT
 
         numbers = indices.tolist()
         known = None if source.is_numbered else [self._known(source, each) for each in numbers]
@@ -315,7 +315,7 @@ def _kept(value: Any, left_out: bool) -> Any:
     """Return what a cache keeps of an example."""
     if not left_out:
         return value
-    from stoker.cache.codec import LEFT_OUT
+    from stoker.ipc.codec import LEFT_OUT
 
     return LEFT_OUT
 

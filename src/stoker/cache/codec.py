@@ -82,17 +82,17 @@ def decode(record: memoryview) -> Any:
     that ``encode`` has not written.
     """
     try:
-        return _decode(record)
+        outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
+        if not outline_bytes:  # a byte string: read here, as one more call costs 0.1 us an item
+            return bytes(record[_LENGTHS.size :])
+        return _decode(record, outline_bytes, numbers_bytes)
     except (UnknownType, MemoryError):
         raise
     except Exception as error:  # whatever it is, it is said of the bytes alone
         raise Damaged(f"{type(error).__name__}: {error}") from error
 
 
-def _decode(record: memoryview) -> Any:
-    outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
-    if not outline_bytes:
-        return bytes(record[_LENGTHS.size :])
+def _decode(record: memoryview, outline_bytes: int, numbers_bytes: int) -> Any:
     middle = _LENGTHS.size + outline_bytes
     start = middle + numbers_bytes
     form = _forms.get(bytes(record[:start]))

@@ -139,7 +139,8 @@ def logger(name: str, handler: logging.Handler) -> logging.Logger:
     return made
 
 
-LOG = logger("safe", Handler())
+KEEPING = Handler()
+LOG = logger("safe", KEEPING)
 COUNTING_LOG = logger("counting", Counting())
 
 
@@ -201,6 +202,11 @@ def used(self: Any, index: int) -> Any:
     return index
 
 
+def read_handler(self: Any, index: int) -> Any:
+    LOG.warning("at %s", index)
+    return KEEPING.seen[-1]
+
+
 def set_attribute(self: Any, index: int) -> Any:
     TRANSFORM.transforms[0].factor = 2
     return TRANSFORM(index)
@@ -213,6 +219,7 @@ WRITING: dict[str, Callable[[Any, int], Any]] = {
     "a generator": lambda self, index: DRAWING(index),
     "a module": lambda self, index: REMEMBERING_MODULE(index),
     "a handler": lambda self, index: COUNTING_LOG.warning("at %s", index),
+    "a handler that is read": read_handler,
     "a list that is handed on": counted,
     "a large dict of lists": used,
     "an attribute from without": set_attribute,

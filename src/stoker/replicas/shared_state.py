@@ -180,15 +180,21 @@ def _holds_nothing(x: Any) -> bool:
         except LookupError:
             return True
     if isinstance(x, logging.Handler):
-        if not is_users_class(type(x)):
-            return True
-        return x.lock is not None and not x.filters and _is_locked_by_logging(type(x))
+        return not is_users_class(type(x))  # what reaches it reads what it has kept
     if isinstance(x, logging.Logger):
         inherits = x.propagate and x.parent is not None
-        return all(map(_holds_nothing, x.handlers)) and not (
+        return all(map(_is_called_alone, x.handlers)) and not (
             inherits and not _holds_nothing(x.parent)
         )
     return all(type(each) in ATOMS or is_shared(each) for each in vars(x).values())
+
+
+def _is_called_alone(handler: Any) -> bool:
+    """Return whether a logger may call its handler from any thread."""
+    if _holds_nothing(handler):
+        return True
+    has_lock = isinstance(handler, logging.Handler) and handler.lock is not None
+    return has_lock and not handler.filters and _is_locked_by_logging(type(handler))
 
 
 @once_a_class
@@ -469,7 +475,9 @@ class SharedState:
             return
         if self._is_frozen(value):
             return
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, logging.Handler):
+            pass  # the user's, whose loggers call it from any thread
+        elif isinstance(value, _CONTAINERS):
             if self._is_read(value, use, steps, label, function):
                 return
         elif steps and _is_plain(value, steps[0]):
@@ -480,9 +488,9 @@ class SharedState:
                 return
         elif use.how == "read" and not steps:
             return
-        if use.how in ("called", "read") and len(steps) <= 1 and self._never_changes(value, label):
-            return
-        self._state(label, "", value)
+        is_called = use.how in ("called", "read") and len(steps) <= 1
+        if not (is_called and self._never_changes(value, label)):
+            self._state(label, "", value)
 
     def _never_changes(self, value: Any, label: str) -> bool:
         """Return whether an object's methods only look at it: transforms are such objects.

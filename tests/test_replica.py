@@ -529,3 +529,16 @@ def test_a_replica_of_many_objects_is_not_current_when_one_has_changed(change: s
     assert replica.is_current()
     CHANGES_OF_MANY[change](records)
     assert not replica.is_current()
+
+
+def test_a_large_list_is_looked_at_once_for_all_copies_of_a_generation() -> None:
+    paths = [f"{number}.jpg" for number in range(1_000)]
+    first, second = replicate([paths]), replicate([paths])
+    generation, later = object(), object()
+    assert first.is_current(generation)
+    assert second.is_current(generation)
+    paths[3] = "other.jpg"
+    assert second.is_current(generation)  # by the first look
+    assert not first.is_current(later)
+    assert not second.is_current(later)
+    assert not second.is_current()

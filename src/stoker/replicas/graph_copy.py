@@ -111,6 +111,13 @@ class _Flat:
 
     def __init__(self, held: list[Any]) -> None:
         self.held = held
+        self._looked: tuple[object, bool] | None = None
+
+    def is_current(self, x: list[Any], generation: object) -> bool:
+        """Return whether the list holds this still, by one look for all copies of a generation."""
+        if generation is None or self._looked is None or self._looked[0] is not generation:
+            self._looked = generation, _same(x, self.held)
+        return self._looked[1]
 
 
 _flat: weakref.WeakValueDictionary[int, _Flat] = weakref.WeakValueDictionary()
@@ -143,6 +150,7 @@ class Copier:
         self._where: list[str] = []
         self._checks: list[Callable[[], bool]] = []
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._generation: object = None
         self._within = 0
         self._later: list[tuple[Any, Any]] = []
         self._touches_torch = False
@@ -175,8 +183,12 @@ class Copier:
         """Have a root locked in any case, and with it what shares something with it."""
         self._failed.append((root, why))
 
-    def is_current(self) -> bool:
-        """Return whether all originals are as they were when they were copied."""
+    def is_current(self, generation: object = None) -> bool:
+        """Return whether all originals are as they were when they were copied.
+
+        ``generation`` stands for copies that are asked of together: large lists are looked at once.
+        """
+        self._generation = generation
         try:
             return (
                 all(check() for check in self._checks)
@@ -312,9 +324,9 @@ class Copier:
 
     def _list(self, x: list[Any]) -> list[Any]:
         known = _flat.get(id(x))
-        if known is not None and _same(x, seen := known.held):
+        if known is not None and _same(x, known.held):
             self._alive.append(known)
-            self._check(lambda: _same(x, seen))
+            self._check(lambda: known.is_current(x, self._generation))
             return x.copy()
         out: list[Any] = []
         self._memo[id(x)] = out
@@ -323,8 +335,10 @@ class Copier:
         if copies is held and len(held) >= _MANY:
             _flat[id(x)] = flat = _Flat(held)
             self._alive.append(flat)
+            self._check(lambda: flat.is_current(x, self._generation))
+        else:
+            self._check(lambda: _same(x, held))
         out.extend(copies)
-        self._check(lambda: _same(x, held))
         return out
 
     def _tuple(self, x: tuple[Any, ...]) -> tuple[Any, ...]:

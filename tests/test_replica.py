@@ -514,3 +514,70 @@ def test_a_forked_child_reads_from_a_place_of_its_own(tmp_path: Path) -> None:
             os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         assert file.tell() == 7
+
+
+class Record:
+    """One of very many."""
+
+    def __init__(self, number: int, parts: Any) -> None:
+        self.number = number
+        self.parts = parts
+
+
+class Slotted:
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_many_objects_are_copied_as_each_of_them_is() -> None:
+    shared = [0]
+    records: list[Any] = [Record(number, [number, shared]) for number in range(200)]
+    records[3].parts = records  # it refers to all of them, itself as well
+    records += [Slotted(number) for number in range(200)]
+    declared = stoker.thread_safe(Record(-1, []))
+    replica = replicate([records, [declared, *(Record(n, None) for n in range(200))]])
+    assert replica.locked == (None, None)
+    copies, others = replica.values
+    assert others[0] is declared
+    assert len({*map(id, copies), *map(id, records)}) == 2 * len(records)
+    assert [type(each) for each in copies] == [type(each) for each in records]
+    assert [each.number for each in copies] == [each.number for each in records]
+    assert copies[3].parts is copies
+    assert copies[0].parts[1] is copies[1].parts[1] is not shared
+    copies[0].number = -1
+    copies[0].parts[0] = -1
+    assert (records[0].number, records[0].parts[0]) == (0, 0)
+
+
+CHANGES_OF_MANY: dict[str, Callable[[list[Any]], Any]] = {
+    "an attribute": lambda records: setattr(records[70], "number", -1),
+    "a new attribute": lambda records: setattr(records[70], "other", -1),
+    "no attribute": lambda records: delattr(records[70], "number"),
+    "a list in one": lambda records: records[70].parts.append(1),
+    "another table": lambda records: setattr(records[70], "__dict__", dict(vars(records[70]))),
+    "another object": lambda records: operator.setitem(records, 70, Record(70, [70])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_MANY)
+def test_a_replica_of_many_objects_is_not_current_when_one_has_changed(change: str) -> None:
+    records = [Record(number, [number]) for number in range(200)]
+    replica = replicate([records])
+    assert replica.is_current()
+    CHANGES_OF_MANY[change](records)
+    assert not replica.is_current()
+
+
+def test_a_large_list_is_looked_at_once_for_all_copies_of_a_generation() -> None:
+    paths = [f"{number}.jpg" for number in range(1_000)]
+    first, second = replicate([paths]), replicate([paths])
+    generation, later = object(), object()
+    assert first.is_current(generation)
+    assert second.is_current(generation)
+    paths[3] = "other.jpg"
+    assert second.is_current(generation)  # by the first look
+    assert not first.is_current(later)
+    assert not second.is_current(later)
+    assert not second.is_current()

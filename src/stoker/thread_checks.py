@@ -139,7 +139,8 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
 
     def collate(work: Work, ordinal: int, values: Any) -> Any:
         try:
-            return work.collated(values)
+            assert work.collate is not None
+            return work.collate(values)
         except Exception as error:
             return Failure(error)
 

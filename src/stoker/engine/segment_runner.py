@@ -21,7 +21,7 @@ from stoker.engine.thread_copies import CALLING, ThreadCopies
 from stoker.engine.work import REJECTED, Failure, Work
 from stoker.replicas.replica import USER_LOCK
 from stoker.signals import pass_on
-from stoker.stages.batch import Builder, Columns, Misfits
+from stoker.stages.batch import Builder, Columns, Misfits, collate_examples
 
 
 class SegmentRunner:
@@ -126,18 +126,20 @@ class SegmentRunner:
 
     def _batch(self, examples: list[Any], number: int, first: int, ns: list[int]) -> Any:
         """Return a batch of all its examples, from ordinal ``first`` on; or a ``Failure``."""
-        assert self.segment.batch is not None
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
-        self._count_batched(ns, len(examples))
+        rows, collate = len(examples), self.work.collate
+        self._count_batched(ns, rows)
         began = time.perf_counter_ns()
         try:
-            builder = Builder(len(examples), self.segment.batch.collate, self._recycler)
+            if collate is not None:
+                return collate_examples(collate, examples)
+            builder = Builder(rows, None, self._recycler)
             builder.put(0, examples)
-            return builder.finish(self.work.collated)
+            return builder.finish()
         except Exception as error:
             pass_on(error)
-            ordinals = range(first, first + len(examples))
+            ordinals = range(first, first + rows)
             return self.work.batch_failure(error, number, ordinals)
         finally:
             ns[self.work.batch_at] += time.perf_counter_ns() - began
@@ -242,7 +244,7 @@ class SegmentRunner:
                 assert self.rows is not None
                 values = self.rows.split(task.batch, self._group)
             else:
-                values = [task.builder.finish(work.collated)]
+                values = [task.builder.finish(work.collate)]
         except Exception as error:
             pass_on(error)
             values = [work.batch_failure(error, task.number, task.ordinals)]

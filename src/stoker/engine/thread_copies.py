@@ -65,14 +65,17 @@ class KeptCopies:
     def __reduce__(self) -> tuple[type[KeptCopies], tuple[()]]:
         return KeptCopies, ()  # a pipeline that an object holds is copied without its copies
 
-    def take(self) -> Replica | None:
-        """Return copies that a thread of an earlier epoch called, None if there are none to use."""
+    def take(self, generation: object) -> Replica | None:
+        """Return copies that a thread of an earlier epoch called, None if there are none to use.
+
+        ``generation`` is the same for all threads of an epoch.
+        """
         if not self._process.is_current:
             _PARENTS.append(self._free)
             self._process, self._free = OwningProcess(), deque()
         while self._free:
             replica = self._free.popleft()
-            if replica.is_current():
+            if replica.is_current(generation):
                 return replica
         return None
 
@@ -151,6 +154,7 @@ class ThreadCopies:
         if kept.unset is None:
             kept.unset = unset_attributes(self._roots)
         self._here = _Here()
+        self._generation = object()
 
     def begin(self) -> None:
         """Have consumers call originals under the lock: threads begin to call copies."""
@@ -196,7 +200,7 @@ class ThreadCopies:
         mine = self._here.mine
         if mine is None or mine.age != self._kept.age:
             with USER_LOCK:
-                kept = self._kept.take()
+                kept = self._kept.take(self._generation)
                 mine = self._here.mine = self._made() if kept is None else self._calling(kept, True)
         return mine
 

@@ -40,7 +40,7 @@ from stoker.rng import Rekeyed
 from stoker.signals import pass_on
 from stoker.sources.dataset import DatasetSource
 from stoker.sources.source import IndexedSource, Reader
-from stoker.stages.batch import RowError, UnlikeError
+from stoker.stages.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
 from stoker.stages.map import Map, returned_nothing
 from stoker.stages.operation import Operation
@@ -667,12 +667,15 @@ class Work:
             ns[self.stages + number] += rows
         return batch
 
-    def collated(self, examples: list[Any]) -> Any:
-        """Return what the user's ``collate`` makes of examples; raises what it does."""
+    @property
+    def collate(self) -> Collate | None:
+        """The user's ``collate``, called in its way; None where there is none."""
+        is_free = self._collating is _FREELY
+        return self._collate if self._collate is None or is_free else self._collated
+
+    def _collated(self, examples: list[Any]) -> Any:
         call, collate = self._collating, self._collate
         assert collate is not None
-        if call is _FREELY:
-            return collate(examples)
         kept = self._kept(examples, call)
         try:
             with _turn(call):
@@ -681,7 +684,7 @@ class Work:
             pass_on(error)
             if kept is None:
                 raise
-            return self._by_original(Failure(error), call, lambda work: work.collated(kept))
+            return self._by_original(Failure(error), call, lambda work: work._collated(kept))
 
     def _tell(self, found: int | Operation, names: str) -> None:
         self.misdrawn.append((found, names))

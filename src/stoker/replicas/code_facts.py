@@ -27,7 +27,9 @@ class Path(NamedTuple):
     """Something that is reached by a name and then by attributes and elements.
 
     ``root`` is ``global``, ``cell`` (a variable of the function around), ``local`` (an argument),
-    ``class`` or ``cell's class`` (of these), or ``module`` (imported within the function).
+    ``class`` or ``cell's class`` (of these), or ``module`` (imported within the function). What a
+    function is handed to may also be ``unknown``, the result of a call for instance: then the steps
+    alone tell of it.
     """
 
     root: str
@@ -36,6 +38,9 @@ class Path(NamedTuple):
 
     def then(self, step: str) -> Path:
         return Path(self.root, self.name, (*self.steps, step))
+
+
+_UNKNOWN = Path("unknown", "")
 
 
 class Use(NamedTuple):
@@ -111,8 +116,8 @@ _BUILT: dict[str, Callable[[int], int]] = {  # how many of these it makes one of
     "SET_FUNCTION_ATTRIBUTE": lambda _: 2,
     "MAKE_FUNCTION": lambda flags: 1 if sys.version_info >= (3, 13) else 1 + flags.bit_count(),
 }
-_ENDS = {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
-         "JUMP_BACKWARD_NO_INTERRUPT"}  # fmt: skip
+_JUMPS = {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
+_ENDS = _JUMPS | {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"}
 
 
 class _CodeRun:
@@ -151,7 +156,7 @@ class _CodeRun:
                 self._use(path, "handed")
 
     def _use(self, path: Path | None, how: str, to: Path | None = None) -> None:
-        if path is not None:
+        if path is not None and path.root != "unknown":
             self.uses.add(Use(path, how, to))
 
     def _pop(self) -> Path | None:
@@ -193,8 +198,7 @@ class _CodeRun:
             self.stores.add(each.argval)
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             path = self._pop()
-            reached = None if path is None else _attribute(path, each.argval)
-            self._push(reached)
+            self._push(_attribute(path or _UNKNOWN, each.argval))
             if name == "LOAD_METHOD" or (arg & 1 and each.argrepr.startswith("NULL|self")):
                 self._push(None)
         elif name in ("STORE_ATTR", "DELETE_ATTR"):
@@ -225,6 +229,8 @@ class _CodeRun:
             for path in self._take(_READS[name]):
                 self._use(path, "read")
             self._push(None)
+        elif name in _JUMPS:
+            pass
         elif name == "GET_LEN":
             self._use(self._stack[-1] if self._stack else None, "read")
             self._push(None)

@@ -19,7 +19,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import is_
 from typing import Any
 
@@ -36,10 +36,11 @@ from stoker.replicas.provenance import (
     once_a_class,
 )
 from stoker.replicas.shared_state import ATOMS, ONE_FOR_ALL, LruCached, SharedState, is_shared
-from stoker.replicas.thread_safety import is_declared
+from stoker.replicas.thread_safety import are_declared, is_declared
 
 _MANY = 64  # elements from which a container is copied level by level instead of one by one
 _DEEP = 20  # levels of containers; what refers to itself never ends
+_WITHIN = 50  # objects that are copied within each other, in 6 calls each; Python allows 1,000
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _CELLS = ATOMS | {list, tuple, dict, np.ndarray}  # of tables: data, which is shared
 _MISSING: Any = object()
@@ -110,6 +111,13 @@ class _Flat:
 
     def __init__(self, held: list[Any]) -> None:
         self.held = held
+        self._looked: tuple[object, bool] | None = None
+
+    def is_current(self, x: list[Any], generation: object) -> bool:
+        """Return whether the list holds this still, by one look for all copies of a generation."""
+        if generation is None or self._looked is None or self._looked[0] is not generation:
+            self._looked = generation, _same(x, self.held)
+        return self._looked[1]
 
 
 _flat: weakref.WeakValueDictionary[int, _Flat] = weakref.WeakValueDictionary()
@@ -142,6 +150,9 @@ class Copier:
         self._where: list[str] = []
         self._checks: list[Callable[[], bool]] = []
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._generation: object = None
+        self._within = 0
+        self._later: list[tuple[Any, Any]] = []
         self._touches_torch = False
         self.declared: list[str] = []
 
@@ -150,8 +161,12 @@ class Copier:
         self._parents.append(len(self._parents))
         self._where[:] = [_name(x)]
         try:
-            return self.copy(x)
+            y = self.copy(x)
+            while self._later:
+                self._attributes(*self._later.pop())
+            return y
         except RecursionError:
+            self._later.clear()
             self._fail("it is nested too deeply")
             return x
 
@@ -168,8 +183,12 @@ class Copier:
         """Have a root locked in any case, and with it what shares something with it."""
         self._failed.append((root, why))
 
-    def is_current(self) -> bool:
-        """Return whether all originals are as they were when they were copied."""
+    def is_current(self, generation: object = None) -> bool:
+        """Return whether all originals are as they were when they were copied.
+
+        ``generation`` stands for copies that are asked of together: large lists are looked at once.
+        """
+        self._generation = generation
         try:
             return (
                 all(check() for check in self._checks)
@@ -305,9 +324,9 @@ class Copier:
 
     def _list(self, x: list[Any]) -> list[Any]:
         known = _flat.get(id(x))
-        if known is not None and _same(x, seen := known.held):
+        if known is not None and _same(x, known.held):
             self._alive.append(known)
-            self._check(lambda: _same(x, seen))
+            self._check(lambda: known.is_current(x, self._generation))
             return x.copy()
         out: list[Any] = []
         self._memo[id(x)] = out
@@ -316,8 +335,10 @@ class Copier:
         if copies is held and len(held) >= _MANY:
             _flat[id(x)] = flat = _Flat(held)
             self._alive.append(flat)
+            self._check(lambda: flat.is_current(x, self._generation))
+        else:
+            self._check(lambda: _same(x, held))
         out.extend(copies)
-        self._check(lambda: _same(x, held))
         return out
 
     def _tuple(self, x: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -398,11 +419,13 @@ class Copier:
                 return items
             parts = iter(copies)
             return [tuple(islice(parts, size)) for size in map(len, items)]
-        if kind is not list and kind is not dict:
+        is_bare = _is_bare(kind)
+        if kind is not list and kind is not dict and not is_bare:
             return list(map(self.copy, items))
         keys = {*map(id, items)}
         if (
             len(keys) < len(items)
+            or (is_bare and are_declared(kind, keys))
             or not self._memo.keys().isdisjoint(keys)
             or not self._owner.keys().isdisjoint(keys)
         ):
@@ -410,9 +433,11 @@ class Copier:
         root = len(self._parents) - 1
         self._owner.update(dict.fromkeys(keys, root))
         self._alive.append(items)
+        out: list[Any]
+        if is_bare:
+            return self._objects(items, kind, depth)
         sizes = list(map(len, items))
         self._check(lambda: list(map(len, items)) == sizes)
-        out: list[Any]
         if kind is list:
             inner = list(chain.from_iterable(items))
             self._check(lambda: _same(chain.from_iterable(items), inner))
@@ -447,6 +472,21 @@ class Copier:
         pairs = zip(new_names, self._several(inner, depth + 1), strict=True)
         for new, size in zip(out, sizes, strict=True):
             new.update(islice(pairs, size))
+        return out
+
+    def _objects(self, items: list[Any], cls: type, depth: int) -> list[Any]:
+        """Return copies of many objects of one class, which have nothing but a table each."""
+        tables = list(map(vars, items))
+        for names in set(map(tuple, tables)):
+            self._state.look_at_class(cls, own=frozenset(names))
+        self._has_own_state()
+        self._check(lambda: _same(map(vars, items), tables))
+        out: list[Any] = list(map(_OBJECT.__new__, repeat(cls, len(items))))
+        self._memo.update(zip(map(id, items), out, strict=True))
+        self._where.append(cls.__qualname__)
+        copies = self._several(tables, depth + 1)
+        deque(map(_OBJECT.__setattr__, out, repeat("__dict__"), copies), maxlen=0)
+        self._where.pop()
         return out
 
     def _mixed(self, items: list[Any], kinds: set[type], depth: int) -> list[Any]:
@@ -826,8 +866,14 @@ class Copier:
         if state is not None and state is getattr(x, "__dict__", None):
             is_plain |= set_state is None and not hasattr(type(again), "__setstate__")
         self._where.append(cls.__qualname__)
-        if is_plain:
-            self._attributes(x, again)
+        if is_plain and self._within < _WITHIN:
+            self._within += 1
+            try:
+                self._attributes(x, again)
+            finally:
+                self._within -= 1
+        elif is_plain:  # a long chain of objects: it waits, so that the stack stays short
+            self._later.append((x, again))
         elif state is not None:
             if set_state is not None:
                 set_state(again, self.copy(state))
@@ -976,6 +1022,34 @@ def _is_plainly_reduced(cls: Any) -> bool:
         and getattr(cls, "__getstate__", None) is own
         and not hasattr(cls, "__setstate__")
     )
+
+
+@once_a_class
+def _is_bare(cls: Any) -> bool:
+    """Return whether instances are the user's, and a table of attributes is all that they are."""
+    usual = ("__getattribute__", "__reduce_ex__", "__reduce__", "__dir__")
+    unusual = ("__deepcopy__", "__del__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+    return (
+        cls is not object
+        and all(map(is_users_class, cls.__mro__[:-1]))
+        and _is_plainly_reduced(cls)
+        and cls not in copyreg.dispatch_table
+        and all(getattr(cls, name) is getattr(_OBJECT, name) for name in usual)
+        and not any(hasattr(cls, name) for name in unusual)
+        and not _slots(cls)
+        and cls.__dictoffset__ != 0
+        and "__dict__" not in _properties(cls)
+        and not getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)  # are shared
+    )
+
+
+def _properties(cls: Any) -> set[str]:
+    return {
+        name
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, property)
+    }
 
 
 def _reduced(x: Any, reduce: Callable[[Any], Any] | None) -> Any:

@@ -35,12 +35,16 @@ class Replica:
     locked: tuple[str | None, ...]
     _copier: Copier
 
-    def is_current(self) -> bool:
+    def is_current(self, generation: object = None) -> bool:
         """Return whether the originals' state is what was copied; False where it cannot be told.
 
         A large array that is shared is current whatever was written into it since.
+
+        Args:
+            generation: what is the same object for all replicas that are asked of together. Large
+                lists that they share are then looked at once for all of them. None: looked at anew.
         """
-        return self._copier.is_current()
+        return self._copier.is_current(generation)
 
     @property
     def declared(self) -> tuple[str, ...]:

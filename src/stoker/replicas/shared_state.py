@@ -17,7 +17,8 @@ import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,8 @@ _SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
     "pymongo.mongo_client": ("MongoClient",),
     "pymongo.synchronous.mongo_client": ("MongoClient",),
     "builtins": ("Environment",),  # LMDB's
+    # A progress bar is drawn under a lock of its own, and nothing is made of what it has counted.
+    "tqdm.std": ("tqdm",),
 }
 """By module: classes whose instances are shared, None for all of them."""
 
@@ -120,6 +123,13 @@ _HARMLESS: frozenset[Any] = frozenset(
     }
 )  # fmt: skip
 """Functions that change nothing of what they are given."""
+_READERS = frozenset(
+    {
+        "choice", "choices", "sample", "permutation", "join", "extend", "update", "union",
+        "intersection", "difference", "isdisjoint", "issubset", "issuperset", "writelines",
+    }
+)  # fmt: skip
+"""Methods, of whatever object, that change nothing of the containers that they are given."""
 _WRITERS = frozenset(
     {
         "shuffle", "heapify", "heappush", "heappop", "heappushpop", "heapreplace", "insort",
@@ -128,7 +138,8 @@ _WRITERS = frozenset(
     }
 )  # fmt: skip
 """Functions of packages and of Python that change what they are given, or hand it on."""
-_FEW = 1_000  # elements of a global that are looked at one by one; with more it counts as state
+_FEW = 10_000  # elements of a global that are looked at one by one, in 30 ms; else it is state
+_NESTED = 8  # levels of tuples that are looked through at once; what is nested deeper is state
 
 
 def is_shared(x: Any) -> bool:
@@ -169,13 +180,30 @@ def _holds_nothing(x: Any) -> bool:
         except LookupError:
             return True
     if isinstance(x, logging.Handler):
-        return not is_users_class(type(x))
+        return not is_users_class(type(x))  # what reaches it reads what it has kept
     if isinstance(x, logging.Logger):
         inherits = x.propagate and x.parent is not None
-        return all(map(_holds_nothing, x.handlers)) and not (
+        return all(map(_is_called_alone, x.handlers)) and not (
             inherits and not _holds_nothing(x.parent)
         )
     return all(type(each) in ATOMS or is_shared(each) for each in vars(x).values())
+
+
+def _is_called_alone(handler: Any) -> bool:
+    """Return whether a logger may call its handler from any thread."""
+    if _holds_nothing(handler):
+        return True
+    has_lock = isinstance(handler, logging.Handler) and handler.lock is not None
+    return has_lock and not handler.filters and _is_locked_by_logging(type(handler))
+
+
+@once_a_class
+def _is_locked_by_logging(cls: Any) -> bool:
+    """Return whether a handler does all it does under its lock: the user wrote ``emit`` alone."""
+    outside = ("handle", "filter", "acquire", "release", "createLock")
+    return all(
+        vars(base).keys().isdisjoint(outside) for base in cls.__mro__ if is_users_class(base)
+    )
 
 
 @once_a_class
@@ -203,8 +231,9 @@ class SharedState:
         self.touched: list[Any] = []
         self.seen: list[tuple[Mapping[str, Any], str, Any]] = []
         self.mentioned: set[str] = set()
-        self._visited: set[Any] = set()
+        self._found: dict[Any, tuple[list[str], list[Any]]] = {}
         self._process_wide: dict[int, str] = {}
+        self._alive: list[Any] = []
         for module in _PROCESS_WIDE.keys() & sys.modules.keys():
             self._know(module)
 
@@ -233,14 +262,27 @@ class SharedState:
             made: whether instances are made by what is called, so that ``__init__`` counts.
             own: attributes that the instance has itself.
         """
-        if (cls, made, own) in self._visited or is_declared(cls):
-            return
-        self._visited.add((cls, made, own))
+        if not is_declared(cls):
+            self._once((cls, made, own), lambda: self._look_at_class(cls, made, own))
+
+    def _look_at_class(self, cls: type, made: bool, own: frozenset[str]) -> None:
         if made and is_users_class(type(cls)):
             self._members(type(cls), type(cls), True, frozenset(), is_meta=cls)
         for base in cls.__mro__:
             if is_users_class(base):
                 self._members(base, cls, made, own)
+
+    def _once(self, key: Any, look: Callable[[], None]) -> None:
+        """Look at something once, and take what was found for whatever else comes to it as well."""
+        found = self._found.get(key)
+        if found is None:
+            before = self.reasons, self.touched
+            self.reasons, self.touched = found = self._found[key] = [], []
+            look()
+            self.reasons, self.touched = before
+        self.reasons += [each for each in found[0] if each not in self.reasons]
+        known = {*map(id, self.touched)}
+        self.touched += [each for each in found[1] if id(each) not in known]
 
     def _members(
         self, base: type, cls: type, made: bool, own: frozenset[str], is_meta: type | None = None
@@ -288,10 +330,22 @@ class SharedState:
         own: frozenset[str],
         copied: bool = False,
     ) -> None:
-        key = (function, cls, own, copied)
-        if key in self._visited or is_declared(function) or not is_users_function(function):
+        if is_declared(function) or not is_users_function(function):
             return
-        self._visited.add(key)
+        self._once(
+            (function, cls, own, copied),
+            lambda: self._look_at_function(function, who, cls, is_class, own, copied),
+        )
+
+    def _look_at_function(
+        self,
+        function: types.FunctionType,
+        who: str,
+        cls: type | None,
+        is_class: bool,
+        own: frozenset[str],
+        copied: bool,
+    ) -> None:
         facts = facts_of(function.__code__)
         self.mentioned |= facts.mentioned
         if not copied:
@@ -421,7 +475,9 @@ class SharedState:
             return
         if self._is_frozen(value):
             return
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, logging.Handler):
+            pass  # the user's, whose loggers call it from any thread
+        elif isinstance(value, _CONTAINERS):
             if self._is_read(value, use, steps, label, function):
                 return
         elif steps and _is_plain(value, steps[0]):
@@ -432,7 +488,60 @@ class SharedState:
                 return
         elif use.how == "read" and not steps:
             return
-        self._state(label, "", value)
+        is_called = use.how in ("called", "read") and len(steps) <= 1
+        if not (is_called and self._never_changes(value, label)):
+            self._state(label, "", value)
+
+    def _never_changes(self, value: Any, label: str) -> bool:
+        """Return whether an object's methods only look at it: transforms are such objects.
+
+        Reasons that are found meanwhile are the caller's to state, for the whole object.
+        """
+        cls = type(value)
+        if not _is_pythons(cls) or isinstance(value, (*_CONTAINERS, type)):
+            return False
+        own = vars(value)
+        if any(own.get(name) for name in _OF_MODULES):
+            return False  # a module that is trained, or is watched
+
+        def look() -> None:
+            for name, member in _members_of(cls):
+                for function, _ in _functions(member, name):
+                    self._method_of(value, function, label)
+
+        self._alive.append(value)
+        reasons, self.reasons = self.reasons, []
+        self._once(("object", id(value)), look)
+        changes, self.reasons = bool(self.reasons), reasons
+        return not changes
+
+    def _method_of(self, value: Any, function: types.FunctionType, label: str) -> None:
+        """Look at what a method does with the object that it belongs to."""
+        code, facts = function.__code__, facts_of(function.__code__)
+        if not facts.mentioned.isdisjoint(_WRITES_ATTRIBUTES):
+            self._state(label, "", value)
+        self._function(function, function.__qualname__, None, False, frozenset())
+        if not code.co_argcount:
+            return
+        for use in facts.uses:
+            root, name, steps = use.path
+            if root not in ("local", "class") or name != code.co_varnames[0]:
+                continue
+            if not steps:
+                is_passed = use.how == "handed" and use.to in _PASSED_TO
+                if use.how not in ("read", "called") and not is_passed:
+                    self._state(label, "", value)
+            elif use.how == "set" and len(steps) == 1:
+                self._state(label, "", value)
+            elif steps[0] in getattr(value, "__dict__", ()):
+                inner = vars(value)[steps[0]]
+                self._note(vars(value), steps[0], inner)
+                self._use(inner, use, steps[1:], label, function, False)
+            else:
+                inner = getattr(type(value), steps[0], None)  # a method, which is looked at, too
+                inner = vars(value).get("_modules", {}).get(steps[0], inner)
+                if not isinstance(inner, types.FunctionType) or len(steps) > 1:
+                    self._use(inner, use, steps[1:], label, function, False)
 
     def _is_read(
         self, value: Any, use: Use, steps: tuple[str, ...], label: str, function: types.FunctionType
@@ -443,6 +552,7 @@ class SharedState:
                 return True
             harmless = use.how == "handed" and (
                 self._is_harmless(use.to, function)
+                or _is_reader(use.to, function)
                 or (not isinstance(value, np.ndarray) and self._is_installed(use.to, function))
             )
             return harmless and self._has_frozen(value)
@@ -461,7 +571,11 @@ class SharedState:
                 return True  # an element was read, and what was made of it is stored elsewhere
             elements = _elements(value)
             if elements is None:
-                return False
+                together = _together(value)
+                return together is not None and (
+                    (not steps[1:] and use.how == "read")
+                    or self._is_read(together, use, steps[1:], label, function)
+                )
             for each in elements:
                 self._use(each, use, steps[1:], label, function, False)
             return True
@@ -601,6 +715,71 @@ def _functions(member: Any, name: str) -> Iterable[tuple[types.FunctionType, boo
         yield member.__wrapped__, False
 
 
+_WRITES_ATTRIBUTES = frozenset(
+    {"__setattr__", "__delattr__", "setattr", "delattr", "__dict__", "vars", "exec", "eval"}
+)
+"""Names in the code of a method that may set attributes in ways that are not followed."""
+_OF_MODULES = (
+    "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+    "_backward_pre_hooks",
+)  # fmt: skip
+"""What a module of torch has that its calls read, or change."""
+_PASSED_TO = frozenset(
+    Path("global", name) for name in ("super", "isinstance", "type", "len", "repr", "str", "id")
+)
+"""What a method hands its object to, and which changes nothing of it."""
+
+
+@once_a_class
+def _is_pythons(cls: Any) -> bool:
+    """Return whether all that a class does is Python code, which can be looked at."""
+    if type(cls).__call__ is not type.__call__ or cls.__getattribute__ is not _USUALLY_FOUND:
+        return False
+    return all(
+        base.__flags__ & 1 << 9
+        and "__getattr__" not in vars(base)
+        and all(map(_is_pythons_member, vars(base).values()))
+        for base in _looked_at(cls)
+    )
+
+
+def _is_pythons_member(member: Any) -> bool:
+    if isinstance(member, (types.FunctionType, property, staticmethod, classmethod)):
+        return True
+    is_usual = isinstance(member, types.GetSetDescriptorType)  # `__dict__`, `__weakref__`
+    return is_usual or not hasattr(type(member), "__get__")
+
+
+def _looked_at(cls: Any) -> list[Any]:
+    """Return the classes whose methods may change an object: torch's own base changes none."""
+    torchs = "torch.nn.modules.module"
+    return [base for base in cls.__mro__[:-1] if base.__module__ not in ("abc", torchs)]
+
+
+@once_a_class
+def _members_of(cls: Any) -> list[tuple[str, Any]]:
+    """Return the methods of an object that is there: those that make, copy and end it left out."""
+    unused = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__"}
+    unused |= {"__setstate__", "__getstate__", "__reduce__", "__deepcopy__", "__copy__"}
+    return [
+        (name, member)
+        for base in _looked_at(cls)
+        for name, member in vars(base).items()
+        if name not in unused
+    ]
+
+
+def _is_reader(path: Path | None, function: types.FunctionType) -> bool:
+    """Return whether a path leads to a method that only reads, by its name (``rng.choice``).
+
+    Methods of what the function itself belongs to are the user's, and may do what they want.
+    """
+    if path is None or not path.steps or path.root not in ("unknown", "local", "cell"):
+        return False
+    is_own = len(path.steps) == 1 and path.name in function.__code__.co_varnames[:1]
+    return path.steps[-1] in _READERS and not is_own
+
+
 def _wrapped(function: types.FunctionType) -> list[types.FunctionType]:
     """Return a function, and those that it closes over: what decorators have wrapped."""
     found = [function]
@@ -643,11 +822,8 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 def _elements(value: Any) -> list[Any] | None:
     """Return the elements of a container; None where there are too many, or it has others."""
     if len(value) > _FEW and not isinstance(value, np.ndarray):
-        if type(value) in (list, tuple, set, frozenset, deque):
-            return [] if ATOMS.issuperset(map(type, value)) else None
-        if type(value) is dict:
-            return [] if ATOMS.issuperset(map(type, value.values())) else None
-        return None
+        many = _plain_elements(value)
+        return [] if many is not None and _are_fixed(many) else None
     if isinstance(value, defaultdict):
         return None  # reading it writes
     if isinstance(value, dict):
@@ -655,6 +831,37 @@ def _elements(value: Any) -> list[Any] | None:
     if isinstance(value, np.ndarray):
         return list(value.ravel()) if value.dtype.hasobject and value.size <= _FEW else None
     return list(value)
+
+
+def _plain_elements(value: Any) -> Collection[Any] | None:
+    if type(value) in (list, tuple, set, frozenset, deque):
+        elements: Collection[Any] = value
+        return elements
+    return value.values() if type(value) is dict else None
+
+
+def _are_fixed(items: Iterable[Any]) -> bool:
+    """Return whether all are atoms, or tuples of such: a look of 10 to 40 ns at each."""
+    for _ in range(_NESTED):
+        held = items if isinstance(items, Collection) else list(items)
+        kinds = set(map(type, held)) - ATOMS
+        if not kinds:
+            return True
+        if not kinds <= {tuple, frozenset}:
+            return False
+        items = chain.from_iterable(each for each in held if type(each) in kinds)
+    return False
+
+
+def _together(value: Any) -> list[Any] | None:
+    """Return the elements of all elements of a large container of containers, as if of one."""
+    many = _plain_elements(value)
+    kinds = None if many is None else set(map(type, many))
+    if many is None or kinds is None or not kinds <= {list, tuple, set, frozenset, dict}:
+        return None
+    if kinds == {dict}:
+        return list(chain.from_iterable(each.values() for each in many))
+    return None if dict in kinds else list(chain.from_iterable(many))
 
 
 _USUALLY_FOUND: Any = object.__getattribute__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Set
 from typing import Any, TypeVar
 
 Anything = TypeVar("Anything")
@@ -36,6 +37,11 @@ def thread_safe(obj: Anything) -> Anything:
 def is_declared(obj: Any) -> bool:
     """Return whether an object, its class, or the function of a method or partial is declared."""
     return _holds(obj) or _holds(type(obj))
+
+
+def are_declared(cls: type, keys: Set[int]) -> bool:
+    """Return whether a class is declared, or any of its objects with these ``id``."""
+    return _holds(cls) or not _declared.keys().isdisjoint(keys)
 
 
 def _holds(obj: Any) -> bool:

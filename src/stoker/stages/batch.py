@@ -192,18 +192,7 @@ class Builder:
         if self._examples is not None:
             collate = collate or self._collate
             assert collate is not None
-            examples = list(self._examples)  # which the function may change
-            try:
-                batch = collate(self._examples)
-            except Exception as error:
-                pass_on(error)
-                row = _blamed(collate, examples, type(error))
-                if row is None:
-                    raise
-                raise RowError(error, row) from None
-            if batch is None:
-                raise TypeError("collate returned None: return the batch")
-            return batch
+            return collate_examples(collate, self._examples)
         if self._stacked is not None:
             return self._stacked
         if self._refused:
@@ -243,6 +232,26 @@ class Builder:
                     for place, column in enumerate(columns)
                 ]
             return self._leaves
+
+
+def collate_examples(collate: Collate, examples: list[Any]) -> Any:
+    """Return what a user's function makes of examples, whose list it may change.
+
+    Raises what the function raises, as RowError where it is one example's fault; TypeError where
+    it returns None.
+    """
+    kept = examples.copy()
+    try:
+        batch = collate(examples)
+    except Exception as error:
+        pass_on(error)
+        row = _blamed(collate, kept, type(error))
+        if row is None:
+            raise
+        raise RowError(error, row) from None
+    if batch is None:
+        raise TypeError("collate returned None: return the batch")
+    return batch
 
 
 def _rebuilt(template: Any, leaves: Iterator[Any]) -> Any:

@@ -99,8 +99,8 @@ import throttled
 from gil import jpegs
 from harness import RESULTS, Report, parser, report
 
-from stoker.analysis.model import Change, Prediction, predict
-from stoker.analysis.report import read_report, to_measured
+from stoker.analysis.model.model import Change, Prediction, predict
+from stoker.analysis.model.report import read_report, to_measured
 
 SHARES = 0.35, 0.65, 1.0
 WORKERS = 1, 2

@@ -43,8 +43,8 @@ import torch
 from harness import Report, parser, report
 from torch.utils.data import DataLoader, Dataset
 
+from stoker.analysis.model.report import Split, read_report
 from stoker.analysis.probe.residency import drop
-from stoker.analysis.report import Split, read_report
 
 BATCH = 8
 FILES = 3000

@@ -86,11 +86,11 @@ from harness import Ratio, Report, interleaved, parser, report
 from numpy.typing import NDArray
 
 import stoker
-from stoker import rng
+from stoker.schedule import rng
 from stoker.schedule.adaptive import RAMP_STEPS
+from stoker.schedule.echo_record import read
 from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.fixed import Pool
-from stoker.schedule.record import read
 
 BATCH = 32
 POOL_BATCHES = 8

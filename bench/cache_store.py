@@ -62,8 +62,8 @@ import stoker
 from stoker.cache import location, store_dir
 from stoker.cache.handles import Handle
 from stoker.cache.layout import StoredItem
-from stoker.ipc import codec
 from stoker.sources.folder import LabeledImage
+from stoker.transport import codec
 
 ITEM_BYTES = 110_000 // 8 * 8
 SPEED_BYTES_PER_S = 200_000_000

@@ -44,7 +44,7 @@ from gil import made_jpegs
 from harness import Ratio, Report, parser, report
 
 import stoker
-from stoker.machine import format_bytes
+from stoker.basics.resources import format_bytes
 
 SIDES = (160, 320, 640, 1280)
 SHARES = (0.25, 0.5, 0.75)

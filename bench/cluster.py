@@ -77,9 +77,9 @@ from harness import Ratio, Report, interleaved, parser, report
 from throttled import read_bytes, write_files
 
 import stoker
-from stoker.analysis.model import Change, Measured, predict
-from stoker.cluster.keeper import Keeper
-from stoker.net.token import make_token_file, read_token
+from stoker.analysis.model.model import Change, Measured, predict
+from stoker.cluster.keeper.server import Keeper
+from stoker.transport.token import make_token_file, read_token
 
 ITEM_BYTES = 110_000
 FILE_BYTES = 100 << 10

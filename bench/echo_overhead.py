@@ -58,7 +58,7 @@ import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
-from stoker import rng
+from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses
 from stoker.schedule.fixed import Pool
 

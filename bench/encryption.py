@@ -48,9 +48,9 @@ from typing import Any
 import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
 
-from stoker.net import link as links
-from stoker.net.link import Link
-from stoker.net.listener import Listener
+from stoker.transport import link as links
+from stoker.transport.link import Link
+from stoker.transport.listener import Listener
 
 BODIES = {"110 KB by 16": (16, 110_000), "3 KB by 64": (64, 3_000), "38 MB": (1, 38_000_000)}
 MOST_S_PER_GB = 2.5

@@ -241,7 +241,7 @@ def machine() -> dict[str, Any]:
     """Describe where this runs: processor, cores, memory, versions."""
     import psutil
 
-    from stoker.machine import usable_cores
+    from stoker.basics.resources import usable_cores
 
     names = {"numpy", "stoker", "torch", "pillow"}
     versions = {}

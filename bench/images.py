@@ -109,7 +109,7 @@ from peers import environment
 from peers.serve import steady_rates, whole_rates
 from PIL import Image
 
-from stoker import native
+from stoker.images import native
 
 BATCH = 64
 WORKERS = 2

@@ -72,7 +72,7 @@ from peers import environment
 
 import stoker
 from experiments.server import serving
-from stoker.shard_packing.run import pack_command
+from stoker.pack.run import pack_command
 
 FILE_BYTES = 20_000
 SHARD_SIZE = "8MiB"

@@ -118,7 +118,7 @@ from gil import jpegs
 from harness import Ratio, Report, parser, report
 from peers import environment
 
-from stoker.feed.staging import BATCHES
+from stoker.feed.feeder.memory_budget import BATCHES
 
 Found = dict[tuple[str, int], list[dict[str, Any]]]  # arm, jobs: a row for each round
 

@@ -26,7 +26,7 @@ from experiments.screen import RunsView, Screen
 from experiments.settings import Settings
 from experiments.storage import EmulatedStorage, Storage, in_memory, storage_of
 from experiments.workloads import one_thread
-from stoker.machine import format_bytes
+from stoker.basics.resources import format_bytes
 
 
 def run_settings(

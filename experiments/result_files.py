@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stoker.machine import usable_cores
+from stoker.basics.resources import usable_cores
 
 _PACKAGES = ("numpy", "torch", "pillow", "scikit-learn", "matplotlib")
 

@@ -19,7 +19,7 @@ from experiments.clock import StoppableClock
 from experiments.images import ImageSet
 from experiments.server import Server, serving
 from experiments.settings import Settings
-from stoker.machine import format_bytes
+from stoker.basics.resources import format_bytes
 
 
 class Source:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from stoker.machine import usable_cores
+from stoker.basics.resources import usable_cores
 
 _EVALUATED_AT_ONCE = 250
 _LARGEST_SHIFT = 0.1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.net.tls import Tls
+from stoker.transport.tls import Tls
 
 DOCS = Path(__file__).parents[1] / "docs" / "cluster.md"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker import native
+from stoker.images import native
 
 BACKENDS = ["stoker-native", "without"] if native.library() else ["without"]
 

@@ -15,7 +15,7 @@ import pytest
 
 import stoker
 from scripts import script
-from stoker.engine.meeting import Meeting, TorchStore
+from stoker.distributed.store_exchange import Meeting, TorchStore
 from test_ranks import SETUP, told_by
 
 torch = pytest.importorskip("torch")

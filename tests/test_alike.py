@@ -111,7 +111,7 @@ ELSEWHERE = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_alike import Over, closing, added, halves
-from stoker.cache.contents import told
+from stoker.cache.identity import told
 print(told(Over(halves()[1], closing("x"))), told(added))
 """
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 import stoker
 from scripts import children
 from stoker import testing
-from stoker.engine import prefetch
-from stoker.schedule.record import read
+from stoker.engine.echo import prefetch
+from stoker.schedule.echo_record import read
 from strategies import (
     POINTS,
     Examples,

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker import rng
-from stoker.block_order import LARGEST, WINDOW, BlockOrder, cut_to, not_too_large, runs
+from stoker.schedule import rng
+from stoker.schedule.block_order import LARGEST, WINDOW, BlockOrder, cut_to, not_too_large, runs
 from stoker.testing import check_resume
 from strategies import few, jitter, stream
 

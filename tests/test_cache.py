@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Script, Watch, run, script
-from stoker.cache import fingerprint
+from stoker.basics import fingerprint
 from stoker.sources.remote import storage
 from strategies import Keep, few, frozen, jitter, small_pools_allowed, stream, through_json
 

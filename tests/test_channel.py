@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.ipc import channel
-from stoker.ipc.channel import Arena
-from stoker.ipc.flatten import Flattener
+from stoker.transport import channel
+from stoker.transport.channel import Arena
+from stoker.transport.flatten import Flattener
 from strategies import few
 
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cluster.owners import Member, OwnerMap
-from stoker.cluster.pinned import PinnedOwners
-from stoker.dealing import dealt_to
-from stoker.orders import TRUE_PERMUTATION_LIMIT, Cut, Selection, Share
+from stoker.schedule.dealing import dealt_to
+from stoker.schedule.orders import TRUE_PERMUTATION_LIMIT, Cut, Selection, Share
+from stoker.schedule.owners import Member, OwnerMap, PinnedOwners
 from strategies import few
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.machine import parse_bytes
+from stoker.basics.resources import parse_bytes
 
 yaml = pytest.importorskip("yaml")
 

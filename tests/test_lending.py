@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker import images, pytree, reads_only
+from stoker import images, reads_only
+from stoker.basics import pytree
 from strategies import few
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*keep uses apart")
@@ -193,7 +194,7 @@ def given_to(*fns: Any, end: Callable[[Any], Any] = lambda p: p.batch(4)) -> lis
             seen[at].append(x)  # keeps it, so that no address comes twice
             return fns[at](x)
 
-        return reads_only(fn) if stoker.lending.only_reads(fns[at]) else fn
+        return reads_only(fn) if stoker.basics.buffers.only_reads(fns[at]) else fn
 
     p: Any = stoker.from_dataset([np.full(3, float(i)) for i in range(4)], seed=0).echo(3, pool=4)
     for at in range(len(fns)):
@@ -281,7 +282,7 @@ def test_what_is_declared() -> None:
     def fn(x: Any) -> Any:
         return x
 
-    declared = stoker.lending.only_reads
+    declared = stoker.basics.buffers.only_reads
     assert not declared(fn)
     assert reads_only(fn) is fn
     assert declared(fn)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.machine import (
+from stoker.basics.resources import (
     format_bytes,
     parse_bytes,
     thread_busy_ns,

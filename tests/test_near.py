@@ -13,7 +13,7 @@ import pytest
 
 import stoker
 from scripts import REAL_WORLDS
-from stoker.cluster.owners import Member, OwnerMap
+from stoker.schedule.owners import Member, OwnerMap
 from stoker.stages.cache import CacheStage
 from test_crafted_states import signed
 from test_ranks import told_by
@@ -21,8 +21,8 @@ from test_ranks import told_by
 CLUSTER = """
     from dataclasses import replace
     from stoker import testing
-    from stoker.cluster.owners import Member, OwnerMap
-    from stoker.cluster.pinned import PinnedOwners
+    from stoker.schedule.owners import Member, OwnerMap
+    from stoker.schedule.owners import PinnedOwners
     from stoker.pipeline import Pipeline
     from stoker.stages.cache import CacheStage
 

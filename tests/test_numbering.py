@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.numbering import Numbering
+from stoker.schedule.numbering import Numbering
 
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.one_shot import OneShot
+from stoker.basics.future import OneShot
 
 AMPLE_S = 60.0
 

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import stoker
 from stoker.cli import app
-from stoker.shard_packing import run as packing_run
-from stoker.shard_packing.journal import alone_in
-from stoker.shard_packing.run import pack_source
+from stoker.pack import run as packing_run
+from stoker.pack.journal import alone_in
+from stoker.pack.run import pack_source
 from strategies import few
 
 pytest.importorskip("pyarrow")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
     "stages/stage.py": ("Stage",),
-    "stages/operation.py": ("Operation",),
+    "stages/functions/operation.py": ("Operation",),
     "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Feed"),
     "orders.py": ("Order",),
@@ -130,7 +130,7 @@ def test_the_classes_that_stand_for_protocols_are_found() -> None:
     foreign = {"IterableSource", "LoaderSource"}
     streams = {"SegmentStream", "FilteredStream", "Prefetcher", "DeviceStream", "IteratedStream"}
     assert stages | sources | foreign | streams <= names
-    asked = {member.name for member in members[SOURCES / "engine/foreign.py", "DeviceStream"]}
+    asked = {member.name for member in members[SOURCES / "engine/heads.py", "DeviceStream"]}
     assert {"ready_since", "poll", "recompute"} <= asked
     asked = {member.name for member in members[SOURCES / "sources/dataset.py", "DatasetSource"]}
     assert {"fingerprint", "fetch", "path"} <= asked

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import pytree
-from stoker.pytree import Field, FieldError
+from stoker.basics import pytree
+from stoker.basics.pytree import Field, FieldError
 from strategies import frozen, spoil
 
 

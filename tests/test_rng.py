@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import rng
-from stoker.orders import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Permuted, _Feistel
-from stoker.rng import Rekeyed
+from stoker.schedule import rng
+from stoker.schedule.orders import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Permuted, _Feistel
+from stoker.schedule.rng import Rekeyed
 from strategies import few
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import stoker
 from scripts import REAL_WORLDS, script
 from stoker import testing
-from stoker.orders import TRUE_PERMUTATION_LIMIT, Selection, Share
+from stoker.schedule.orders import TRUE_PERMUTATION_LIMIT, Selection, Share
 from strategies import (
     Examples,
     Faulty,

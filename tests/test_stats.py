@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import stoker
 from stoker import ThreadTrial, WorkerTime
-from stoker.machine import usable_cores
+from stoker.basics.resources import usable_cores
 from strategies import (
     Examples,
     Spec,

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cluster.owners import Member, OwnerMap
-from stoker.cluster.pinned import PinnedOwners
-from stoker.dealing import dealt_to
-from stoker.orders import Permuted, Selection, Share
+from stoker.schedule.dealing import dealt_to
+from stoker.schedule.orders import Permuted, Selection, Share
+from stoker.schedule.owners import Member, OwnerMap, PinnedOwners
 
 ROWS = Path(__file__).parents[1] / "results" / "scale.json"
 EXAMPLES = 4_000_000

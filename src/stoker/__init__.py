@@ -11,14 +11,22 @@ from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.analysis import analyze
+from stoker.basics.buffers import reads_only
+from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
     echo,
     from_arrays,
     from_dataset,
+    from_files,
+    from_folder,
     from_huggingface,
     from_iterable,
     from_loader,
+    from_parquet,
     from_table,
+    from_tar,
+    from_tokens,
+    mix,
 )
 from stoker.errors import (
     BudgetSpent,
@@ -34,11 +42,7 @@ from stoker.errors import (
     TokenError,
     WorkerDied,
 )
-from stoker.feed.entry import from_feed, share
-from stoker.file_constructors import from_files, from_folder, from_parquet, from_tar, from_tokens
-from stoker.iterator import PipelineIterator
-from stoker.lending import reads_only
-from stoker.mixing import mix
+from stoker.feed.api import from_feed, share
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import (

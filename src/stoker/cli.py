@@ -110,13 +110,13 @@ def analyze(
     """
     from rich.console import Console
 
-    from stoker.analysis import terminal
-    from stoker.analysis.diagnosis import make_report
-    from stoker.analysis.page import write_page
-    from stoker.analysis.report import write_report
-    from stoker.analysis.script_process import make_command, summarize_crash
-    from stoker.analysis.scripts import trace_script
-    from stoker.analysis.trace import AnalysisError
+    from stoker.analysis.model.report import write_report
+    from stoker.analysis.model.trace import AnalysisError
+    from stoker.analysis.reports import terminal
+    from stoker.analysis.reports.diagnosis import make_report
+    from stoker.analysis.reports.page import write_page
+    from stoker.analysis.scripts.script_job import trace_script
+    from stoker.analysis.scripts.script_process import make_command, summarize_crash
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; nothing of the script is left running"
@@ -189,11 +189,11 @@ def what_if(
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
-    from stoker.analysis import terminal
-    from stoker.analysis.model import RECORDS, Change
-    from stoker.analysis.report import read_report, to_measured
-    from stoker.analysis.what_if import answer, write_answer
-    from stoker.machine import parse_bytes
+    from stoker.analysis.model.model import RECORDS, Change
+    from stoker.analysis.model.report import read_report, to_measured
+    from stoker.analysis.model.what_if import answer, write_answer
+    from stoker.analysis.reports import terminal
+    from stoker.basics.resources import parse_bytes
 
     with _failing("what-if", ValueError):
         found = read_report(report)
@@ -314,7 +314,7 @@ def pack(
     """
     from rich.console import Console
 
-    from stoker.shard_packing.run import pack_command
+    from stoker.pack.run import pack_command
 
     errors = Console(stderr=True, highlight=False)
     with _failing("pack", ValueError, TypeError, ImportError), errors.status("") as status:
@@ -393,7 +393,7 @@ def cache_serve(
 
     Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
     """
-    from stoker.cluster.keeper_command import serve_keeper
+    from stoker.cluster.keeper.command import serve_keeper
 
     with _failing("cache serve", ValueError):
         serve_keeper(listen, size, folder, token_file, insecure=insecure)
@@ -408,7 +408,7 @@ def cache_end() -> None:
 
     Example: stoker cache end
     """
-    from stoker.cluster.ray_keeper import end_all
+    from stoker.cluster.members.ray_keeper import end_all
 
     with _failing("cache end", ImportError):
         typer.echo(f"ended {end_all()} keepers")

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker import pytree
-from stoker.buffers import Recycler
-from stoker.stages.batch import Builder
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.stages.batching.batch import Builder
 
 
 class Padded(NamedTuple):

@@ -1,21 +1,36 @@
-"""Functions that begin a pipeline over objects in memory: one for each kind."""
+"""Where pipelines begin: a function for each kind of data, and mixtures of pipelines."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from stoker.chain import Chain
+from stoker.basics.warn import warn
+from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
+from stoker.schedule.proportions import whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import DatasetSource
+from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
+from stoker.sources.mixture import MixedPart, MixtureSource
+from stoker.sources.patterns import Paths, has_urls
+from stoker.sources.remote.options import RemoteOptions
+from stoker.sources.source import IndexedSource
+from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
-from stoker.stages.skip import OnError
+from stoker.stages.functions.operation import OfPart, Operation
+from stoker.stages.skip import RAISE, OnError, budget_of
+
+if TYPE_CHECKING:
+    from stoker.sources.remote.files import File
+
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -241,3 +256,360 @@ def echo(
     if transform is None:
         return pipeline
     return pipeline.random_map(transform, on=on, repeats_only=repeats_only)
+
+
+@overload
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: None = None,
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[LabeledImage]: ...
+
+
+@overload
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: Sequence[str],
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[LabeledFile]: ...
+
+
+def from_folder(
+    path: str | os.PathLike[str],
+    *,
+    extensions: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[Any]:
+    """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
+
+    Labels number the sorted class folders; ``pipeline.class_names`` has their names. The folder is
+    listed once, now.
+
+    Args:
+        path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
+            ``pip install 'stoker[remote]'``).
+        extensions: read files with these extensions instead of images, such as ``[".wav",
+            ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
+        classes: the names of all classes, in the order of their labels: give a validation folder,
+            which may lack some classes, ``train.class_names``.
+        seed, on_error: as in ``from_dataset``.
+        requests: for URLs, the largest number of files read at a time.
+        retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
+        storage_options: for URLs, the options of fsspec's file system.
+
+    Raises FileNotFoundError or ValueError if there is nothing to read, and says what it looked
+    for; ValueError for a class folder that is not in ``classes``; RemoteError after a permanent
+    failure of a server.
+    """
+    asked = ClassFolders.of(extensions, classes)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    if "://" in os.fspath(path):
+        from stoker.sources.remote.files import RemoteFolderSource
+
+        source: IndexedSource = RemoteFolderSource(str(path), remote, asked)
+    else:
+        source = FolderSource(path, asked)
+    return Pipeline(Chain.begin(source, seed, on_error))
+
+
+def from_files(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[File]:
+    """Read files: examples ``(path=str, data=bytes)``.
+
+    Args:
+        files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
+            ``"s3://bucket/*.jpg"``, which is listed once, now.
+        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+
+    Raises FileNotFoundError if no file fits the pattern, RemoteError after a permanent failure of a
+    server.
+    """
+    from stoker.sources.remote.files import FilesSource
+
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    return Pipeline(Chain.begin(FilesSource(files, remote), seed, on_error))
+
+
+def from_parquet(
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
+
+    Numbers are NumPy's, lists of numbers arrays, text and bytes Python's, structs dicts; null is
+    None. Row groups are read whole, and kept in up to a quarter of the memory that is free now (in
+    each process that reads); ``print(pipeline)`` shows the size.
+
+    Args:
+        paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
+        columns: the columns to read; all by default.
+        seed, on_error: as in ``from_dataset``.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group is one
+            range request.
+
+    Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is not
+    Parquet, for files whose columns differ, and if there are no rows; RemoteError after a permanent
+    failure of a server, or if it sends no ranges; ImportError without pyarrow.
+    """
+    from stoker.sources.arrow.parquet import ParquetSource
+
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    if has_urls(paths, "from_parquet"):
+        from stoker.sources.remote.parquet_ranges import RemoteParquetSource
+
+        source: ParquetSource = RemoteParquetSource(paths, remote, columns)
+    else:
+        source = ParquetSource(paths, columns)
+    return Pipeline(Chain.begin(source, seed, on_error))
+
+
+def from_tar(
+    shards: Paths,
+    fields: Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
+    on_error: OnError = "raise",
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[dict[str, Any]]:
+    """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
+
+    Files that share their path up to the first dot of its last part are an example:
+    ``a/01.jpg`` and ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``.
+    Headers are read once, now; their index is kept in the user's cache folder until the shard
+    changes. Examples are read by offset.
+
+    Args:
+        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
+            archives that are compressed as a whole (``.tar.gz``) come as a stream, with a warning:
+            see ``from_iterable``.
+        fields: the fields to read, which every example must have; by default all its fields.
+        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
+            and incomplete examples may be skipped.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
+            requested for each run of neighbours of about a MiB, or for each example.
+
+    Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
+    archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
+    after a permanent failure of a server, or if it sends no ranges.
+    """
+    from stoker.sources.shards.compressed import CompressedTarSource, compressed_kinds
+    from stoker.sources.shards.shard_source import ShardSource
+
+    is_strict = on_error == "raise"
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    if has_urls(shards, "from_tar"):
+        from stoker.sources.remote.shards import RemoteShardSource
+
+        source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
+    elif compressed := compressed_kinds(shards):
+        stream = Pipeline(Chain.begin(CompressedTarSource(shards, fields), seed, on_error))
+        path, kind = next(iter(compressed.items()))
+        warn(
+            f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
+            "stream: in order, without a length, shuffled through a buffer. Decompress it to read "
+            "them by number"
+        )
+        return stream
+    else:
+        source = ShardSource(shards, fields, is_strict=is_strict)
+    return Pipeline(Chain.begin(source, seed, on_error))
+
+
+@overload
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: None = None,
+    seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[Window]: ...
+
+
+@overload
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: int,
+    seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[DocumentWindow]: ...
+
+
+def from_tokens(
+    files: Paths,
+    length: int,
+    stride: int | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    separator: int | None = None,
+    seed: int | None = None,
+    requests: int = 32,
+    retry_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[Any]:
+    """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
+
+    Targets are the inputs one token later. Windows do not cross the borders of files; a rest at a
+    file's end is left out. Now only file sizes are read.
+
+    Args:
+        files: paths, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
+            ``.npy`` arrays; URLs of one file system.
+        length: of a window, in tokens.
+        stride: from one window to the next, in tokens; by default ``length``, so that each
+            token is a target once.
+        dtype: of raw tokens, such as ``"uint16"``.
+        separator: the token that ends a document. Examples are then ``(inputs, targets,
+            documents)``: ``documents``, ``int32 [length]``, numbers the documents of a window from
+            0 on (for attention masks), and the target of a separator is -100, which
+            ``cross_entropy`` ignores.
+        seed: as in ``from_dataset``.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each window is one
+            range request.
+
+    Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
+    whole number of tokens or all files are shorter than a window, TypeError for raw files without
+    ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
+    """
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    if has_urls(files, "from_tokens"):
+        from stoker.sources.remote.token_ranges import RemoteTokenSource
+
+        source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
+    else:
+        source = TokenSource(files, length, stride, dtype, separator)
+    return Pipeline(Chain.begin(source, seed))
+
+
+def mix(
+    parts: Mapping[Pipeline[T], float],
+    *,
+    stop: str = "first",
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[T]:
+    """Mix pipelines: of any run of examples each part has its share, as exactly as can be.
+
+    Parts are sources whose examples have numbers, with ``.shuffle()``, ``.take()``, ``.skip()``,
+    ``.map()``, ``.random_map()`` and ``.filter()`` of their own; all else stands behind the
+    mixture. Each part has epochs of its own: it is gone through wholly, in its order, before it
+    begins anew, and an epoch of the mixture goes on in a part where the one before ended.
+
+    Args:
+        parts: of each pipeline its weight, a number above 0. What a part's filter leaves out counts
+            for its share.
+        stop: an epoch ends before the ``"first"`` part would begin anew; or when ``"all"`` were
+            gone through at least once.
+        seed: of the parts' orders and all random draws; by default that of the parts, which is
+            then the same for all that were given one; drawn if there is none.
+        on_error: as in ``from_dataset``, for all parts together, whatever they say themselves.
+
+    Raises TypeError or ValueError for wrong weights, for parts that cannot be asked for examples by
+    number or have other stages, for parts that would never come, and for different seeds of parts.
+    """
+    if not isinstance(parts, Mapping) or not all(isinstance(part, Pipeline) for part in parts):
+        raise TypeError("mix() takes a dict of pipelines and their weights: {a: 0.7, b: 0.3}")
+    if not parts:
+        raise ValueError("mix() takes at least one pipeline")
+    if stop not in ("first", "all"):
+        raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
+    weights = whole_weights(list(parts.values()))
+    chains = [part.chain for part in parts]
+    has_budget = budget_of(on_error) != RAISE
+    mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
+    source = MixtureSource(mixed, weights, until_all=stop == "all")
+    chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
+    first = 0
+    for number, part in enumerate(chains, 1):
+        assert isinstance(part.source, IndexedSource)
+        behind = first + len(part.source)
+        own = OfPart(number, range(first, behind))
+        for stage in part.stages:
+            if isinstance(stage, Operation):
+                chain = chain.then(replace(stage, part=own))
+        first = behind
+    return Pipeline(chain)
+
+
+def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
+    """Return a part of a mixture; raises ValueError for what cannot be one."""
+    source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
+    if not isinstance(source, IndexedSource):
+        raise ValueError(
+            f"{what} has no examples that can be asked for by number: mix from_folder, "
+            "from_dataset, from_tar and the like"
+        )
+    if source.has_own_order:
+        raise ValueError(f"{what} is a mixture: give its parts to one mix()")
+    for stage in chain.stages:
+        traits = stage.traits
+        if traits.shards or not (traits.selects or isinstance(stage, Operation)):
+            raise ValueError(
+                f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
+                ".random_map() and .filter(); put what concerns all of them behind mix(), such "
+                "as .echo(2), or .echo([2, 1, ...]) with a factor for each"
+            )
+    for said, is_said in (
+        ("steps", chain.steps is not None),
+        ("workers", chain.workers is not None),
+        ("repeat", chain.flows),
+    ):
+        if is_said:
+            raise ValueError(f"{what} has .{said}(), which belongs behind mix()")
+    if chain.budget != RAISE and not has_budget:
+        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
+    described = ".".join([source.name, *(stage.name for stage in chain.stages)])
+    return MixedPart(source, chain.selection, described, tuple(chain.outline()))
+
+
+def _seed(chains: list[Chain]) -> Any:
+    """Return the seed that parts were given, None if none was."""
+    seeds = sorted({chain.seed for chain in chains if not chain.is_seed_drawn})
+    if len(seeds) > 1:
+        raise ValueError(
+            f"the parts have seeds {', '.join(map(str, seeds))}, and a mixture has one for all: "
+            "mix(..., seed=)"
+        )
+    return seeds[0] if seeds else None

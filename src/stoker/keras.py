@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from stoker.iterator import PipelineIterator
+from stoker.chain.iterator import PipelineIterator
 from stoker.pipeline import Pipeline
 
 _BACKENDS = ("torch", "jax")

@@ -9,26 +9,24 @@ from typing import Any, Generic, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from stoker.chain import Chain
-from stoker.cursor import Cursor
-from stoker.describe import describe
-from stoker.engine.pool.make import Workers
-from stoker.iterator import PipelineIterator, T
-from stoker.loader_face import LoaderFace
-from stoker.rounds import Rounds
-from stoker.schedule.record import read as read_record
-from stoker.stages.batch import Batch
+from stoker.chain.chain import Chain
+from stoker.chain.cursor import Cursor
+from stoker.chain.dataloader_api import LoaderFace
+from stoker.chain.describe import describe
+from stoker.chain.iterator import PipelineIterator, T
+from stoker.chain.step_epochs import Rounds
+from stoker.engine.workers.make import Workers
+from stoker.schedule.echo_record import read as read_record
+from stoker.stages.batching.batch import Batch
+from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
-from stoker.stages.pack import Pack, Packed
+from stoker.stages.select import Shuffle, SkipFirst, Take
 from stoker.stages.shard import Shard
-from stoker.stages.shuffle import Shuffle
 from stoker.stages.skip import OnError
-from stoker.stages.skip_first import SkipFirst
 from stoker.stages.stage import Stage
-from stoker.stages.take import Take
 from stoker.stages.to import To
 from stoker.stats import Clock, Stats, Uses
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.basics.resources import format_bytes
 from stoker.errors import Skip
-from stoker.machine import format_bytes
 
 _SCALES = 0.6  # of each thread's share that all of them have to do
 _FED = 0.05  # a smaller share of waiting time: the consumer limits

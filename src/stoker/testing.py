@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stoker import pytree
+from stoker.adapters.thread_checks import check_threads as check_threads
+from stoker.basics import pytree
+from stoker.basics.pytree import same as same
 from stoker.pipeline import Pipeline
-from stoker.pytree import same as same
-from stoker.thread_checks import check_threads as check_threads
 
 
 def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:

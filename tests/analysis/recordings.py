@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from stoker.analysis.model.trace import Drain, RankTrace, Trace
 from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
-from stoker.analysis.trace import Drain, RankTrace, Trace
 
 BATCH_SIZE = 10
 BATCHES = 200

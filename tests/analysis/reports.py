@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.analysis.model import predict
-from stoker.analysis.report import (
+from stoker.analysis.model.model import predict
+from stoker.analysis.model.report import (
     Action,
     AsItIs,
     Loader,
@@ -19,7 +19,7 @@ from stoker.analysis.report import (
     Wait,
     to_measured,
 )
-from stoker.analysis.verdict import write_verdict
+from stoker.analysis.reports.verdict import write_verdict
 
 IMAGES = 1_281_167
 IMAGE_BYTES = 114_000.0

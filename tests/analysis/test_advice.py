@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from analysis.recordings import Parts, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
-from stoker.analysis.advice import advise
-from stoker.analysis.diagnosis import make_report
-from stoker.analysis.echo_prices import Kind, find_price
-from stoker.analysis.model import Change, predict
+from stoker.analysis.model.echo_prices import Kind, find_price
+from stoker.analysis.model.model import Change, predict
+from stoker.analysis.model.report import Action, Report, Split, to_measured, write_report
+from stoker.analysis.model.what_if import answer
 from stoker.analysis.porting import Port
-from stoker.analysis.report import Action, Report, Split, to_measured, write_report
-from stoker.analysis.terminal import show_answer
-from stoker.analysis.verdict import write_verdict
-from stoker.analysis.what_if import answer
+from stoker.analysis.reports.advice import advise
+from stoker.analysis.reports.diagnosis import make_report
+from stoker.analysis.reports.terminal import show_answer
+from stoker.analysis.reports.verdict import write_verdict
 from stoker.cli import app
 from stoker.stats import ThreadTrial
 

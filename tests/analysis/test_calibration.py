@@ -15,13 +15,13 @@ from analysis.browser import needs_chromium, opened
 from analysis.recordings import Parts, parts, recorded
 from analysis.reports import FETCH, REPORTS
 from analysis.test_page import data_of
-from stoker.analysis.calibration import calibrate
-from stoker.analysis.diagnosis import make_report
-from stoker.analysis.model import Change, predict
-from stoker.analysis.page import write_page
-from stoker.analysis.report import Rate, Report, read_report, to_measured, write_report
-from stoker.analysis.verdict import find_doubts, write_verdict
-from stoker.analysis.what_if import answer
+from stoker.analysis.model.calibration import calibrate
+from stoker.analysis.model.model import Change, predict
+from stoker.analysis.model.report import Rate, Report, read_report, to_measured, write_report
+from stoker.analysis.model.what_if import answer
+from stoker.analysis.reports.diagnosis import make_report
+from stoker.analysis.reports.page import write_page
+from stoker.analysis.reports.verdict import find_doubts, write_verdict
 from stoker.cli import app
 
 FED = Parts(

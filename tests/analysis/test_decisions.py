@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from stoker.analysis.cold_reads import find_files
+from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.probe.records import BATCH, TRAINS, Row
-from stoker.analysis.script_process import find_crash
-from stoker.analysis.script_run import find_latest
-from stoker.analysis.scripts import ScriptJob
-from stoker.analysis.trace import RankTrace, Trace
-from stoker.analysis.verdict import explain_nothing_seen
+from stoker.analysis.reports.verdict import explain_nothing_seen
+from stoker.analysis.scripts.script_job import ScriptJob
+from stoker.analysis.scripts.script_process import find_crash
+from stoker.analysis.scripts.script_run import find_latest
+from stoker.analysis.trials.cold_reads import find_files
 
 
 def rank(pid: int, number: int = 0, world: int = 1, parent: int = 1, generation: int = 0) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.analysis.probe import epochs, takeover
+from stoker.analysis.probe import drain_session, epochs
 
 torch = pytest.importorskip("torch")
 data: Any = pytest.importorskip("torch.utils.data")
@@ -54,7 +54,9 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_path: Path) -> None:
     loader = SHAPES[shape](num_workers=workers)
-    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=7))
+    drains = drain_session.LoaderDrains(
+        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=7)
+    )
     described = drains.describe(None)
     assert described["iterable"] == (shape == "iterable")
     assert described["automatic"] == (shape != "no automatic batches")
@@ -76,7 +78,7 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
 
     batches = drains.iterate(workers)
     seen = [next(batches) for _ in range(12)]
-    takeover._stop(batches)
+    drain_session._stop(batches)
     size = 1 if shape == "no automatic batches" else BATCH
     assert all(batch.numel() == 4 * size for batch in seen)
     if shape != "iterable":  # whose worker goes on to its end

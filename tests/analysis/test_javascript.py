@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.analysis.javascript import translate
-from stoker.analysis.model import predict
+from stoker.analysis.model.model import predict
+from stoker.analysis.reports.javascript import translate
 
 LIMIT = 3
 

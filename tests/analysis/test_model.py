@@ -13,14 +13,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from analysis.reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
-from stoker.analysis.formulas import (
+from stoker.analysis.model.formulas import (
     fetch_rate,
     loader_rate,
     page_cache_misses,
     prep_rate,
     smallest_cache,
 )
-from stoker.analysis.model import (
+from stoker.analysis.model.model import (
     MOST_CORES,
     PLACES,
     Change,
@@ -29,7 +29,7 @@ from stoker.analysis.model import (
     predict,
     predict_with_page_cache,
 )
-from stoker.analysis.report import to_measured
+from stoker.analysis.model.report import to_measured
 
 rates = st.floats(1, 1e6)
 fractions = st.floats(0, 1)

@@ -18,13 +18,13 @@ from analysis.recordings import EXAMPLES, Parts, recorded
 from analysis.reports import FETCH, PACKED, REMOTE, about
 from experiments.server import serving
 from stoker.analysis import phases
-from stoker.analysis.advice import advise
-from stoker.analysis.diagnosis import make_report
-from stoker.analysis.model import NOTHING, Change, predict
+from stoker.analysis.model.model import NOTHING, Change, predict
+from stoker.analysis.model.report import Report, read_report, to_measured, write_report
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
-from stoker.analysis.report import Report, read_report, to_measured, write_report
-from stoker.analysis.request_trial import RequestTrial, try_requests
-from stoker.analysis.trial_shard import (
+from stoker.analysis.reports.advice import advise
+from stoker.analysis.reports.diagnosis import make_report
+from stoker.analysis.trials.request_trial import RequestTrial, try_requests
+from stoker.analysis.trials.trial_shard import (
     RUN_BYTES,
     PackingTrial,
     TrialShard,

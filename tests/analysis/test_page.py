@@ -15,8 +15,8 @@ import pytest
 
 from analysis.browser import needs_chromium, opened
 from analysis.reports import FETCH, PREP, REPORTS, about
-from stoker.analysis.formulas import page_cache_misses
-from stoker.analysis.model import (
+from stoker.analysis.model.formulas import page_cache_misses
+from stoker.analysis.model.model import (
     Change,
     Measured,
     check_change,
@@ -25,9 +25,9 @@ from stoker.analysis.model import (
     predict,
     predict_with_page_cache,
 )
-from stoker.analysis.page import write_page
-from stoker.analysis.report import Action, Loader, Rate, Rates, Report, to_measured
-from stoker.analysis.verdict import find_doubts, write_verdict
+from stoker.analysis.model.report import Action, Loader, Rate, Rates, Report, to_measured
+from stoker.analysis.reports.page import write_page
+from stoker.analysis.reports.verdict import find_doubts, write_verdict
 from strategies import shortened
 
 LIMIT_BYTES = 1_000_000

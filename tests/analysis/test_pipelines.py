@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.analysis.model import Change, predict
-from stoker.analysis.report import read_report, to_measured, write_report
+from stoker.analysis.model.model import Change, predict
+from stoker.analysis.model.report import read_report, to_measured, write_report
 
 
 def slow(data: bytes) -> Any:

@@ -16,9 +16,9 @@ import pytest
 
 from analysis.analyses import PRELUDE, write_script
 from stoker.analysis.porting import find_port, write_port
-from stoker.analysis.probe import epochs, takeover
+from stoker.analysis.probe import drain_session, epochs
 from stoker.analysis.probe.example import describe_example
-from stoker.ipc.codec import encode
+from stoker.transport.codec import encode
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
@@ -227,7 +227,9 @@ def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
     data = torch.utils.data.TensorDataset(torch.ones(20, 4))
     sampler = torch.utils.data.RandomSampler(data, **options)
     loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
-    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0))
+    drains = drain_session.LoaderDrains(
+        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
+    )
     found = drains.describe(None) | drains.look_at_example()
     assert (find_port({"batch_size": 4}, found) is not None) == ported
 
@@ -246,7 +248,7 @@ class InWorkers(Dataset):
 def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
-        drains = takeover.LoaderDrains(
+        drains = drain_session.LoaderDrains(
             epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
         )
         expected = {"example_bytes": 16, "varies": False} if workers else {}
@@ -271,7 +273,9 @@ class SlowToStart(Dataset):
 
 def test_a_slow_start_takes_nothing_from_a_drain() -> None:
     loader = torch.utils.data.DataLoader(SlowToStart(), 4)
-    drains = takeover.LoaderDrains(epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0))
+    drains = drain_session.LoaderDrains(
+        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
+    )
     drains._indices = [[0], [1]]
     command = {
         "fresh": False, "once": False, "tag": "drain", "workers": 0,

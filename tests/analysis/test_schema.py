@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from analysis.reports import REPORTS
-from stoker.analysis.report import SCHEMA, Report, read_report, write_report
+from stoker.analysis.model.report import SCHEMA, Report, read_report, write_report
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "analysis.schema.json"
 
@@ -19,7 +19,7 @@ DOCUMENTED = Path(__file__).parents[2] / "docs" / "analysis.schema.json"
 def test_the_documented_schema_is_the_one_that_is_written() -> None:
     """To write it anew after a change, with a new version in SCHEMA if a meaning changed:
 
-    python -c 'import json, msgspec; from stoker.analysis.report import Report; \\
+    python -c 'import json, msgspec; from stoker.analysis.model.report import Report; \\
         print(json.dumps(msgspec.json.schema(Report), indent=1))' > docs/analysis.schema.json
     """
     assert _dedented(json.loads(DOCUMENTED.read_text())) == _dedented(msgspec.json.schema(Report))

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from analysis.reports import REPORTS
-from stoker.analysis.report import Report
-from stoker.analysis.terminal import show_report
+from stoker.analysis.model.report import Report
+from stoker.analysis.reports.terminal import show_report
 
 
 def shown(report: Report) -> str:

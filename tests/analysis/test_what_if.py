@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from analysis.reports import ALONE, FETCH, PREP, REPORTS, UNKNOWN, about
-from stoker.analysis.formulas import page_cache_misses, prep_rate, smallest_cache
-from stoker.analysis.model import Change, predict, predict_with_page_cache
-from stoker.analysis.report import Rates, Report, to_measured, write_report
-from stoker.analysis.what_if import answer
+from stoker.analysis.model.formulas import page_cache_misses, prep_rate, smallest_cache
+from stoker.analysis.model.model import Change, predict, predict_with_page_cache
+from stoker.analysis.model.report import Rates, Report, to_measured, write_report
+from stoker.analysis.model.what_if import answer
 from stoker.cli import app
 
 every_report = pytest.mark.parametrize("name", REPORTS)

@@ -27,8 +27,8 @@ from PIL import Image
 import encodable
 from encodable import Pair, Record, arrays, nested, scalars, shown, tensors, text
 from odd_records import ODD_RECORDS
-from stoker import pytree
-from stoker.ipc.codec import (
+from stoker.basics import pytree
+from stoker.transport.codec import (
     LEFT_OUT,
     Damaged,
     LeftOut,
@@ -386,7 +386,7 @@ def test_a_class_that_is_not_imported_is_unknown_and_stays_so(
 
 SCRIPT = """
 import sys
-from stoker.ipc.codec import decode
+from stoker.transport.codec import decode
 
 if __name__ == "__main__":
     made = decode(memoryview(sys.stdin.buffer.read()))

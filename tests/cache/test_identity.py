@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.basics.fingerprint import Fingerprint
 from stoker.cache.example_cache import ExampleCache
-from stoker.cache.fingerprint import Fingerprint
 from strategies import few
 
 EXAMPLES = 40

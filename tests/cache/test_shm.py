@@ -14,7 +14,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import stoker
-from stoker.cluster.keeper import Keeper
+from stoker.cluster.keeper.server import Keeper
 
 if __name__ == "__main__":
     source = stoker.from_dataset([{"x": np.zeros(50_000)}] * 9, seed=0)

@@ -43,7 +43,7 @@ from stores import (
 
 import stoker
 from scripts import Watch, run, script
-from stoker.cache import integrity, inventory, location, store_dir
+from stoker.cache import inventory, location, store_dir
 from stoker.cache.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import DATA, MISSING, Busy, Store
@@ -856,7 +856,7 @@ def test_what_was_in_use_when_the_machine_went_down_is_made_anew(folder: str) ->
     say_instead(folder, boot="another")
     with opened(folder) as store:
         assert list(found(store, [1])) == [1]
-        assert said(folder)["boot"] == integrity.boot_id()
+        assert said(folder)["boot"] == store_dir.boot_id()
     say_instead(folder, boot="another", clean=False)
     with pytest.raises(stoker.CacheError, match="in use when the machine went down"):
         joined(folder, on_damage="refuse")
@@ -1175,7 +1175,7 @@ def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: 
     body = f"""
         import random
         from stoker.cache.example_cache import ExampleCache
-        from stoker.cache.fingerprint import Fingerprint
+        from stoker.basics.fingerprint import Fingerprint
         from stoker.cache.store import MISSING
 
         # Newer Pythons warn of forks beside threads, which is what this is about.

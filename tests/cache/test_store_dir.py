@@ -21,8 +21,8 @@ from stores import PRELUDE, content, found, item, joined, opened
 import stoker
 from scripts import script
 from stoker.cache import inventory, location
+from stoker.cache.folder import CacheFolder
 from stoker.cache.handles import HANDLES
-from stoker.cache.held_folder import CacheFolder
 
 USER = 3_000_000_000 + os.getpid()  # another one than whoever runs this
 MEMORY = f"/dev/shm/stoker-{USER}"

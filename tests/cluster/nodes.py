@@ -17,7 +17,7 @@ import numpy as np
 
 import stoker
 from scripts import PATH
-from stoker.cluster.keeper import Keeper
+from stoker.cluster.keeper.server import Keeper
 
 TOKEN = bytes(range(32))
 EXAMPLES = 60
@@ -54,7 +54,7 @@ def keepers(folder: Path, count: int = 3, *, size: str = "8MiB") -> Iterator[lis
         for number in range(count):
             path = str(folder / f"keeper-{number}")
             keeper = Keeper(
-                "127.0.0.1:0", TOKEN, limit=stoker.machine.parse_bytes(size), folder=path
+                "127.0.0.1:0", TOKEN, limit=stoker.basics.resources.parse_bytes(size), folder=path
             )
             open_ones.callback(keeper.close)
             made.append(keeper)

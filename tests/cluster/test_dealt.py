@@ -12,7 +12,7 @@ import pytest
 from nodes import KeeperProcess, keepers, write_token
 
 from experiments.scale.simulation import predicted_reads
-from stoker.cluster.pinned import PinnedOwners
+from stoker.schedule.owners import PinnedOwners
 from test_ranks import told_by
 
 EXAMPLES, BATCH = 240, 8

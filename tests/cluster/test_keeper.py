@@ -15,16 +15,16 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_toke
 import stoker
 from authority import certificates
 from stoker.cache.layout import checksum_of
-from stoker.cluster import wire
 from stoker.cluster.backoff import Backoff
-from stoker.cluster.definition import Definition
-from stoker.cluster.keeper import Keeper
-from stoker.cluster.line import DefinitionRefused, Line, Record
-from stoker.cluster.membership import Members, NamedHosts
-from stoker.cluster.owners import Member
-from stoker.cluster.peer import key_of
-from stoker.ipc.codec import encode
-from stoker.net.link import Link, LinkError
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.keeper import protocol
+from stoker.cluster.keeper.client import DefinitionRefused, Line, Record
+from stoker.cluster.keeper.server import Keeper
+from stoker.cluster.members.membership import Members, NamedHosts
+from stoker.cluster.remote_node import key_of
+from stoker.schedule.owners import Member
+from stoker.transport.codec import encode
+from stoker.transport.link import Link, LinkError
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
@@ -35,7 +35,7 @@ DEFINITION = Definition("Numbered", [], "1", 10, "", "")
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_what_is_brought_is_there_for_others(keeper: Keeper) -> None:
 def test_a_reply_has_a_limit_and_the_rest_is_asked_for_again(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cluster.keeper._REPLY_BYTES", 1000)
+    monkeypatch.setattr("stoker.cluster.keeper.server._REPLY_BYTES", 1000)
     line = Line(keeper.address, TOKEN, DEFINITION, 1)
     records = [record(number) for number in range(9)]
     line.put(records)
@@ -222,20 +222,20 @@ def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
     sizes, checksums = [len(each.data) for each in records], [each.checksum for each in records]
     other_keys = b"".join(key_of(each + 100, bytes(8)) for each in range(5))
     requests = [
-        (wire.Get(1, b"".join(each.key for each in records)), b""),
-        (wire.Put(2, other_keys, sizes, checksums), body),
-        (wire.Look(3), b""),
-        (wire.Meet(4, DEFINITION, 1), b""),
+        (protocol.Get(1, b"".join(each.key for each in records)), b""),
+        (protocol.Put(2, other_keys, sizes, checksums), body),
+        (protocol.Look(3), b""),
+        (protocol.Meet(4, DEFINITION, 1), b""),
     ]
-    hello = wire.encode(wire.Meet(0, DEFINITION, 1))
+    hello = protocol.encode(protocol.Meet(0, DEFINITION, 1))
     link: Link | None = None
     for number in range(MUTATIONS):
         if link is None:
-            link = Link.connect(keeper.address, TOKEN, wire.PURPOSE, timeout_s=60)
+            link = Link.connect(keeper.address, TOKEN, protocol.PURPOSE, timeout_s=60)
             link.send(hello)
             link.receive(wait_s=60)
         request, content = requests[number % len(requests)]
-        header = bytearray(wire.encode(request))
+        header = bytearray(protocol.encode(request))
         for _ in range(drawn.randint(1, 4)):
             at = drawn.randrange(len(header))
             kind = drawn.random()

@@ -14,11 +14,11 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_toke
 import stoker
 from odd_records import ODD_RECORDS
 from stoker.cache.layout import checksum_of
-from stoker.cluster import wire
-from stoker.cluster.definition import Definition
-from stoker.cluster.line import DefinitionRefused, Line, Record
-from stoker.net.link import Link, LinkError
-from stoker.net.listener import Listener
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.keeper import protocol
+from stoker.cluster.keeper.client import DefinitionRefused, Line, Record
+from stoker.transport.link import Link, LinkError
+from stoker.transport.listener import Listener
 from strategies import FULL
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
@@ -30,7 +30,7 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
 
 
 class Lying:
@@ -38,20 +38,24 @@ class Lying:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._listener = Listener("127.0.0.1", 0, TOKEN, wire.PURPOSE, self._serve)
+        self._listener = Listener("127.0.0.1", 0, TOKEN, protocol.PURPOSE, self._serve)
         self.address = self._listener.address
         self.close = self._listener.close
 
     def _serve(self, link: Link) -> None:
         while True:
-            request = wire.decode_request(link.receive()[0])
-            if isinstance(request, wire.Meet):
-                link.send(wire.encode(wire.Met(request.id, "elsewhere", "/nowhere", 1 << 20, True)))
-            elif isinstance(request, wire.Get):
-                answers = [self._answer(key) for key in wire.split_keys(request.keys)]
+            request = protocol.decode_request(link.receive()[0])
+            if isinstance(request, protocol.Meet):
+                link.send(
+                    protocol.encode(
+                        protocol.Met(request.id, "elsewhere", "/nowhere", 1 << 20, True)
+                    )
+                )
+            elif isinstance(request, protocol.Get):
+                answers = [self._answer(key) for key in protocol.split_keys(request.keys)]
                 sizes = [len(record) for _, record in answers]
-                got = wire.Got(request.id, sizes, [checksum for checksum, _ in answers])
-                link.send(wire.encode(got), *(record for _, record in answers))
+                got = protocol.Got(request.id, sizes, [checksum for checksum, _ in answers])
+                link.send(protocol.encode(got), *(record for _, record in answers))
 
 
 @contextlib.contextmanager
@@ -97,12 +101,12 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
     """Whatever a keeper says: there is an answer, or a LinkError, and nothing else."""
     draw = random.Random(6)
     item = b"item" * 100
-    answers: list[tuple[wire.Reply, bytes]] = [
-        (wire.Got(1, [400, -1], [5, 0]), item),
-        (wire.Stored(1, [0], False), b""),
-        (wire.Looked(1, 1, 2, 3, 4, True, 5), b""),
+    answers: list[tuple[protocol.Reply, bytes]] = [
+        (protocol.Got(1, [400, -1], [5, 0]), item),
+        (protocol.Stored(1, [0], False), b""),
+        (protocol.Looked(1, 1, 2, 3, 4, True, 5), b""),
     ]
-    met = wire.encode(wire.Met(0, "elsewhere", "/nowhere", 1 << 20, True))
+    met = protocol.encode(protocol.Met(0, "elsewhere", "/nowhere", 1 << 20, True))
     said: list[bytes] = []
 
     def serve(link: Link) -> None:
@@ -114,10 +118,10 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
 
     outcomes = collections.Counter[str]()
     keys = [bytes(16), bytes(15) + b"1"]
-    with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, wire.PURPOSE, serve)) as listener:
+    with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, protocol.PURPOSE, serve)) as listener:
         for number in range(MUTATIONS):
             reply, body = answers[number % 3]
-            said[:] = mutated(wire.encode(reply), draw), body
+            said[:] = mutated(protocol.encode(reply), draw), body
             try:
                 line = Line(listener.address, TOKEN, Definition("", [], "", 1, "", ""), 1)
             except (LinkError, DefinitionRefused):
@@ -170,7 +174,7 @@ def test_a_store_of_what_was_never_written_is_read_from_its_source(tmp_path: Pat
     train = stoker.from_dataset(Numbered(), seed=0).cache("8MiB", version="1", path=folder).batch(7)
     with pytest.MonkeyPatch.context() as patch:
         odd = iter(ODD_RECORDS.values())
-        patch.setattr("stoker.ipc.codec.encode", lambda _: [next(odd, b"\x01")])
+        patch.setattr("stoker.transport.codec.encode", lambda _: [next(odd, b"\x01")])
         patch.setattr("stoker.cache.admission.RandomCheck.run", lambda *_: None)
         for _ in train:
             pass

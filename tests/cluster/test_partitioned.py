@@ -22,8 +22,8 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_toke
 
 import stoker
 from stoker.cache import inventory
-from stoker.cluster import line
-from stoker.cluster.keeper import Keeper
+from stoker.cluster.keeper import client
+from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.partitioned import PartitionedCache
 from strategies import frozen, stream
 
@@ -36,7 +36,7 @@ def own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     folder = tmp_path_factory.mktemp("places")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(folder)))
-    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_on_another_host_the_store_of_the_first_is_one_of_the_others(
         dataset[index]
     assert dataset._cache.flush()
     sent = pickle.dumps(dataset)
-    monkeypatch.setattr("stoker.cluster.membership.boot_id", lambda: "another host's")
+    monkeypatch.setattr("stoker.cluster.members.membership.boot_id", lambda: "another host's")
     elsewhere = pickle.loads(sent)
     assert [elsewhere[index]["id"] for index in range(EXAMPLES)] == list(range(EXAMPLES))
     cache = elsewhere.cache_stats()
@@ -178,7 +178,7 @@ def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_p
                 for index in range(EXAMPLES):
                     dataset[index]
                 assert cache.flush()
-            told = line.Line(late, TOKEN, cache._definition, 0)
+            told = client.Line(late, TOKEN, cache._definition, 0)
             assert 0 < told.look().items < EXAMPLES
             told.close()
             assert dataset.cache_stats().misses == EXAMPLES
@@ -287,14 +287,14 @@ def test_what_comes_too_late_is_read_from_storage_and_counted(
     with keepers(tmp_path, 2) as made:
         train = over(shuffled(), made, None).batch(7)
         expected = stream(train)
-        monkeypatch.setattr("stoker.cluster.asked.PATIENCE_S", 0.01)
+        monkeypatch.setattr("stoker.cluster.pending.PATIENCE_S", 0.01)
         is_read = threading.Event()
 
-        def get(_: line.Line, keys: list[bytes]) -> list[None]:
+        def get(_: client.Line, keys: list[bytes]) -> list[None]:
             is_read.wait(60)
             return [None] * len(keys)
 
-        monkeypatch.setattr(line.Line, "get", get)
+        monkeypatch.setattr(client.Line, "get", get)
         late = over(shuffled(), made, None).batch(7)
         assert stream(late) == expected
         is_read.set()

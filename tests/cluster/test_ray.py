@@ -34,7 +34,7 @@ pytestmark = MARKS
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+        patch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
         with ray_cluster(sys.modules[__name__], nodes) as made:
             yield made
 
@@ -95,9 +95,9 @@ class Job:
     """A job on one node."""
 
     def __init__(self, version: str) -> None:
-        from stoker.cluster import line
+        from stoker.cluster.keeper import client
 
-        line.DEADLINE_S = 60.0
+        client.DEADLINE_S = 60.0
         self._train = cached(version)
 
     def epoch(self) -> dict[str, Any]:

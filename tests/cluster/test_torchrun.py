@@ -16,11 +16,11 @@ from nodes import EXAMPLES, Numbered
 
 import stoker
 from scripts import PATH, Watch
-from stoker.cluster import torchrun
-from stoker.cluster.definition import Definition
-from stoker.cluster.joining import joining
-from stoker.cluster.line import Line
-from stoker.net.link import LinkRefused
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.keeper.client import Line
+from stoker.cluster.members import torchrun
+from stoker.cluster.opening import joining
+from stoker.transport.link import LinkRefused
 
 RANK = """
 import json, os, sys
@@ -61,8 +61,8 @@ def test_a_network_that_is_trusted(
     found = joining("torchrun", insecure=insecure)(definition, 1 << 21, None)
     assert isinstance(found, torchrun.LaunchedHosts)
     (member,) = found.members().members
-    monkeypatch.setattr("stoker.net.link.within_host", lambda _: False)
-    monkeypatch.setattr("stoker.cluster.line.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.transport.link.within_host", lambda _: False)
+    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
     with (
         contextlib.nullcontext()
         if insecure

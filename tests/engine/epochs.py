@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.make import Workers
-from stoker.engine.position import Position
-from stoker.engine.streams import EpochSetup, EpochStreams
+from stoker.engine.build import EpochSetup, EpochStreams
+from stoker.engine.checkpoint import Position
 from stoker.engine.work import Failure
+from stoker.engine.workers.make import Workers
+from stoker.engine.workers.tuning import Autotuner
 from stoker.pipeline import Pipeline
 from stoker.stages.stage import PoolSize
 

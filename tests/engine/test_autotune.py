@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.pool.autotune import Autotuner, Tuning
-from stoker.engine.pool.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
-from stoker.engine.pool.trial import choose_threads
+from stoker.engine.workers.tuning import (
+    IMAGE_ROW_NS,
+    INLINE_BATCH_NS,
+    Autotuner,
+    Tuning,
+    choose_threads,
+)
 
 CHEAP = INLINE_BATCH_NS / 2
 COSTLY = 4 * INLINE_BATCH_NS

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import filtered_of, forget, needed, resume
-from stoker.engine.filtering import FilteredStream, FilterRecord
-from stoker.engine.position import Position
+from stoker.engine.checkpoint import Position, filtered_of, forget, needed, resume
+from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.errors import StateError
 from strategies import Spec, built, few, frozen, small_pools_allowed, specs
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.engine.checkpoint import filtered_of
-from stoker.engine.filtering import FilteredStream, FilterRecord, SkipLog
 from stoker.engine.items import WouldBlock
+from stoker.engine.survivors import FilteredStream, FilterRecord, SkipLog
 from stoker.errors import BudgetSpent, StageError
 from stoker.stages.skip import Budget
 from strategies import few

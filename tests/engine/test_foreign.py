@@ -11,17 +11,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import rng
-from stoker.buffers import Recycler
-from stoker.engine.foreign import DeviceStream, Direct, LoaderStream, batch_rows, interrupt
+from stoker.basics.buffers import Recycler
+from stoker.engine.echo.prefetch import Prefetcher
+from stoker.engine.heads import (
+    DeviceStream,
+    Direct,
+    IteratedStream,
+    LoaderStream,
+    batch_rows,
+    interrupt,
+)
 from stoker.engine.items import Item, Planning, Tally, WouldBlock
-from stoker.engine.iterated import IteratedStream
-from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.threads import WorkerPool
-from stoker.engine.prefetch import Prefetcher
 from stoker.engine.work import Failure
+from stoker.engine.workers.threads import WorkerPool
+from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError
-from stoker.orders import Selection
+from stoker.schedule import rng
+from stoker.schedule.orders import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.stages.to import Mover

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.pool.link_channel import FlatValue, Inbox, say_alive
-from stoker.net.link import Link, LinkError
+from stoker.engine.workers.ray.link_channel import FlatValue, Inbox, say_alive
+from stoker.transport.link import Link, LinkError
 
 arrays = st.builds(
     lambda dtype, shape, order: np.asarray(

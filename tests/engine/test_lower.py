@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.chain import Chain
-from stoker.engine.lower import DevicePoint, EchoPoint, FilterPoint, Plan, Segment, lower
-from stoker.orders import Selection
+from stoker.chain.chain import Chain
+from stoker.engine.plan import DevicePoint, EchoPoint, FilterPoint, Plan, Segment, lower
 from stoker.pipeline import Pipeline
-from stoker.stages.batch import Batch
+from stoker.schedule.orders import Selection
+from stoker.stages.batching.batch import Batch
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.skip import RAISE

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.foreign import LoaderStream
+from stoker.engine.echo.prefetch import Prefetcher
+from stoker.engine.heads import LoaderStream
 from stoker.engine.items import Item, Planning, Tally, WouldBlock
-from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.threads import WorkerPool
-from stoker.engine.prefetch import Prefetcher
+from stoker.engine.workers.threads import WorkerPool
+from stoker.engine.workers.tuning import Autotuner
 from stoker.sources.loader import LoaderSource
 from strategies import few
 

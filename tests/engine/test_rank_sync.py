@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine import rank_sync
+from stoker.engine.echo import rank_sync
+from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy
 from stoker.engine.items import Planning, WouldBlock
-from stoker.engine.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy
 from stoker.schedule.adaptive import AdaptivePool
 
 GROUP = 32

@@ -23,7 +23,7 @@ import stoker
 from conftest import _raised
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
-from stoker.engine.pool import ray_team, ray_workers
+from stoker.engine.workers.ray import active_actors, ray_workers
 from stoker.errors import BudgetSpent, StageError, WorkerDied
 from strategies import shortened
 
@@ -189,7 +189,7 @@ def test_what_lost_actors_had_to_do_is_done_by_others_and_in_the_end_here(cluste
 
 @pytest.mark.full
 def test_a_frozen_actor_is_done_without(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_team, "SILENCE_S", 3.0)
+    monkeypatch.setattr(active_actors, "SILENCE_S", 3.0)
     chain = CHAINS["no batches"]
     pipeline = chain().workers(2, kind="ray")
     all_there(pipeline, 2)
@@ -214,7 +214,7 @@ def test_a_frozen_actor_is_done_without(cluster: Any, monkeypatch: pytest.Monkey
 def test_an_actor_that_takes_long_is_waited_for(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_team, "SILENCE_S", 3.0)
+    monkeypatch.setattr(active_actors, "SILENCE_S", 3.0)
 
     def slow(example: Any) -> Any:
         time.sleep(6)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.pool.autotune import Autotuner
-from stoker.engine.pool.cost import CostEstimate
-from stoker.engine.pool.threads import CHUNK_NS, Task, WorkerPool, is_worker
+from stoker.engine.workers.threads import CHUNK_NS, Task, WorkerPool, is_worker
+from stoker.engine.workers.tuning import Autotuner, CostEstimate
 from strategies import few
 
 LONG_S = 60.0

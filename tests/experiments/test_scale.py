@@ -11,8 +11,7 @@ import stoker
 from experiments.scale.__main__ import main
 from experiments.scale.page import PAGE, with_tables
 from experiments.scale.simulation import Cluster, loss_of, predicted_reads, traffic_of
-from stoker.cluster.owners import Member, OwnerMap
-from stoker.cluster.pinned import PinnedOwners
+from stoker.schedule.owners import Member, OwnerMap, PinnedOwners
 from stoker.stages.cache import CacheStage
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import served
 
 import stoker
+from stoker.adapters.entrypoint import FeedSettings
 from stoker.feed import local_socket, messages
-from stoker.feed.prepared import PreparedHere
+from stoker.feed.feeder.local_preparation import PreparedHere
 from stoker.feed.server import FeedServer
-from stoker.feed.target import FeedSettings
 
 WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")

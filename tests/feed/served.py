@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import stoker
-from stoker import pytree
+from stoker.basics import pytree
 
 EXAMPLES = 150
 SIDE = 40

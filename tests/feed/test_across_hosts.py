@@ -39,8 +39,8 @@ from playing import (
 
 import stoker
 from authority import certificates
-from stoker.feed import crossing
-from stoker.net.token import make_token_file
+from stoker.feed.relay import protocol
+from stoker.transport.token import make_token_file
 from strategies import FULL, shortened
 
 _names = itertools.count()
@@ -295,7 +295,7 @@ def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any])
 def test_a_frozen_relay_holds_up_nobody_for_long(
     feed: Somewhere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(crossing, "SILENT_S", 3.0)  # in the feeder's process
+    monkeypatch.setattr(protocol, "SILENT_S", 3.0)  # in the feeder's process
     frozen, others = Play(epochs=4, step_s=0.01), Play(epochs=4, step_s=0.01)
     logs = [tmp_path / "frozen", tmp_path / "others"]
     with feeding(served.batches, feed.name, listen=feed.listen, patience_s=1000.0, jobs=2):

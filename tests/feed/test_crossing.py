@@ -19,7 +19,8 @@ from hypothesis import given
 
 from encodable import Pair, Record, nested, shown
 from odd_records import ODD_RECORDS, record_of
-from stoker.feed.crossing import (
+from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Message, Refused, Welcome
+from stoker.feed.relay.protocol import (
     Beat,
     GatewayEnd,
     Join,
@@ -28,9 +29,8 @@ from stoker.feed.crossing import (
     Taken,
     checksum,
 )
-from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Message, Refused, Welcome
-from stoker.ipc import codec
-from stoker.net.link import Link
+from stoker.transport import codec
+from stoker.transport.link import Link
 from strategies import FULL
 
 
@@ -204,8 +204,8 @@ def ends() -> Iterator[tuple[GatewayEnd, RelayEnd]]:
 def test_who_waits_is_kept_by_beats_and_others_are_given_up(
     ends: tuple[GatewayEnd, RelayEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.feed.crossing.BEAT_S", 0.01)
-    monkeypatch.setattr("stoker.feed.crossing.SILENT_S", 0.3)
+    monkeypatch.setattr("stoker.feed.relay.protocol.BEAT_S", 0.01)
+    monkeypatch.setattr("stoker.feed.relay.protocol.SILENT_S", 0.3)
     gateway, relay = ends
     heard: list[Any] = []
 

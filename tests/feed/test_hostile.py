@@ -39,8 +39,8 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )  # fmt: skip
-from stoker.ipc import payload
-from stoker.ipc.shared_memory import Blocks
+from stoker.transport import payload
+from stoker.transport.shared_memory import Blocks
 from strategies import FULL, shortened
 
 _names = itertools.count()
@@ -233,10 +233,10 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
+    from stoker.adapters.entrypoint import FeedSettings
+    from stoker.feed.feeder.local_preparation import PreparedHere
     from stoker.feed.foreground import View
-    from stoker.feed.prepared import PreparedHere
     from stoker.feed.server import FeedServer
-    from stoker.feed.target import FeedSettings
 
     listener = local_socket.listen(name)
     assert listener is not None
@@ -283,9 +283,9 @@ def test_a_target_and_arguments_of_any_name(
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
-    from stoker.feed.prepared import PreparedHere
+    from stoker.adapters.entrypoint import FeedSettings
+    from stoker.feed.feeder.local_preparation import PreparedHere
     from stoker.feed.server import FeedServer
-    from stoker.feed.target import FeedSettings
 
     listener = local_socket.listen(name)
     assert listener is not None

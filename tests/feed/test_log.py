@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.feed.log import Broken, EpochEnd, LogReader, OutputLog, StagedItem
-from stoker.feed.staging import Staging
+from stoker.feed.feeder.log import Broken, EpochEnd, LogReader, OutputLog, StagedItem
+from stoker.feed.feeder.memory_budget import Staging
 
 OUTPUTS = (0, 1, 7, 12)  # of an epoch, by its number
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stoker import pytree
-from stoker.buffers import Recycler
-from stoker.ipc import payload, shared_memory
-from stoker.ipc.shared_memory import Blocks, Stale, map_block
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.transport import payload, shared_memory
+from stoker.transport.shared_memory import Blocks, Stale, map_block
 
 Pair = namedtuple("Pair", "image label")
 

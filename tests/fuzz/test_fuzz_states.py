@@ -16,7 +16,7 @@ import pytest
 from mutations import ODD_NUMBERS, fuzz, mutated
 
 import stoker
-from stoker import packing
+from stoker.basics import compact_integers
 from strategies import Examples, jitter
 
 pytestmark = pytest.mark.timeout(1800)
@@ -88,10 +88,12 @@ def repacked(text: str, rng: np.random.Generator) -> str:
     parts = text.split(":")
     at = int(rng.integers(len(parts)))
     try:
-        content = packing.unpacked_bytes(parts[at], 1 << 20).tobytes()
+        content = compact_integers.unpacked_bytes(parts[at], 1 << 20).tobytes()
     except ValueError:
         return mutated(text.encode(), rng).decode("latin-1")
-    parts[at] = packing.packed_bytes(np.frombuffer(mutated(content or b"\0", rng), np.uint8))
+    parts[at] = compact_integers.packed_bytes(
+        np.frombuffer(mutated(content or b"\0", rng), np.uint8)
+    )
     return ":".join(parts)
 
 

@@ -17,11 +17,17 @@ from hypothesis import strategies as st
 
 from authority import certificates
 from stoker import TokenError
-from stoker.net.address import joined_address, local_host_towards, split_address
-from stoker.net.link import Link, LinkError, LinkRefused
-from stoker.net.listener import Listener
-from stoker.net.tls import Tls, own_tls
-from stoker.net.token import make_token_file, new_token, read_token
+from stoker.transport.link import (
+    Link,
+    LinkError,
+    LinkRefused,
+    joined_address,
+    local_host_towards,
+    split_address,
+)
+from stoker.transport.listener import Listener
+from stoker.transport.tls import Tls, own_tls
+from stoker.transport.token import make_token_file, new_token, read_token
 
 TOKEN = b"t" * 32
 
@@ -147,7 +153,7 @@ def test_who_says_nothing_keeps_nobody_out(
     echoing: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many they are; those who came first are closed for it."""
-    monkeypatch.setattr("stoker.net.listener._PROVE_S", 3600.0)
+    monkeypatch.setattr("stoker.transport.listener._PROVE_S", 3600.0)
     with contextlib.ExitStack() as ends:
         silent = [ends.enter_context(raw(echoing)) for _ in range(100)]
         with contextlib.closing(connected(echoing)) as link:

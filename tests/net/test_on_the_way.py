@@ -14,11 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.net import link as links
-from stoker.net.address import joined_address, local_host_towards, split_address
-from stoker.net.link import Link, LinkError, LinkRefused
-from stoker.net.listener import Listener
-from stoker.net.tls import token_context
+from stoker.transport import link as links
+from stoker.transport.link import (
+    Link,
+    LinkError,
+    LinkRefused,
+    joined_address,
+    local_host_towards,
+    split_address,
+)
+from stoker.transport.listener import Listener
+from stoker.transport.tls import token_context
 
 TOKEN = b"t" * 32
 FRAMES = [(b"header %d" % number, b"body %d" % number * 500) for number in range(4)]

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker.engine.adaptive_feed import OnDemandPolicy
+from stoker.engine.echo.adaptive_feed import OnDemandPolicy
 from stoker.schedule import adaptive
 from stoker.schedule.adaptive import ALONE, AdaptivePool, pack, unpack
 from stoker.schedule.fixed import Draw

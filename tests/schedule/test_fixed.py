@@ -16,7 +16,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stoker import packing, rng
+from stoker.basics import compact_integers
+from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart
 from stoker.schedule.fixed import Draw, Pool, pack, unpack
 from stoker.schedule.proportions import Proportions
@@ -355,23 +356,25 @@ def test_a_packed_full_pool_takes_at_most_a_byte_an_item() -> None:
 def test_packing_keeps_everything(numbers: list[int]) -> None:
     ascending = np.array(sorted(numbers), np.int64)
     most, stop = len(numbers), max(numbers, default=0) + 1
-    assert packing.unpacked(packing.packed(ascending, 0), 0, most, stop).tolist() == sorted(numbers)
-    text = packing.packed_small(np.array(numbers, np.int64))
-    assert packing.unpacked_small(text, most, stop).tolist() == numbers
+    assert compact_integers.unpacked(
+        compact_integers.packed(ascending, 0), 0, most, stop
+    ).tolist() == sorted(numbers)
+    text = compact_integers.packed_small(np.array(numbers, np.int64))
+    assert compact_integers.unpacked_small(text, most, stop).tolist() == numbers
     for wrong in ((most - 1, stop), (most, stop - 1)):
         if numbers:
             with pytest.raises(ValueError, match=r"packed|beyond"):
-                packing.unpacked_small(text, *wrong)
+                compact_integers.unpacked_small(text, *wrong)
 
 
 def test_what_is_packed_takes_no_more_memory_than_it_may() -> None:
-    bomb = packing.packed_bytes(np.zeros(1 << 25, np.uint8))
+    bomb = compact_integers.packed_bytes(np.zeros(1 << 25, np.uint8))
     assert len(bomb) < 1 << 17
     tracemalloc.start()
     try:
         for text in (bomb, bomb[:-5], f"{bomb}00000"):
             with pytest.raises(ValueError, match="packed"):
-                packing.unpacked_bytes(text, 1000)
+                compact_integers.unpacked_bytes(text, 1000)
         assert tracemalloc.get_traced_memory()[1] < 64 * len(bomb)
     finally:
         tracemalloc.stop()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.schedule.record import Decisions, EchoRecord, read, written
+from stoker.schedule.echo_record import Decisions, EchoRecord, read, written
 from strategies import FULL
 
 decisions = st.builds(Decisions, st.just(0), st.integers(0, 10**6), st.binary(max_size=300))

@@ -197,7 +197,7 @@ def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
             connection.sendall(b"10000\r\n" + bytes(0x10000) + b"\r\n")
 
     monkeypatch.setattr(files, "_LARGE_BYTES", 1 << 20)
-    monkeypatch.setattr(files.machine, "usable_memory_bytes", lambda: 1 << 22)
+    monkeypatch.setattr(files.resources, "usable_memory_bytes", lambda: 1 << 22)
     with answering(endless) as server, pytest.raises(stoker.StageError, match="into memory"):
         read(server.url, LONG_S)
     with answering(answer(b"x", length=1 << 50)) as server:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import stoker
 from backends import backend  # noqa: F401 - for every test here
-from stoker import native
+from stoker.images import native
 from stoker.testing import check_resume
 from strategies import few, stream
 

@@ -354,8 +354,8 @@ def test_numbers_of_several_types_become_one_dtype(values: list[Any], how: tuple
 
 @given(st.lists(numbers, min_size=1, max_size=24), st.lists(st.integers(0, 24), max_size=4))
 def test_numbers_are_the_same_in_any_pieces(values: list[Any], cuts: list[int]) -> None:
-    from stoker.buffers import Recycler
-    from stoker.stages.batch import Builder, collated
+    from stoker.basics.buffers import Recycler
+    from stoker.stages.batching.batch import Builder, collated
 
     whole, pieces = (Builder(len(values), None, Recycler()) for _ in range(2))
     whole.put(0, values)
@@ -525,7 +525,7 @@ def test_kept_batches_share_no_memory() -> None:
 
 @given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=60))
 def test_recycled_arrays_are_nobody_else_s(orders: list[str]) -> None:
-    from stoker.buffers import Recycler
+    from stoker.basics.buffers import Recycler
 
     recycler = Recycler()
     kept: list[tuple[Any, int]] = []
@@ -543,7 +543,7 @@ def test_recycled_arrays_are_nobody_else_s(orders: list[str]) -> None:
 
 @given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=30))
 def test_copies_of_tensors_are_nobody_else_s(orders: list[str]) -> None:
-    from stoker.buffers import Recycler
+    from stoker.basics.buffers import Recycler
 
     recycler = Recycler()
     stored = torch.zeros(2, BIG)
@@ -579,7 +579,7 @@ def test_copies_of_tensors_are_nobody_else_s(orders: list[str]) -> None:
     ],
 )
 def test_copies_of_tensors_are_what_clones_are(tensor: Any) -> None:
-    from stoker.buffers import Recycler
+    from stoker.basics.buffers import Recycler
 
     copy, clone = Recycler().copied(tensor), tensor.detach().clone()
     assert (type(copy), copy.dtype, copy.shape) == (type(clone), clone.dtype, clone.shape)

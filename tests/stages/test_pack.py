@@ -247,7 +247,7 @@ def test_states_that_cannot_be_are_refused() -> None:
     with iter(train) as batches:
         next(batches)
         state = train.state_dict()
-    from stoker.state import _checksum
+    from stoker.chain.state import _checksum
 
     for packs in ([], [[3, 0]], [[3, 10**9, 0]], [[3, 0, -1]], [[4, 0, 0]], "no", [[3, 0, 0]] * 2):
         crafted = {**state, "packs": packs}

@@ -17,7 +17,7 @@ import numpy as np
 from serve_jpegs import SIDE, files_of
 
 import stoker
-from stoker import native
+from stoker.images import native
 
 
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.cache.contents import selected, told
-from stoker.cache.fingerprint import Fingerprint
-from stoker.caution import warn
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.resources import hosts_of_job
+from stoker.basics.warn import warn
+from stoker.cache.identity import selected, told
 from stoker.errors import CacheWarning
-from stoker.machine import hosts_of_job
 from stoker.stats import CacheStats
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _over_nodes(
     dataset: Any, limit: Any, version: str | None, name: str, **settings: Any
 ) -> ExampleCache:
     """Join a cluster, and return a dataset's cache there."""
-    from stoker.cluster.joining import dataset_definition, partitioned
+    from stoker.cluster.opening import dataset_definition, partitioned
 
     if version is None:
         raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import pytree
+from stoker.basics import pytree
 from stoker.pipeline import Pipeline
 
 _BLOCKS = 16  # losses of steps in a row are alike, means of so many blocks of them hardly

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stoker.one_shot import OneShot
+from stoker.adapters.printing import printing_above
+from stoker.basics.future import OneShot
+from stoker.basics.signals import deferred
 from stoker.pipeline import Pipeline
-from stoker.printing import printing_above
-from stoker.signals import deferred
 
 _REFRESHES_PER_SECOND = 4
 _JOIN_S = 5.0

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from stoker import fork_safety
 from stoker.adapters.scalars import metrics
-from stoker.checks import is_whole_number
-from stoker.net.address import joined_address
-from stoker.signals import deferred
+from stoker.basics import process
+from stoker.basics.signals import deferred
+from stoker.basics.validate import is_whole_number
+from stoker.transport.link import joined_address
 
 _HOST = "127.0.0.1"
 _JOIN_S = 5.0
@@ -69,7 +69,7 @@ class MetricsServer:
     def __init__(self, sources: Mapping[str, Any], port: int) -> None:
         with deferred():
             self._listening = listening = socket.create_server((_HOST, port))
-            fork_safety.close_in_children(listening)
+            process.close_in_children(listening)
             self._thread = threading.Thread(
                 target=_serve, args=(listening, sources), name="stoker-metrics", daemon=True
             )

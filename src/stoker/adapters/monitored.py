@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from stoker.fork_safety import OwningProcess
+from stoker.basics.process import OwningProcess
+from stoker.distributed.frameworks import warn_unsharded_loader
 from stoker.pipeline import Pipeline
-from stoker.sources.unsharded import warn_unsharded_loader
 
 T = TypeVar("T")
 

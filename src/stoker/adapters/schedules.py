@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.caution import warn
-from stoker.checks import is_whole_number
-from stoker.overshoot import length_of
+from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
+from stoker.chain.scheduler_check import length_of
 from stoker.pipeline import Pipeline
 
 _ALMOST = 1e-6  # of a step: shares of an epoch are floating-point numbers

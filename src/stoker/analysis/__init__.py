@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.analysis.report import Report
+    from stoker.analysis.model.report import Report
     from stoker.pipeline import Pipeline
 
 
@@ -33,7 +33,7 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
         TypeError: ``pipeline`` is no pipeline, or ``step`` cannot be called.
         ValueError: the pipeline echoes, wraps a loader, or gives no batch.
     """
-    from stoker.analysis.diagnosis import make_report
     from stoker.analysis.pipelines import trace_pipeline
+    from stoker.analysis.reports.diagnosis import make_report
 
     return make_report(trace_pipeline(pipeline, step, budget_s))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from stoker.analysis.rates import estimate_reads
-from stoker.analysis.report import Packing, Rate
-from stoker.analysis.request_trial import RequestTrial
-from stoker.analysis.trial_shard import RUN_BYTES, PackingTrial
+from stoker.analysis.model.rates import estimate_reads
+from stoker.analysis.model.report import Packing, Rate
+from stoker.analysis.trials.request_trial import RequestTrial
+from stoker.analysis.trials.trial_shard import RUN_BYTES, PackingTrial
 
 SHARD_BYTES = 256 << 20
 """What ``stoker pack`` makes, unless it is told otherwise."""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from stoker import machine
+from stoker.analysis.model.trace import Drain, RankTrace, Trace
 from stoker.analysis.phases import PhaseLimits, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
-from stoker.analysis.request_trial import try_requests
-from stoker.analysis.trace import Drain, RankTrace, Trace
+from stoker.analysis.trials.request_trial import try_requests
+from stoker.basics import resources
 from stoker.errors import RemoteError
 from stoker.pipeline import Pipeline
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
@@ -82,7 +82,7 @@ class PipelineJob:
             "site": repr(pipeline),
             "describes": pipeline.chain.source.name,
             "batch_size": None,
-            "workers": machine.usable_cores() if self._workers is None else self._workers,
+            "workers": resources.usable_cores() if self._workers is None else self._workers,
         }
         self._rank = RankTrace(_PID, 0, {"loaders": [about]}, slot=0)
         self._rank.read_before_look = False

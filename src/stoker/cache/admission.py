@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stoker import global_generators
-from stoker.ipc import codec
-from stoker.signals import pass_on
+from stoker.basics import global_generators
+from stoker.basics.signals import pass_on
+from stoker.transport import codec
 
 _SEEN = 4096  # items whose worth is remembered
 _JUDGED = 64  # so many must have been seen before any is turned away

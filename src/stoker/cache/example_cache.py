@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.resources import format_bytes
+from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck, Worth
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
-from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
 from stoker.cache.store import MISSING
-from stoker.caution import warn
 from stoker.errors import CacheWarning
-from stoker.ipc import codec
-from stoker.machine import format_bytes
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
+from stoker.transport import codec
 
 _FLUSH_S = 5.0
 _ADMIT = ("first", "worth")

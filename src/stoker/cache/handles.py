@@ -15,15 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from stoker.basics.resources import format_bytes
+from stoker.basics.signals import Deferred, again_soon, deferred
+from stoker.basics.warn import warn
 from stoker.cache.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
 from stoker.cache.location import is_in_memory
 from stoker.cache.store import Added, Store
 from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
-from stoker.caution import warn
 from stoker.errors import CacheError, CacheWarning
-from stoker.machine import format_bytes
-from stoker.signals import Deferred, again_soon, deferred
 
 _CLOSE_S = 5.0
 _SHOW_EVERY_S = 5

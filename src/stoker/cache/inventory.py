@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from stoker.basics.resources import format_bytes
 from stoker.cache import location, store_dir
 from stoker.cache.counters import (
     DAMAGED,
@@ -23,11 +24,10 @@ from stoker.cache.counters import (
     Counters,
     read_counts,
 )
-from stoker.cache.held_folder import CacheFolder
-from stoker.cache.integrity import About
+from stoker.cache.folder import CacheFolder
 from stoker.cache.store import COUNTERS
+from stoker.cache.store_dir import About
 from stoker.errors import CacheError
-from stoker.machine import format_bytes
 from stoker.stats import CacheCounts
 
 _STATES = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import xxhash
 
-from stoker import machine
-from stoker.cache.held_folder import CacheFolder
+from stoker.basics import resources
+from stoker.basics.resources import format_bytes
+from stoker.basics.validate import is_number, is_whole_number
+from stoker.basics.warn import warn
+from stoker.cache.folder import CacheFolder
 from stoker.cache.layout import PAGE_BYTES
-from stoker.caution import warn
-from stoker.checks import is_number, is_whole_number
 from stoker.errors import CacheError, CacheWarning
-from stoker.machine import format_bytes
 
 LEAST_BYTES = 1 << 20
 _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
@@ -118,7 +118,7 @@ def remembered() -> list[str]:
 def parse_limit(limit: object) -> Limit:
     """Read ``limit=``. Raises TypeError or ValueError, with examples."""
     if isinstance(limit, str):
-        size: Limit = limit if limit == "auto" else machine.parse_bytes(limit)
+        size: Limit = limit if limit == "auto" else resources.parse_bytes(limit)
     elif is_number(limit):
         size = int(limit) if is_whole_number(limit) else float(limit)
     else:
@@ -144,7 +144,7 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
         disk = os.path.dirname(disk)
     usage = shutil.disk_usage(disk)
     free = int(usage.free - _KEPT_FREE * usage.total)
-    whole = machine.usable_memory_bytes() if in_memory else usage.free
+    whole = resources.usable_memory_bytes() if in_memory else usage.free
     room = min(free, int(whole * (1 - _KEPT_FREE))) if in_memory else free
     if limit == "auto":
         size = int(room * (_AUTO_MEMORY if in_memory else _AUTO_DISK))
@@ -189,7 +189,9 @@ def _file_system(folder: str) -> str:
 
 
 def _list_folder() -> str:
-    return os.path.join(machine.user_folder("XDG_STATE_HOME", "~/.local/state"), "stoker", "caches")
+    return os.path.join(
+        resources.user_folder("XDG_STATE_HOME", "~/.local/state"), "stoker", "caches"
+    )
 
 
 def _link(path: str) -> str:

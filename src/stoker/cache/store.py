@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
-from stoker import machine
+from stoker.basics import resources
 from stoker.cache.counters import (
     DATA_NS,
     ENDED,
@@ -199,7 +199,7 @@ class Store:
                 what = self._describe(error)
                 if what in _NO_DESCRIPTORS:  # it is whole
                     raise CacheError(
-                        f"the cache cannot be opened: {machine.no_descriptors()}"
+                        f"the cache cannot be opened: {resources.no_descriptors()}"
                     ) from error
                 on_damage(what)
         return found + [MISSING] * (len(keys) - len(found))

@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from stoker.basics.signals import deferred
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import Added, Busy, Store
-from stoker.signals import deferred
 
 QUEUE_BYTES = 32 << 20
 """What may wait to be written; what is offered beyond that is refused."""

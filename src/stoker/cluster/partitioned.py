@@ -12,26 +12,26 @@ from typing import Any
 import msgspec
 import xxhash
 
+from stoker.basics.fingerprint import Fingerprint
 from stoker.cache import location
 from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE
 from stoker.cache.example_cache import ExampleCache
-from stoker.cache.fingerprint import Fingerprint
 from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.store import MISSING
-from stoker.cluster.asked import Asked, Found
-from stoker.cluster.definition import Definition
-from stoker.cluster.line import Record
-from stoker.cluster.membership import Membership
-from stoker.cluster.neighbours import HOME
-from stoker.cluster.owners import OwnerMap
-from stoker.cluster.peer import key_of
-from stoker.cluster.peers import PeerGroup
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cluster_view import HOME
+from stoker.cluster.keeper.client import Record
+from stoker.cluster.members.membership import Membership
+from stoker.cluster.node_client import PeerGroup
+from stoker.cluster.pending import Asked, Found
+from stoker.cluster.remote_node import key_of
 from stoker.errors import CacheError
-from stoker.ipc import codec
 from stoker.replicas.thread_safety import thread_safe
+from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
+from stoker.transport import codec
 
 Join = Callable[[Definition, Limit, str | None], Membership]
 """Joins a cluster that keeps what a definition says; a limit and a folder are for a store that is

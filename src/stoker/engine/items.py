@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stoker import machine
-from stoker.engine.pool.threads import Task
+from stoker.basics import resources
 from stoker.engine.work import Misdrawn
+from stoker.engine.workers.threads import Task
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -179,7 +179,7 @@ class Stream(ABC):
 
     def usable_bytes(self) -> int:
         """Return the memory that is free where the items are."""
-        return machine.usable_memory_bytes()
+        return resources.usable_memory_bytes()
 
     @abstractmethod
     def clear(self) -> None:

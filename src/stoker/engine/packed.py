@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.engine.decided import DecidedStream
 from stoker.engine.items import Item, Planning, done_item
-from stoker.engine.lower import PackPoint
-from stoker.engine.pool.threads import WorkerPool
-from stoker.engine.stream import SegmentStream
+from stoker.engine.plan import PackPoint
+from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.survivors import DecidedStream
 from stoker.engine.work import Failure
+from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
-from stoker.stages.pack import Packed
+from stoker.stages.batching.pack import Packed
 
 
 class PackStart(NamedTuple):

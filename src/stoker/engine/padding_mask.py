@@ -12,10 +12,10 @@ from collections import namedtuple
 from collections.abc import MutableMapping
 from typing import Any
 
-from stoker import pytree
+from stoker.basics import pytree
 from stoker.engine.items import Item
 from stoker.errors import StageError
-from stoker.orders import PaddedOrder
+from stoker.schedule.orders import PaddedOrder
 
 
 class PaddingMask:

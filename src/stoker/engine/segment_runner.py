@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stoker import pytree
-from stoker.buffers import Recycler
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.basics.signals import pass_on
 from stoker.engine.items import Item, Tally
-from stoker.engine.pool.cost import CostEstimate
-from stoker.engine.pool.threads import Request, Task, WorkerPool
-from stoker.engine.thread_copies import CALLING, ThreadCopies
 from stoker.engine.work import REJECTED, Failure, Work
+from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
+from stoker.engine.workers.threads import Request, Task, WorkerPool
+from stoker.engine.workers.tuning import CostEstimate
 from stoker.replicas.replica import USER_LOCK
-from stoker.signals import pass_on
-from stoker.stages.batch import Builder, Columns, Misfits, collate_examples
+from stoker.stages.batching.batch import Builder, Columns, Misfits, collate_examples
 
 
 class SegmentRunner:

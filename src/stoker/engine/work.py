@@ -29,21 +29,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import pytree, rng
-from stoker.caution import warn
-from stoker.engine.lower import Segment
+from stoker.basics import pytree
+from stoker.basics.buffers import separated
+from stoker.basics.signals import pass_on
+from stoker.basics.warn import warn
+from stoker.engine.plan import Segment
 from stoker.errors import CacheError, StageError
-from stoker.lending import separated
-from stoker.orders import Order
 from stoker.replicas.replica import USER_LOCK
-from stoker.rng import Rekeyed
-from stoker.signals import pass_on
+from stoker.schedule import rng
+from stoker.schedule.orders import Order
+from stoker.schedule.rng import Rekeyed
 from stoker.sources.dataset import DatasetSource
 from stoker.sources.source import IndexedSource, Reader
-from stoker.stages.batch import Collate, RowError, UnlikeError
+from stoker.stages.batching.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
+from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map, returned_nothing
-from stoker.stages.operation import Operation
 
 if TYPE_CHECKING:
     from stoker.cluster.partitioned import Gather

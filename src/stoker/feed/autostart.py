@@ -19,10 +19,10 @@ import traceback
 from dataclasses import asdict
 from typing import NoReturn
 
+from stoker.adapters.entrypoint import FeedSettings
 from stoker.errors import FeedError
-from stoker.feed import secret
 from stoker.feed.local_socket import connect, listen
-from stoker.feed.target import FeedSettings
+from stoker.feed.token import IN_ENVIRONMENT
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders: what talks to the jobs must not wait long for what
@@ -73,7 +73,7 @@ def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None)
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     if token is not None:
-        environment[secret.IN_ENVIRONMENT] = token.hex()
+        environment[IN_ENVIRONMENT] = token.hex()
     subprocess.run(
         [sys.executable, "-c", _START, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from stoker.basics.process import OwningProcess
 from stoker.errors import FeedError, StateError
 from stoker.feed import messages
 from stoker.feed.connection import FeedAddress, FeederConnection, Interrupted, Leases, damaged
@@ -32,10 +33,9 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.fork_safety import OwningProcess
-from stoker.ipc.codec import UnknownType
-from stoker.ipc.payload import unpack
-from stoker.ipc.shared_memory import Stale, map_block
+from stoker.transport.codec import UnknownType
+from stoker.transport.payload import unpack
+from stoker.transport.shared_memory import Stale, map_block
 
 _MOST_ENDS = 3  # what ends each feeder at the same place would be started for ever
 

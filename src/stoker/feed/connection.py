@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.basics.process import OwningProcess
 from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.messages import (
@@ -39,8 +40,7 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.fork_safety import OwningProcess
-from stoker.ipc.shared_memory import Stale, check_generation, detach
+from stoker.transport.shared_memory import Stale, check_generation, detach
 
 _ATTEMPTS = 3
 _SAY_MS = 2000  # so long a job waits for others before it says so

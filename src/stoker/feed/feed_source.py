@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.chain import Chain
+from stoker.chain.chain import Chain
+from stoker.distributed.frameworks import warn_unsharded_feed
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.source import Source
-from stoker.sources.unsharded import warn_unsharded_feed
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:

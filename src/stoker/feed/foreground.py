@@ -9,15 +9,15 @@ import time
 from types import FrameType
 from typing import Any
 
+from stoker.adapters.entrypoint import FeedSettings, target_of
+from stoker.adapters.printing import printing_above
+from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
 from stoker.feed.autostart import SWITCH_S
+from stoker.feed.feeder.session import ClientSession
 from stoker.feed.local_socket import check_name, listen
+from stoker.feed.relay.url import FeedUrl
 from stoker.feed.server import FeedServer, open_server
-from stoker.feed.session import ClientSession
-from stoker.feed.target import FeedSettings, target_of
-from stoker.feed.url import FeedUrl
-from stoker.machine import format_bytes
-from stoker.printing import printing_above
 
 _REFRESH_S = 0.5
 _LINES_S = 10.0

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 
-from stoker import fork_safety
+from stoker.basics import process
 from stoker.errors import FeedError
 from stoker.feed import messages
 
@@ -79,5 +79,5 @@ def connect_within(name: str, patience_s: float) -> socket.socket | None:
 
 def _socket() -> socket.socket:
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fork_safety.close_in_children(opened)
+    process.close_in_children(opened)
     return opened

@@ -153,7 +153,7 @@ class ItemMessage(Message):
         epoch, number: of its first output; ``count`` of them (examples come several at a time).
         lease: the number of the hand-over, to be named when it is done with.
         generations: of what is in each of the blocks.
-        header, places: see ``stoker.ipc.payload.Payload``.
+        header, places: see ``stoker.transport.payload.Payload``.
         behind: outputs that are ready behind these.
     """
 

@@ -23,13 +23,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker import fork_safety, machine
+from stoker.adapters.entrypoint import FeedSettings, make_pipeline
+from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
-from stoker.feed.branch import Branches
-from stoker.feed.distributor import Distributor
-from stoker.feed.elsewhere import PreparedElsewhere
-from stoker.feed.gateway import Gateway
+from stoker.feed.feeder.branch import Branches
+from stoker.feed.feeder.distributor import Distributor
+from stoker.feed.feeder.local_preparation import PreparedHere
+from stoker.feed.feeder.memory_budget import Staging
+from stoker.feed.feeder.preparation import Preparation
+from stoker.feed.feeder.session import ClientSession
+from stoker.feed.feeder.start_barrier import StartBarrier
 from stoker.feed.messages import (
     Ask,
     Begin,
@@ -43,14 +47,10 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.feed.prepared import PreparedHere
-from stoker.feed.served import Preparation
-from stoker.feed.session import ClientSession
-from stoker.feed.staging import Staging
-from stoker.feed.start_barrier import StartBarrier
-from stoker.feed.target import FeedSettings, make_pipeline
-from stoker.feed.url import FeedUrl, is_url
-from stoker.ipc.shared_memory import Blocks
+from stoker.feed.relay.server import Gateway
+from stoker.feed.relay.source import PreparedElsewhere
+from stoker.feed.relay.url import FeedUrl, is_url
+from stoker.transport.shared_memory import Blocks
 
 _HEARD_AT_ONCE = 64  # messages of one job, before others have their turn
 _NOBODY_CAME_S = 30.0  # then a feeder that a job has started ends
@@ -91,7 +91,7 @@ class FeedServer:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
-        fork_safety.close_in_children(listener)
+        process.close_in_children(listener)
         self._gateway = (
             Gateway(settings.listen, self.name, insecure=settings.insecure)
             if settings.listen
@@ -189,7 +189,7 @@ class FeedServer:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if machine.lacks_descriptors(error):
+            if resources.lacks_descriptors(error):
                 self._turn_away()
             return
         with contextlib.suppress(OSError):
@@ -198,7 +198,7 @@ class FeedServer:
             if user != os.getuid():
                 connection.close()
                 return
-            fork_safety.close_in_children(connection)
+            process.close_in_children(connection)
             session = ClientSession(connection, pid)
             self.sessions.append(session)
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(session))
@@ -211,7 +211,7 @@ class FeedServer:
         """Tell a job that nobody else can be served: it would wait, and be looked at for ever."""
         os.close(self._spare)
         try:
-            _refuse_one(self._listener, machine.no_descriptors(), _TURNING_AWAY_S)
+            _refuse_one(self._listener, resources.no_descriptors(), _TURNING_AWAY_S)
         finally:
             self._spare = _spare()
 

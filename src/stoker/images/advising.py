@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stoker.basics.pytree import Field
 from stoker.images.decoding import decode, file_bytes, is_file
 from stoker.images.image_map import ImageMap, RandomImageMap
-from stoker.pytree import Field
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
+    from stoker.chain.chain import Chain
     from stoker.pipeline import Pipeline
 
 _IMAGES = 48

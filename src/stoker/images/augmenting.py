@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker import pytree
-from stoker.lending import reads_only
+from stoker.basics import pytree
+from stoker.basics.buffers import reads_only
 
 _CHANNELS = (1, 3, 4)
 _ASPECT = 3.3  # the longest side of what is erased, over the shorter

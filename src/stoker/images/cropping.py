@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.checks import is_number, is_whole_number
+from stoker.basics.validate import is_number, is_whole_number
 from stoker.images.decoding import MAX_PIXELS, check_is_no_image
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Box, Pixels, Reading, size_of

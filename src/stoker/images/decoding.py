@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import native
-from stoker.checks import is_whole_number, names_in
+from stoker.basics.buffers import reads_only
+from stoker.basics.pytree import is_tensor
+from stoker.basics.signals import pass_on
+from stoker.basics.validate import is_whole_number, names_in
+from stoker.images import native
 from stoker.images.image_map import without_gil
-from stoker.lending import reads_only
-from stoker.pytree import is_tensor
-from stoker.signals import pass_on
 
 MAX_PIXELS = 89_478_485
 """Images of more are refused: as many as Pillow takes without a warning."""

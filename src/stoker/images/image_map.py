@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import native
-from stoker.lending import AnyCallable, reads_only
+from stoker.basics.buffers import AnyCallable, reads_only
+from stoker.images import native
 
 
 def without_gil(fn: AnyCallable) -> AnyCallable:

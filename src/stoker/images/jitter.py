@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.checks import is_number
+from stoker.basics.validate import is_number
 from stoker.images.decoding import check_is_no_image
 from stoker.images.image_map import RandomImageMap
 from stoker.images.resampling import Pixels, Reading

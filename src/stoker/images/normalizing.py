@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import pytree
+from stoker.basics import pytree
+from stoker.basics.buffers import reads_only
 from stoker.images.decoding import check_is_no_image
-from stoker.lending import reads_only
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

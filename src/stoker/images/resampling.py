@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import native
+from stoker.basics.pytree import is_tensor
+from stoker.images import native
 from stoker.images.decoding import (
     MAX_PIXELS,
     by_pillow,
@@ -26,7 +27,6 @@ from stoker.images.decoding import (
     pillow,
 )
 from stoker.images.sound_files import SoundFiles
-from stoker.pytree import is_tensor
 
 Pixels = NDArray[np.uint8]
 Opened = Any

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import packing
+from stoker.basics import compact_integers
 from stoker.schedule.fixed import Draw
 
 SNAPSHOT_STEPS = 64
@@ -371,12 +371,12 @@ def pack(moment: Moment) -> dict[str, Any]:
         lengths = np.array([len(s.ordinals) for s in level], np.int64)
         ages = np.array([moment.step - s.after for s in level], np.int64)
         parts = (
-            packing.packed(ordinals, first),
-            packing.packed_small(lengths),
-            packing.packed_small(ages),
+            compact_integers.packed(ordinals, first),
+            compact_integers.packed_small(lengths),
+            compact_integers.packed_small(ages),
         )
         levels.append(" ".join(parts))
-    codes = packing.packed_bytes(np.frombuffer(moment.codes, np.uint8))
+    codes = compact_integers.packed_bytes(np.frombuffer(moment.codes, np.uint8))
     return {
         "step": moment.step,
         "admitted": moment.admitted,
@@ -398,19 +398,19 @@ def unpack(
 
     Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
     """
-    admitted = packing.whole(state["admitted"], 0, items)
-    began = packing.whole(state["began"], -packing.LARGEST if earlier else 0, 0)
-    first = packing.whole(state["first"], -earlier if began else 0, 0)
+    admitted = compact_integers.whole(state["admitted"], 0, items)
+    began = compact_integers.whole(state["began"], -compact_integers.LARGEST if earlier else 0, 0)
+    first = compact_integers.whole(state["first"], -earlier if began else 0, 0)
     before = max_factor * size if began else 0  # uses of what was there at the beginning, at most
-    step = packing.whole(state["step"], 0, (max_factor * admitted + before) // group + 1)
+    step = compact_integers.whole(state["step"], 0, (max_factor * admitted + before) // group + 1)
     if len(state["levels"]) != max_factor - 1:
         raise ValueError("the packed pool has other levels than its factor")
     held, levels, seen = 0, [], []
     for text in state["levels"]:
         packed, lengths_text, ages_text = str(text).split(" ")
-        ordinals = packing.unpacked(packed, first, size - held, admitted)
-        lengths = packing.unpacked_small(lengths_text, len(ordinals), len(ordinals) + 1)
-        ages = packing.unpacked_small(ages_text, len(lengths), step - began)
+        ordinals = compact_integers.unpacked(packed, first, size - held, admitted)
+        lengths = compact_integers.unpacked_small(lengths_text, len(ordinals), len(ordinals) + 1)
+        ages = compact_integers.unpacked_small(ages_text, len(lengths), step - began)
         sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
         if not sound or (lengths < 1).any() or (np.diff(ages) > 0).any():
             raise ValueError("the packed pool is damaged")
@@ -421,5 +421,5 @@ def unpack(
     if len(np.unique(np.concatenate(seen))) != held:
         raise ValueError("an item is in the packed pool twice")
     steps = (max_factor * items + before) // group + 1  # in the epoch
-    codes = packing.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
+    codes = compact_integers.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
     return Moment(step, admitted, tuple(levels), codes, began)

@@ -38,9 +38,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import packing
-from stoker.rng import Fractions, Rekeyed
+from stoker.basics import compact_integers
 from stoker.schedule.factor import UseCounts
+from stoker.schedule.rng import Fractions, Rekeyed
 
 SNAPSHOT_STEPS = 64
 """Least steps between snapshots; as many as draw twice the pool's items, if more.
@@ -442,9 +442,9 @@ def _number_repeats(
 def pack(snapshot: Snapshot) -> dict[str, int | str]:
     """Write a snapshot as JSON: about half a byte to a byte for each item."""
     parts = (
-        packing.packed(snapshot.ordinals, 0),
-        packing.packed_small(snapshot.remaining),
-        packing.packed_bytes(np.packbits(snapshot.recent)),
+        compact_integers.packed(snapshot.ordinals, 0),
+        compact_integers.packed_small(snapshot.remaining),
+        compact_integers.packed_bytes(np.packbits(snapshot.recent)),
     )
     return {
         "step": snapshot.step,
@@ -462,14 +462,14 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
 
     Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
     """
-    admitted = packing.whole(state["admitted"], 0, items)
-    held = packing.whole(state["held"], 0, min(size, admitted))
+    admitted = compact_integers.whole(state["admitted"], 0, items)
+    held = compact_integers.whole(state["held"], 0, min(size, admitted))
     assigned = counts.of_first(admitted)
-    step = packing.whole(state["step"], 0, assigned // group)
+    step = compact_integers.whole(state["step"], 0, assigned // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
-    ordinals = packing.unpacked(ordinals_text, 0, held, admitted)
-    remaining = packing.unpacked_small(remaining_text, held, counts.most + 1)
-    flags = packing.unpacked_bytes(recent, -(-held // 8))
+    ordinals = compact_integers.unpacked(ordinals_text, 0, held, admitted)
+    remaining = compact_integers.unpacked_small(remaining_text, held, counts.most + 1)
+    flags = compact_integers.unpacked_bytes(recent, -(-held // 8))
     if not len(ordinals) == len(remaining) == held or len(flags) != -(-held // 8):
         raise ValueError("the packed pool is damaged")
     if ((remaining < 1) | (remaining > counts.of(ordinals))).any():

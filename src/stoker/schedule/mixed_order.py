@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.numbering import Numbering
-from stoker.orders import Order, Selection
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders import Order, Selection
 from stoker.schedule.proportions import Proportions
 
 _BLOCK = 1 << 12

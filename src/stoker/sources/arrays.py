@@ -14,10 +14,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from stoker.buffers import Recycler
-from stoker.cache.contents import told_by_rows
-from stoker.cache.fingerprint import Fingerprint
-from stoker.fork_safety import OwningProcess
+from stoker.basics.buffers import Recycler
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.process import OwningProcess
+from stoker.cache.identity import told_by_rows
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.source import IndexedSource, Indices, Rows
 

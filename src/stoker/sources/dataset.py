@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.cache.contents import told
-from stoker.cache.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint
+from stoker.cache.identity import told
 from stoker.sources.arrow.table import is_table
 from stoker.sources.source import IndexedSource, Indices, UserObject
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import machine
-from stoker.cache.fingerprint import of_file
-from stoker.caution import warn
+from stoker.basics import resources
+from stoker.basics.fingerprint import of_file
+from stoker.basics.warn import warn
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -60,8 +60,8 @@ def read_file(path: str) -> bytes:
 
 def refuse_too_large(nbytes: int, path: str) -> None:
     """Raise OSError if there is not the memory for a file of this size: it may be a sparse one."""
-    if nbytes > _LARGE_BYTES and nbytes > machine.usable_memory_bytes():
-        size = machine.format_bytes(nbytes)
+    if nbytes > _LARGE_BYTES and nbytes > resources.usable_memory_bytes():
+        size = resources.format_bytes(nbytes)
         raise OSError(errno.EFBIG, f"{size} do not fit into memory", path)
 
 

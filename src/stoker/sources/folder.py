@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.checks import names_in
+from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.basics.validate import names_in
 from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_file, warn_left_out
 from stoker.sources.source import IndexedSource, Indices
 

@@ -23,13 +23,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stoker.checks import is_whole_number
+from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
 from stoker.sources.source import Source
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
 
 
 DEFAULT_BUFFER = 1_000

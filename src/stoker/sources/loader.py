@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from stoker.distributed.frameworks import warn_unsharded_loader
 from stoker.errors import StateError
 from stoker.sources.iterable import Passes, Standing
 from stoker.sources.source import Source
-from stoker.sources.unsharded import warn_unsharded_loader
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
 
 
 class LoaderSource(Source):

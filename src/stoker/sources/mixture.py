@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import pytree
-from stoker.buffers import Recycler
-from stoker.cache.fingerprint import Fingerprint
-from stoker.dealing import Dealer
-from stoker.numbering import Numbering
-from stoker.orders import Order, Selection
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.basics.fingerprint import Fingerprint
+from stoker.schedule.dealing import Dealer
 from stoker.schedule.mixed_order import MixedOrder
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders import Order, Selection
 from stoker.schedule.proportions import Proportions
 from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
 from stoker.stats import PartStats

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.numbering import Numbering
+from stoker.schedule.numbering import Numbering
 from stoker.sources.files import files_below, is_special
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import pytree
-from stoker.buffers import Recycler
-from stoker.cache.fingerprint import Fingerprint
-from stoker.dealing import Dealer
-from stoker.orders import Order, Selection
-from stoker.sources.unsharded import warn_unsharded
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.basics.fingerprint import Fingerprint
+from stoker.distributed.frameworks import warn_unsharded
+from stoker.schedule.dealing import Dealer
+from stoker.schedule.orders import Order, Selection
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
 
 Indices = Sequence[int] | NDArray[np.int64]
 _TOGETHER_BYTES = 1 << 20  # of batches that are gathered at once: more would leave the CPU's caches

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker import native
-from stoker.buffers import Recycler
-from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.checks import is_whole_number
-from stoker.numbering import Numbering
-from stoker.signals import pass_on
+from stoker.basics.buffers import Recycler
+from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.basics.signals import pass_on
+from stoker.basics.validate import is_whole_number
+from stoker.images import native
+from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import machine
-from stoker.cache.fingerprint import Fingerprint
-from stoker.caution import warn
+from stoker.basics import resources
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.resources import format_bytes
+from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
-from stoker.machine import format_bytes
 from stoker.sources.source import IndexedSource, Source
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-    from stoker.chain import Chain
+    from stoker.chain.chain import Chain
     from stoker.cluster.partitioned import Gather
-    from stoker.cluster.pinned import OwnersKnown
-    from stoker.engine.lower import Lowering
+    from stoker.engine.plan import Lowering
+    from stoker.schedule.owners import OwnersKnown
 
 _SAMPLED = 64
 
@@ -82,7 +82,7 @@ class CacheStage(Stage):
         """
         from stoker.cache.example_cache import ExampleCache
         from stoker.cache.identity import chain_identity
-        from stoker.cluster.joining import definition_of, partitioned
+        from stoker.cluster.opening import definition_of, partitioned
 
         _check_cacheable(before)
         if isinstance(limit, os.PathLike) or (isinstance(limit, str) and os.sep in limit):
@@ -176,7 +176,7 @@ class CacheStage(Stage):
         for is with ``gather``.
         """
         from stoker.cache.store import MISSING
-        from stoker.ipc.codec import LEFT_OUT
+        from stoker.transport.codec import LEFT_OUT
 
         numbers = indices.tolist()
         known = None if source.is_numbered else [self._known(source, each) for each in numbers]
@@ -260,14 +260,14 @@ class CacheStage(Stage):
             step = max(1, len(source) // _SAMPLED)
             sizes = [_size(source.local_path(index)) for index in range(0, len(source), step)]
             total = int(sum(sizes) / len(sizes) * len(source))
-            if total < machine.usable_memory_bytes() // 2:
+            if total < resources.usable_memory_bytes() // 2:
                 warn(
                     f"{source.name} has about {format_bytes(total)}, which fits in the page cache "
                     "already: caching its raw bytes saves no reads. (Caching decoded examples may "
                     "help: put .cache() after .map())",
                     CacheWarning,
                 )
-        share, hosts = chain.selection.share, machine.hosts_of_job()
+        share, hosts = chain.selection.share, resources.hosts_of_job()
         if share is not None and share.anew and not share.is_dealt and hosts > 1:
             warn(
                 f"{hosts} hosts draw new parts every epoch, so each finds only one in {hosts} of "
@@ -315,7 +315,7 @@ def _kept(value: Any, left_out: bool) -> Any:
     """Return what a cache keeps of an example."""
     if not left_out:
         return value
-    from stoker.ipc.codec import LEFT_OUT
+    from stoker.transport.codec import LEFT_OUT
 
     return LEFT_OUT
 

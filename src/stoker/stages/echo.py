@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from stoker import machine
-from stoker.checks import is_whole_number
+from stoker.basics import resources
+from stoker.basics.resources import format_bytes, process_group
+from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
-from stoker.machine import format_bytes, process_group
 from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
+from stoker.schedule.echo_record import RunRecord, difference_of
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
-from stoker.schedule.record import RunRecord, difference_of
 from stoker.sources.mixture import MixtureSource
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import PoolSize, Stage, Traits, first_with
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
 
 Factor = float | Fraction | str | Sequence[float | Fraction]
 """``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
@@ -300,7 +300,7 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
     if pool is None:
         return None, None
     if isinstance(pool, str):
-        size = machine.parse_bytes(pool)
+        size = resources.parse_bytes(pool)
         if not size:
             raise ValueError(f"a pool of {pool!r} holds nothing")
         return None, size

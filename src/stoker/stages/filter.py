@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoker.pytree import Field
-from stoker.stages.operation import Operation, checked_budget
+from stoker.basics.pytree import Field
+from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.skip import OnError
 from stoker.stages.stage import Traits, not_known
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import rng
+from stoker.basics.pytree import Field
 from stoker.images.advising import hint
-from stoker.pytree import Field
-from stoker.stages.operation import Operation, checked_budget
+from stoker.schedule import rng
+from stoker.stages.functions.operation import Operation, checked_budget
+from stoker.stages.functions.transforms import called_alone, called_with_rng
 from stoker.stages.skip import OnError
 from stoker.stages.stage import PoolSize, Traits, not_known
-from stoker.stages.transforms import called_alone, called_with_rng
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
 
 
 @dataclass(frozen=True)

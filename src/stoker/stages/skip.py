@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.checks import is_number
+from stoker.basics.validate import is_number
 
 LEAST_SEEN = 1_000
 """If the length of an epoch is not known, a fraction is taken of at least so many examples."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 from stoker.sources.source import UserObject
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
     from stoker.sources.source import Source
 
 

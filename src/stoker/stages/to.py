@@ -1,5 +1,8 @@
 """Batches on a device: as torch tensors, or as JAX arrays, copied one batch ahead of their use.
 
+JAX copies by itself while the host goes on, and keeps the host's arrays alive for as long as it
+reads them. JAX is never imported here before somebody who has imported it names a place.
+
 ``Mover`` is all that knows torch's devices, and ``JaxMover`` (``to_jax``) JAX's. Of torch's, only
 CUDA has a side stream and pinned staging memory; for others a batch is copied at once.
 """
@@ -8,21 +11,88 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import machine, pytree
+from stoker.basics import pytree, resources
 from stoker.stages.stage import Stage, Traits, first_with
-from stoker.stages.to_jax import JaxMover, is_jax_place, name_of
 
 if TYPE_CHECKING:
-    from stoker.chain import Chain
-    from stoker.engine.lower import Lowering
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
+
+
+_NUMERIC = "biufc"
+_REGISTERED = 2  # NumPy's word for dtypes of other packages, as bfloat16 is
+
+
+def is_jax_place(place: Any) -> bool:
+    """Tell whether this is a ``jax.Device`` or a ``jax.sharding.Sharding``."""
+    jax: Any = sys.modules.get("jax")
+    return jax is not None and isinstance(place, (jax.Device, jax.sharding.Sharding))
+
+
+def name_of(place: Any) -> str:
+    """Name a device, or say over how many a sharding spreads arrays."""
+    devices = getattr(place, "device_set", None)
+    return str(place) if devices is None else f"{type(place).__name__} of {len(devices)} devices"
+
+
+class JaxMover:
+    """Moves batches to a place of JAX. Used by the consumer's thread alone.
+
+    On a device each array becomes one of JAX's. Under a sharding a batch is this process's part of
+    a global one, as ``jax.make_array_from_process_local_data`` has it.
+    """
+
+    def __init__(self, place: Any, name: str) -> None:
+        import jax
+
+        self._jax: Any = jax
+        self._place = place
+        self._is_sharded = isinstance(place, jax.sharding.Sharding)
+        self.name = name
+
+    def usable_bytes(self) -> int:
+        """Return the free memory of the fullest device; the host's where devices do not tell."""
+        devices: Iterable[Any] = [self._place]
+        if self._is_sharded:
+            devices = self._place.addressable_devices
+        told = [stats for stats in (device.memory_stats() for device in devices) if stats]
+        free = [t["bytes_limit"] - t["bytes_in_use"] for t in told if "bytes_limit" in t]
+        return int(min(free)) if free else resources.usable_memory_bytes()
+
+    def start(self, batch: Any) -> Callable[[], Any]:
+        """Begin to move a batch; call what is returned to have it. JAX waits where it is used."""
+        moved = pytree.map_leaves(self._moved, batch)
+        return lambda: moved
+
+    def _moved(self, leaf: Any) -> Any:
+        if pytree.is_tensor(leaf):
+            leaf = leaf.detach().cpu().numpy()
+        if not _is_a_jax_type(leaf):
+            return leaf
+        if isinstance(leaf, np.ndarray):
+            leaf = pytree.native(leaf)
+        if not self._is_sharded:
+            return self._jax.device_put(leaf, self._place)
+        if pytree.is_jax_array(leaf):
+            leaf = np.asarray(leaf)
+        return self._jax.make_array_from_process_local_data(self._place, leaf)
+
+
+def _is_a_jax_type(leaf: Any) -> bool:
+    if pytree.is_jax_array(leaf):
+        return True
+    return isinstance(leaf, np.ndarray) and (
+        leaf.dtype.kind in _NUMERIC or leaf.dtype.isbuiltin == _REGISTERED
+    )
 
 
 @dataclass(frozen=True)
@@ -98,7 +168,7 @@ def usable_bytes(device: Any) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return machine.usable_memory_bytes()
+    return resources.usable_memory_bytes()
 
 
 class Mover:

@@ -44,7 +44,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         def executed(module: ModuleType) -> None:
             vars(loader).pop("exec_module")
             execute(module)
-            from . import hooks, loaderless
+            from . import backward_watch, hooks
 
             try:
                 if fullname == _LOADER:
@@ -52,7 +52,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 elif fullname == _STATEFUL:
                     hooks.attach_subclass(module.StatefulDataLoader)
                 else:
-                    loaderless.watch_backward(module, self.folder)
+                    backward_watch.watch_backward(module, self.folder)
             except Exception as error:
                 hooks.note_failure(self.folder, "attach", error)
 

@@ -17,7 +17,7 @@ def describe_example(dataset: Any) -> dict[str, Any]:
     """Return the bytes of the first example's arrays, and whether reading it again changes them.
 
     Nothing where the dataset does not give it, or a cache could not hold it: see
-    ``stoker/ipc/codec.py``, which this mirrors, because the probe must not import stoker.
+    ``stoker/transport/codec.py``, which this mirrors, because the probe must not import stoker.
     """
     began = time.perf_counter()
     try:

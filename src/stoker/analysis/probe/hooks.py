@@ -10,7 +10,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from . import epochs, loaderless, replay, takeover, workers
+from . import backward_watch, drain_session, epochs, replay, workers
 from .loaders import LoaderState, ProbedProcess, find_builders
 from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS
 
@@ -39,14 +39,14 @@ def attach(module: ModuleType, folder: str) -> None:
         setattr(owner, name, hook)
 
     def disable(where: str, error: Exception) -> None:
-        loaderless.stop_watching()
+        backward_watch.stop_watching()
         for owner, name, original in hidden:
             setattr(owner, name, original)
         note_failure(folder, where, error)
 
     def process() -> ProbedProcess:
         if not current or current[0].pid != os.getpid():
-            loaderless.stop_watching()
+            backward_watch.stop_watching()
             current[:] = [ProbedProcess(folder, torch)]
         return current[0]
 
@@ -61,7 +61,7 @@ def attach(module: ModuleType, folder: str) -> None:
 
         @functools.wraps(start)
         def __iter__(self: Any) -> Any:
-            if takeover.draining or module.get_worker_info() is not None:
+            if drain_session.draining or module.get_worker_info() is not None:
                 return start(self)
             try:
                 seen = process().adopt(self)
@@ -150,7 +150,7 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     try:
         if takes:
             if process.takeover is None:
-                process.takeover = takeover.Takeover(iterator, seen)
+                process.takeover = drain_session.Takeover(iterator, seen)
             batch = process.takeover.next(lambda: epochs.is_over(iterator, seen.length))
         elif last:
             batch = last[0]
@@ -162,7 +162,7 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     except StopIteration:
         note(END | trains)
         raise
-    except takeover.Finished:
+    except drain_session.Finished:
         process.end()
     except Exception as error:
         note_failure(process.folder, "replay", error)

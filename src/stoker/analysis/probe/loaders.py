@@ -18,7 +18,7 @@ import weakref
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from . import ending, epochs, replay, takeover
+from . import drain_session, epochs, exit_log, replay
 from .records import (
     END_PLACE,
     SLOTS,
@@ -90,7 +90,7 @@ class ProbedProcess:
         self.torch = torch
         self.recorder = Recorder(folder)
         self.told_to_end = False
-        self.takeover: takeover.Takeover | None = None
+        self.takeover: drain_session.Takeover | None = None
         self.seen: list[LoaderState] = []
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         # A rank must not outlive the launcher that the analyzer's own end takes down.
@@ -98,7 +98,7 @@ class ProbedProcess:
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        ending.watch_end(self.recorder)
+        exit_log.watch_end(self.recorder)
 
     def adopt(self, loader: Any) -> LoaderState | None:
         """Give a loader a slot; None where there is none left."""

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
-from stoker.fork_safety import OwningProcess
-from stoker.one_shot import OneShot
+from stoker.basics.future import OneShot
+from stoker.basics.process import OwningProcess
 
 
 class HeldBlock(Protocol):

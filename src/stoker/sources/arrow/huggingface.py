@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stoker.cache.contents import told_by_rows
-from stoker.cache.fingerprint import Fingerprint
-from stoker.checks import names_in
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.validate import names_in
+from stoker.cache.identity import told_by_rows
 from stoker.sources.arrow.rows import GroupedRows, to_examples
 from stoker.sources.files import read_file
 from stoker.sources.source import IndexedSource, Indices, Rows

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.caution import warn
-from stoker.checks import names_in
-from stoker.machine import format_bytes, usable_memory_bytes
-from stoker.numbering import Numbering
+from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.basics.resources import format_bytes, usable_memory_bytes
+from stoker.basics.validate import names_in
+from stoker.basics.warn import warn
+from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, kinds_of
 from stoker.sources.arrow.table import import_pyarrow, without_views

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.buffers import Recycler
-from stoker.numbering import Numbering
+from stoker.basics.buffers import Recycler
+from stoker.schedule.numbering import Numbering
 from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.cache.contents import told_by_rows
-from stoker.cache.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint
+from stoker.cache.identity import told_by_rows
 from stoker.sources.arrow.rows import GroupedRows, is_list
 from stoker.sources.source import IndexedSource, Indices, Rows
 

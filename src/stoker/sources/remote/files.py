@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.numbering import Numbering
-from stoker.orders import Selection
+from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders import Selection
 from stoker.sources.files import is_special, read_file, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, path_list

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.checks import is_whole_number
+from stoker.basics.validate import is_whole_number
 
 
 @dataclass(frozen=True)

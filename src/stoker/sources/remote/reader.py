@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.fork_safety import OwningProcess
-from stoker.one_shot import OneShot
-from stoker.signals import again_soon, deferred
+from stoker.basics.future import OneShot
+from stoker.basics.process import OwningProcess
+from stoker.basics.signals import again_soon, deferred
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.options import RemoteOptions

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.block_order import WINDOW
-from stoker.cache.fingerprint import Fingerprint
-from stoker.machine import format_bytes
-from stoker.numbering import Numbering
-from stoker.one_shot import run_on
-from stoker.orders import Selection
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.future import run_on
+from stoker.basics.resources import format_bytes
+from stoker.schedule.block_order import WINDOW
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders import Selection
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.one_shot import run_on
-from stoker.orders import Selection
-from stoker.signals import deferred
+from stoker.basics.future import run_on
+from stoker.basics.signals import deferred
+from stoker.schedule.orders import Selection
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
 from stoker.sources.remote.options import RemoteOptions

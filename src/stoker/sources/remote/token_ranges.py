@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.cache.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.options import RemoteOptions

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from stoker.one_shot import run_on
+from stoker.basics.future import run_on
 from stoker.sources.patterns import Paths, expand_braces, is_aside
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import FilesSource

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stoker.checks import names_in
+from stoker.basics.validate import names_in
 from stoker.sources.files import FileVersion, OpenFile
 from stoker.sources.iterable import IterableSource
 from stoker.sources.patterns import Paths, find_files, shown

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from stoker.machine import user_folder
-from stoker.one_shot import OneShot
+from stoker.basics.future import OneShot
+from stoker.basics.resources import user_folder
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Names
 from stoker.sources.shards.index import Places, ShardIndex, build_index

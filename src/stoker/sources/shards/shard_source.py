@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache.fingerprint import Fingerprint, of_file
-from stoker.caution import warn
-from stoker.checks import names_in
-from stoker.numbering import Numbering
+from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.basics.validate import names_in
+from stoker.basics.warn import warn
+from stoker.schedule.numbering import Numbering
 from stoker.sources.files import OpenFiles, refuse_too_large
 from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex

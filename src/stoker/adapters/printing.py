@@ -1,0 +1,47 @@
+"""Ordinary output while a live picture is drawn in the same terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.basics.process import OwningProcess
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@contextlib.contextmanager
+def printing_above(console: Console) -> Iterator[None]:
+    """Have lines that this process prints come above a live picture in the same terminal.
+
+    To who asks, stdout and stderr are no terminals meanwhile: nobody else draws there.
+    """
+    from rich.file_proxy import FileProxy
+
+    here = OwningProcess()
+
+    class Above(FileProxy):
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, text: str) -> int:
+            if not here.is_current:  # a worker process: the picture, and its lock, are not its own
+                return self.rich_proxied_file.write(text)
+            return super().write(text)
+
+    def above(stream: Any) -> Any:
+        terminal = stream is not None and stream.isatty() and not console.is_jupyter
+        return Above(console, stream) if terminal else stream
+
+    before = sys.stdout, sys.stderr
+    try:
+        sys.stdout, sys.stderr = map(above, before)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Above):
+                stream.flush()  # a line that was not ended
+        sys.stdout, sys.stderr = before

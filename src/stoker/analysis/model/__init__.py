@@ -1,0 +1,1 @@
+"""How fast training runs, by arithmetic on measured rates."""

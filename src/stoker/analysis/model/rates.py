@@ -1,0 +1,240 @@
+"""From a trace to rates with intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from stoker.analysis.model.report import AsItIs, Rate, Wait
+from stoker.analysis.model.trace import Drain, RankTrace
+from stoker.analysis.probe import records
+from stoker.analysis.probe.records import Row, WorkRecord
+from stoker.analysis.trials.cold_reads import Reads
+
+_BLOCKS = 8
+_LONGEST_TIMELINE = 400
+# Student's t for 95 %, by degrees of freedom.
+_T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
+_T_MANY = 1.96
+
+
+def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
+    """Return the rate of (amount, seconds) blocks, and its 95 % interval by their spread.
+
+    None for no block; with a single one, the interval is everything up to twice the rate.
+    """
+    blocks = [(amount, seconds) for amount, seconds in blocks if seconds > 0 and amount > 0]
+    if not blocks:
+        return None
+    value = sum(amount for amount, _ in blocks) / sum(seconds for _, seconds in blocks)
+    if len(blocks) == 1:
+        return Rate(value, 0.0, 2 * value)
+    rates = [amount / seconds for amount, seconds in blocks]
+    mean = sum(rates) / len(rates)
+    spread = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))
+    t = _T[len(rates) - 2] if len(rates) - 2 < len(_T) else _T_MANY
+    half = t * spread / math.sqrt(len(rates))
+    return Rate(value, max(0.0, value - half), value + half)
+
+
+def _estimate_step_rate(seconds: Sequence[float], batch: float, period: int) -> Rate | None:
+    """Return the rate of steps of ``batch`` examples each, by about eight blocks of whole periods.
+
+    Waits come in bursts with the number of workers as their period, so a part of one is no
+    sample. A rest is left out, unless there is nothing else.
+    """
+    period = max(1, period)
+    size = max(period, len(seconds) // _BLOCKS // period * period)
+    blocks = [
+        (batch * size, sum(seconds[at : at + size]))
+        for at in range(0, len(seconds) - size + 1, size)
+    ]
+    return estimate_rate(blocks or [(batch * len(seconds), sum(seconds))])
+
+
+def estimate_batch_size(rank: RankTrace) -> float:
+    """Return the mean examples of a batch."""
+    work = [w for drains in rank.drains.values() for drain in drains for w in drain.work]
+    if work:
+        return sum(w.examples for w in work) / len(work)
+    return float(rank.loader(rank.slot)["batch_size"] or 1)
+
+
+def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float]:
+    """Return the job as it is, without start-up and without evaluations in between; and the share
+    of that time inside the ``next()`` of other training loaders.
+
+    Where an epoch is too short to have a steady state, all but its first batch counts.
+    """
+    about = rank.loader(rank.slot)
+    workers = about["workers"]
+    ahead = workers * (rank.described.get("prefetch") or 2)
+    seconds: list[float] = []
+    waited = others = 0.0
+    waits: list[Wait] = []
+    startup_s = None
+    started_ns = first_ns = 0
+    for epoch in _split_epochs(rank.rows, rank.slot):
+        skip = ahead if len(epoch) > 3 * ahead else 1
+        for place, (row, following, between) in enumerate(epoch):
+            if row.event == records.STARTED:
+                started_ns = row.entered_ns
+                continue
+            if row.event != records.BATCH:
+                continue
+            if startup_s is None:
+                startup_s = (row.left_ns - started_ns) / 1e9
+                first_ns = row.entered_ns
+            wait_s = (row.left_ns - row.entered_ns) / 1e9
+            if len(waits) < _LONGEST_TIMELINE:
+                ordered = workers > 0 and rank.described.get("ordered", True)
+                worker = (place - 1) % workers if ordered else -1
+                waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker))
+            if place <= skip or following is None:
+                continue
+            if any(not other.trains for other in between):
+                continue  # an evaluation
+            seconds.append((following.entered_ns - row.entered_ns) / 1e9)
+            waited += wait_s
+            others += sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
+    rate = _estimate_step_rate(seconds, batch, workers)
+    if rate is None:
+        return None, 0.0
+    total = sum(seconds)
+    return AsItIs(rate, waited / total, startup_s or 0.0, waits), others / total
+
+
+def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
+    """Return, for each iterator of a loader, its rows, each with the next one and with the rows
+    of other loaders in between."""
+    epochs: dict[int, list[tuple[Row, Row | None, list[Row]]]] = {}
+    latest: dict[int, tuple[Row, list[Row]]] = {}
+    for row in rows:
+        if row.slot != slot:
+            for _, between in latest.values():
+                between.append(row)
+            continue
+        before = latest.pop(row.epoch, None)
+        if before is not None:
+            epochs.setdefault(row.epoch, []).append((before[0], row, before[1]))
+        latest[row.epoch] = (row, [])
+    for number, (row, between) in latest.items():
+        epochs.setdefault(number, []).append((row, None, between))
+    return [epochs[number] for number in sorted(epochs)]
+
+
+def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
+    """Return the batches that the probe handed over, each with the next call for one.
+
+    What a script does between two epochs is no step, nor is one with an evaluation in it.
+    """
+    found = []
+    before: Row | None = None
+    disturbed = False
+    for row in rows:
+        if row.slot != slot:
+            disturbed = disturbed or not row.trains
+            continue
+        if before is not None and row.epoch == before.epoch and not disturbed:
+            found.append((before, row))
+        before = row if row.is_replayed else None
+        disturbed = False
+    return found
+
+
+def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, float]:
+    """Return G, and the processor seconds that training takes for an example.
+
+    The time of handing a batch over is left out, except where a device works on meanwhile.
+    """
+    device = rank.described.get("cuda", False)
+    seconds: list[float] = []
+    cpu_ns = 0
+    for before, row in find_steps(rank.replayed, rank.slot)[3:]:
+        start_ns = before.entered_ns if device else before.left_ns
+        seconds.append((row.entered_ns - start_ns) / 1e9)
+        cpu_ns += row.cpu_ns - before.cpu_ns
+    rate = _estimate_step_rate(seconds, batch, 1)
+    return rate, cpu_ns / 1e9 / (batch * len(seconds)) if seconds else 0.0
+
+
+def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rate | None:
+    """Return the rate of drains of one kind: without their start, and a last round's tail."""
+    seconds: list[float] = []
+    period = max((drain.workers for drain in drains), default=1)
+    for drain in drains:
+        arrivals = drain.arrivals_ns
+        if drain.workers == 0:
+            arrivals = [drain.began_ns, *arrivals]
+        skip = min(2 * period if drain.workers else 1, max(0, (len(arrivals) - 2) // 2))
+        end = len(arrivals) - (period - 1 if once else 0)
+        times = arrivals[skip : max(skip + 2, end)]
+        whole = (len(times) - 1) // max(1, period) * max(1, period) or len(times) - 1
+        seconds += [(b - a) / 1e9 for a, b in itertools.pairwise(times[: whole + 1])]
+    return _estimate_step_rate(seconds, batch, period)
+
+
+def estimate_trained(rank: RankTrace, workers: int, batch: float) -> Rate | None:
+    """Return the rate of training on data in memory, without the batches prefetched first."""
+    seconds: list[float] = []
+    period = max(1, workers)
+    for steps_s in rank.trained.get(workers, []):
+        later = steps_s[min(4 * period if workers else 2, len(steps_s) // 3) :]
+        seconds += later[: len(later) // period * period]
+    return _estimate_step_rate(seconds, batch, period)
+
+
+def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
+    """Return the processor seconds of preparing an example, receiving it included.
+
+    A worker's processor time between two batches: with what it does to send them.
+    """
+    cpu_ns = examples = 0
+    for drain in drains:
+        latest: dict[int, WorkRecord] = {}
+        for work in drain.work:
+            if work.pid in latest:
+                cpu_ns += work.cpu_ns - latest[work.pid].cpu_ns
+                examples += work.examples
+            latest[work.pid] = work
+    received = [drain for drain in drains if drain.workers and len(drain.arrivals_ns) > 1]
+    count = sum(len(drain.arrivals_ns) - 1 for drain in received) * batch
+    return (cpu_ns / 1e9 / examples if examples else 0.0) + (
+        sum(drain.cpu_s for drain in received) / count if count else 0.0
+    )
+
+
+def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
+    """Return the seconds that a worker takes more for an example in these drains than in those.
+
+    At least 0. The drains read the same batches in the same order: each is compared with itself.
+    """
+    more_ns = examples = 0
+    for one, other in zip(these, those, strict=False):
+        for worker in range(max(1, one.workers)):
+            pairs = zip(
+                [w for w in one.work if w.worker == worker],
+                [w for w in other.work if w.worker == worker],
+                strict=False,
+            )
+            for a, b in pairs:
+                more_ns += (a.ended_ns - a.started_ns) - (b.ended_ns - b.started_ns)
+                examples += a.examples
+    if more_ns:
+        return max(0.0, more_ns / 1e9 / examples)
+    rates = [estimate_drained(drains, batch, once=True) for drains in (these, those)]
+    if rates[0] is None or rates[1] is None:
+        return 0.0
+    return max(1, these[0].workers) * max(0.0, 1 / rates[0].value - 1 / rates[1].value)
+
+
+def estimate_collate_s(drains: Sequence[Drain]) -> float:
+    """Return the worker seconds of collating an example."""
+    work = [w for drain in drains for w in drain.work]
+    return sum(w.collate_ns for w in work) / 1e9 / sum(w.examples for w in work) if work else 0.0
+
+
+def estimate_reads(reads: Sequence[Reads], examples_a_file: float) -> Rate | None:
+    """Return the rate of reading files again, in examples/s."""
+    return estimate_rate([(n * examples_a_file, seconds) for read in reads for n, seconds in read])

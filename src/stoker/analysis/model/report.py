@@ -1,0 +1,360 @@
+"""What an analysis found, as data: the JSON file, its schema and its version."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import msgspec
+
+from stoker.analysis.model.calibration import calibrate
+from stoker.analysis.model.formulas import INFINITE
+from stoker.analysis.model.model import Measured, warm_rate
+from stoker.analysis.porting import Port
+from stoker.stats import ThreadTrial
+
+SCHEMA = "stoker-analysis/1"
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A rate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """The five rates, in examples/s; None where one could not be told apart (``reasons`` says why).
+
+    Of one rank, the one that is shortest of data.
+    """
+
+    G: Rate | None = None
+    P: Rate | None = None
+    S: Rate | None = None
+    C: Rate | None = None
+    F: Rate | None = None
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Shares of an epoch's time; they add up to 1."""
+
+    compute: float
+    prep_stall: float
+    fetch_stall: float
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something to do, and what it would bring."""
+
+    title: str
+    """What to do, in a few words."""
+    code: str
+    """The line of code, option or command that does it."""
+    gain: Rate
+    """Predicted speed over the speed as it is: 1.5 is half as fast again."""
+    why: str
+    """What it changes, and what the prediction takes for granted."""
+    condition: str = ""
+    """Under which it can be done at all; empty: none."""
+
+
+class PrepPoint(msgspec.Struct, frozen=True):
+    """One point of the scaling curve."""
+
+    workers: int
+    rate: Rate
+    trained: Rate | None = None
+    """What training reaches with the data in memory and that many workers."""
+    cpu_s: float = 0.0
+    """Processor seconds of preparing and receiving an example."""
+
+
+class Loader(msgspec.Struct, frozen=True):
+    """A loader that the script iterated."""
+
+    name: str
+    """Where it was built: file and line."""
+    describes: str
+    """Dataset, batch size and workers, for people."""
+    workers: int
+    batch_size: float
+    """Examples a batch."""
+    unit: str
+    """What is counted: "examples", or "items" where the dataset yields ready-made batches."""
+    batches: int
+    """Batches that were seen as it is."""
+    trains: bool
+    """Whether gradients were on while it was iterated."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """One batch, as the training process met it."""
+
+    at_s: float
+    """When it was asked for, since the first one."""
+    wait_s: float
+    """How long it was waited for."""
+    worker: int
+    """The worker that made it; -1 where there is none, or it is not known."""
+
+
+class AsItIs(msgspec.Struct, frozen=True):
+    """The job, left alone."""
+
+    rate: Rate
+    """Examples/s in steady state."""
+    wait_fraction: float
+    """Share of that time spent inside ``next()``: an upper bound of what was lost."""
+    startup_s: float
+    """Seconds from ``iter()`` to the first batch, apart from the above."""
+    waits: list[Wait] = []
+    """A timeline of the first batches."""
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One process of the job."""
+
+    rank: int
+    rates: Rates
+    split: Split
+    wait_fraction: float
+    """Share of its time inside its own ``next()``."""
+    others_fraction: float
+    """Share of its time that it waited for other ranks that were short of data."""
+
+
+class Crash(msgspec.Struct, frozen=True):
+    """How the script crashed."""
+
+    how: str
+    """By what: "exit code 3", "killed by SIGSEGV"."""
+    when: str
+    """In which phase, in words."""
+    rank: int | None
+    """The rank that failed first; None where there is one process, or it is not known."""
+    output: str
+    """The last lines of what it printed."""
+
+
+class Packing(msgspec.Struct, frozen=True):
+    """What packing the files into shards would bring, by a trial on a sample of them.
+
+    Rates in examples/s: of reading alone, with nothing in the page cache, and by as many readers as
+    the job has. Behind URLs, by as many requests.
+    """
+
+    sample_files: int
+    sample_bytes: int
+    one_by_one: Rate
+    """The files as they are, each opened, or asked for."""
+    by_offset: Rate | None
+    """From a shard, in any order. None behind URLs: each example is a request then, too."""
+    in_runs: Rate
+    """From a shard, a MiB of neighbours at a time. Behind URLs not tried: it follows from what a
+    request takes."""
+    requests: Rate | None = None
+    """Behind URLs: requests/s for a single byte."""
+    prep_share: float = 0.0
+    """Where P holds reading, too: what waiting for it is of the time that preparing takes."""
+    epoch_files: int | None = None
+    """Files that are opened, or asked for, in an epoch as it is; None: not known."""
+    epoch_shards: int | None = None
+    """Shards that are opened instead."""
+    epoch_runs: int | None = None
+    """Reads, or requests, of an epoch in runs."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """An analysis. Rates are of one rank: the one that paces the job."""
+
+    schema: str = SCHEMA
+    stoker: str
+    """The version that made it."""
+    made: str
+    """Date and time, ISO 8601."""
+    command: list[str]
+    seconds: float
+    """How long the analysis took."""
+    starts: int
+    """How often the script was started."""
+    crash: Crash | None = None
+    """None where the script did not crash; else the report holds what was measured before."""
+    cores: int
+    memory_bytes: int
+    trains_on_cpu: bool
+    loader: Loader
+    loaders: list[Loader]
+    examples: int | None = None
+    """Examples an epoch, over all ranks; None where the dataset does not say."""
+    example_bytes: float | None = None
+    """Mean bytes read for an example; None where it is not known."""
+    cached_fraction: float | None = None
+    """Share of the bytes that lay in the page cache as the analysis met them."""
+    rates: Rates
+    reasons: dict[str, str] = {}
+    """For each of G, P, S, C, F that is None: why; and why packing was not tried."""
+    predicted: float | None = None
+    """Examples/s that the rates, measured apart, predict for the job as it is; None: no model."""
+    split: Split
+    verdict: str
+    """Sentences; where there are doubts, they come first."""
+    doubts: list[str] = []
+    """Why the verdict is uncertain: measurements that contradict each other, or are too few."""
+    bound: str
+    """"compute", "prep", "fetch" or "processors"."""
+    actions: list[Action]
+    notes: list[str] = []
+    """What could not be measured or separated, and what a reader must know."""
+    as_it_is: AsItIs | None = None
+    prep: list[PrepPoint] = []
+    """P by number of workers. Where ``rates.P`` is None, it holds fetching over a network, too."""
+    cold: Rate | None = None
+    """The loader drained with nothing in the page cache, examples/s."""
+    storage_most: Rate | None = None
+    """S with a reader a core, where the job has fewer workers."""
+    miss_s: float = 0.0
+    """Seconds that a worker waits for an example that is not in the page cache, while storage is
+    not busy otherwise, beyond reading it from there."""
+    copy_s: float | None = None
+    """Seconds that the copy of a batch to the device takes; part of G. None without a device."""
+    step_cpu_s: float = 0.0
+    """Processor seconds that training takes for an example."""
+    after_s: dict[str, float] = {}
+    """For each place of an echo whose split is known: worker seconds an example paid behind it."""
+    packing: Packing | None = None
+    """None where it was not tried; ``reasons`` says why, as "packing"."""
+    port: Port | None = None
+    """What a pipeline in place of the loader needs; None where none would do what it does."""
+    stages: dict[str, Rate] = {}
+    """Of a pipeline: what each stage alone gives on one worker, examples/s."""
+    thread_trial: ThreadTrial | None = None
+    """Of a pipeline: how its threads did when they were tried against one; None: they were not."""
+    ranks: list[Rank] = []
+    phases: list[dict[str, Any]] = []
+    """The raw figures of each phase."""
+
+    def __repr__(self) -> str:
+        """Return what ``print`` shows, for notebooks."""
+        return str(self)
+
+    def __str__(self) -> str:
+        """Return the verdict, the split, the rates and what would help, as a few lines."""
+        split = self.split
+        lines = [
+            self.verdict,
+            f"  compute {split.compute:.0%}, prep stall {split.prep_stall:.0%}, "
+            f"fetch stall {split.fetch_stall:.0%}",
+        ]
+        for name, rate in msgspec.structs.asdict(self.rates).items():
+            if rate is None:
+                lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
+            else:
+                lines.append(
+                    f"  {name}  {rate.value:,.0f} examples/s ({rate.low:,.0f} to {rate.high:,.0f})"
+                )
+        for stage, rate in self.stages.items():
+            lines.append(f"     {stage}: {rate.value:,.0f} examples/s on one worker")
+        for number, action in enumerate(self.actions, 1):
+            when = f"{action.condition}: " if action.condition else ""
+            code = action.code if "\n" not in action.code else "\n" + indent(action.code, " " * 5)
+            lines.append(f"  {number}. {action.gain.value:.2f}x  {when}{action.title}: {code}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def to_measured(report: Report) -> Measured:
+    """Return what the model needs of a report, calibrated to the job as it ran.
+
+    Raises ValueError where G or P is missing, and for rates that are not positive and finite.
+    """
+    found, seen = to_measured_apart(report), report.as_it_is
+    if seen is None:
+        return found
+    if not (0.0 < seen.rate.value < math.inf and 0.0 < report.split.compute <= 1.0):
+        raise ValueError("the report has a rate that is not above 0: run the analysis again")
+    return calibrate(found, seen.rate.value, report.split.compute)
+
+
+def to_measured_apart(report: Report) -> Measured:
+    """Return the same without the calibration. Raises ValueError as it does."""
+    rates = report.rates
+    if rates.G is None or not report.prep:
+        missing = "G" if rates.G is None else "P"
+        raise ValueError(
+            f"this analysis has no {missing}, so that nothing can be predicted: "
+            + report.reasons.get(missing, "it was not measured")
+        )
+    known = [rate for rate in (rates.G, rates.S, rates.C) if rate is not None]
+    known += [point.rate for point in report.prep]
+    if not all(0.0 < rate.value < math.inf for rate in known):
+        raise ValueError("the report has a rate that is not above 0: run the analysis again")
+    packing = report.packing
+    found = Measured(
+        ingestion=rates.G.value,
+        prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
+        workers=report.loader.workers,
+        cores=report.cores,
+        batch_size=report.loader.batch_size,
+        storage=rates.S.value if rates.S else None,
+        cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
+        storage_most=report.storage_most.value if report.storage_most else None,
+        miss_s=report.miss_s,
+        cached_fraction=report.cached_fraction or 0.0,
+        example_bytes=report.example_bytes,
+        examples=report.examples,
+        step_cpu_s=report.step_cpu_s,
+        prep_cpu=tuple(sorted((point.workers, point.cpu_s) for point in report.prep)),
+        trains_on_cpu=report.trains_on_cpu,
+        prep_fetches=rates.P is None,
+        # Behind a batch nothing is paid, whatever is known of other places.
+        after_s=tuple({"batch": 0.0, **report.after_s}.items()),
+        packed=() if packing is None else list_gains(packing),
+        prep_share=0.0 if packing is None else packing.prep_share,
+    )
+    return replace(found, efficiency=find_efficiency(found, report.prep))
+
+
+def list_gains(packing: Packing) -> tuple[tuple[str, float], ...]:
+    """Return how many times as fast reading is from shards, by ``Change.records``."""
+    orders = {"by offset": packing.by_offset, "in runs": packing.in_runs}
+    found = [(name, rate.value / packing.one_by_one.value) for name, rate in orders.items() if rate]
+    return tuple(found)
+
+
+def find_efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:
+    """Return what training on data in memory reached of what the model expects, at most 1."""
+    return tuple(
+        sorted(
+            (point.workers, min(1.0, point.trained.value / warm_rate(found, point.workers)))
+            for point in prep
+            if point.trained is not None
+        )
+    )
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report as JSON. Raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def read_report(path: Path) -> Report:
+    """Read a report. Raises OSError, or ValueError for a file that is none of this version."""
+    content = path.read_bytes()
+    try:
+        report = msgspec.json.decode(content, type=Report)
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            f"{path} is not a report of `stoker analyze --json` ({SCHEMA}): {error}"
+        ) from None
+    if report.schema != SCHEMA:
+        raise ValueError(
+            f"{path} has the schema {report.schema!r}; this version of stoker reads {SCHEMA!r}. "
+            "Run the analysis again"
+        )
+    return report

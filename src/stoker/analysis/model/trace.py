@@ -1,0 +1,145 @@
+"""The trace of an analysis: what was seen, before anything is made of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.analysis.model.report import Crash
+from stoker.analysis.probe.records import Row, WorkRecord
+from stoker.analysis.trials.cold_reads import Reads
+from stoker.analysis.trials.request_trial import RequestTrial
+from stoker.analysis.trials.trial_shard import PackingTrial
+from stoker.stats import ThreadTrial
+
+
+@dataclass
+class Drain:
+    """One drain of the loader in one rank."""
+
+    workers: int
+    arrivals_ns: list[int]
+    began_ns: int
+    cpu_s: float
+    """Processor seconds of the training process, from the first batch on."""
+    work: list[WorkRecord]
+    """Batches that were delivered."""
+    made: int = 0
+    """Examples that were made, those that were not delivered any more included."""
+
+
+@dataclass
+class RankTrace:
+    """All that is known of one process of the job."""
+
+    pid: int
+    rank: int
+    about: dict[str, Any]
+    slot: int = -1
+    """The training loader's."""
+    rows: list[Row] = field(default_factory=list)
+    """As it is."""
+    replayed: list[Row] = field(default_factory=list)
+    """From the moment on that prepared batches were handed over."""
+    trained: dict[int, list[list[float]]] = field(default_factory=dict)
+    """Training on data in memory, by number of workers: the seconds of each step, from asking for
+    its batch to asking for the next."""
+    described: dict[str, Any] = field(default_factory=dict)
+    drains: dict[str, list[Drain]] = field(default_factory=dict)
+    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
+    opened: list[dict[str, Any]] = field(default_factory=list)
+    """Files, with the part that lay in the page cache, and connections."""
+    read_before_look: bool = True
+    """Whether the job had run before that part was looked at."""
+
+    @property
+    def job(self) -> str:
+        """What tells the job of this process: ranks of one job wait for each other."""
+        about = self.about
+        return about["master"] if about["world_size"] > 1 else f"process {self.pid}"
+
+    @property
+    def workers(self) -> int:
+        """The training loader's."""
+        count: int = self.loader(self.slot)["workers"]
+        return count
+
+    def loader(self, slot: int) -> dict[str, Any]:
+        """Return what is known of a loader."""
+        return next(about for about in self.about["loaders"] if about["slot"] == slot)
+
+
+@dataclass
+class Trace:
+    """Everything that an analysis measured."""
+
+    command: list[str]
+    ranks: list[RankTrace] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    """Files that can be read again as the loader read them."""
+    files_examples: int = 0
+    """Examples that these files make up."""
+    cold_reads: list[Reads] = field(default_factory=list)
+    warm_reads: list[Reads] = field(default_factory=list)
+    most_reads: list[Reads] = field(default_factory=list)
+    """Cold, with a reader a core, where the job has fewer workers."""
+    packing_trials: list[PackingTrial] = field(default_factory=list)
+    request_trial: RequestTrial | None = None
+    """Of a pipeline over files behind URLs."""
+    partly_fraction: float | None = None
+    """Share of the drained data that was in memory before the last "partly" drain."""
+    readers: int = 1
+    warm_fraction: float | None = None
+    """Share of the drained data that was in memory during the warm drains."""
+    starts: int = 0
+    seconds: float = 0.0
+    stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
+    thread_trial: ThreadTrial | None = None
+    """Of a pipeline: how threads did, by the last warm drain in which they were tried."""
+    after_s: dict[str, float] | None = None
+    """Of a pipeline: worker seconds an example behind each place of an echo."""
+    crash: Crash | None = None
+    jobs: int = 1
+    """Training jobs that the script runs, each on its own; one of them was analyzed."""
+    notes: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a phase did not happen: "as-it-is", "G", "P", "S", "packing"."""
+
+    def note(self, text: str) -> None:
+        """Add a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class AnalysisError(Exception):
+    """Nothing could be measured; the text says why and what to do."""
+
+
+def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
+    """Return what each phase saw, as data."""
+    phases: list[dict[str, Any]] = []
+
+    def since(began_ns: int, times_ns: Iterable[int]) -> list[float]:
+        return [(at - began_ns) / 1e9 for at in itertools.islice(times_ns, 2000)]
+
+    for rank in trace.ranks:
+        for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
+            own = [row for row in rows if row.slot == rank.slot]
+            began_ns = own[0].entered_ns if own else 0
+            entered_s = since(began_ns, (row.entered_ns for row in own))
+            left_s = since(began_ns, (row.left_ns for row in own))
+            times = {"entered_s": entered_s, "left_s": left_s}
+            phases.append({"phase": name, "rank": rank.rank} | times)
+        for name, drains in rank.drains.items():
+            for drain in drains:
+                times = {"arrivals_s": since(drain.began_ns, drain.arrivals_ns)}
+                phases.append({"phase": name, "rank": rank.rank, "workers": drain.workers} | times)
+    for name, reads in (("S", trace.cold_reads), ("C", trace.warm_reads)):
+        for read in reads:
+            files, seconds = map(list, zip(*read, strict=True))
+            times = {"files": files, "seconds": seconds}
+            phases.append({"phase": name, "readers": trace.readers} | times)
+    return phases

@@ -1,0 +1,234 @@
+"""What if: how fast would a job be with other hardware, a cache, an echo, more jobs?
+
+``answer`` takes one ``Change`` and tells before, after, what it would take for storage and
+preparation to be no limit any more, and speed as a curve over each quantity that was asked about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.analysis.model.formulas import page_cache_misses
+from stoker.analysis.model.model import (
+    MOST_CORES,
+    NOTHING,
+    Change,
+    Measured,
+    Prediction,
+    cached_fraction,
+    dataset_bytes,
+    find_cache_needed,
+    find_cores_needed,
+    predict,
+    predict_with_page_cache,
+)
+
+FIELDS = {
+    "cache": "cache_bytes", "cores": "cores", "storage-mbps": "storage_mbps",
+    "accelerator": "accelerator", "jobs": "jobs", "echo": "echo", "hosts": "hosts",
+}  # fmt: skip
+"""Where each quantity, named as its option is, stands in a ``Change``."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way to run, and what would be needed for more."""
+
+    name: str
+    prediction: Prediction
+    cache_needed: float | None
+    """x*: the cached fraction from which on training does not wait for storage; None: unknown."""
+    cache_needed_bytes: int | None
+    """What that is in bytes of a never-evicting cache; None: unknown."""
+    cores_needed: int | None
+    """The fewest cores with which P is no longer the limit; None: more than MOST_CORES."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """A cache that never evicts beside the page cache, of the same size."""
+
+    size_bytes: int
+    holds: float
+    """Share of the dataset that fits on one host."""
+    misses: float
+    """Share of the reads that go to storage with the cache that never evicts, of all hosts."""
+    page_cache_misses: float
+    rate: float
+    """Examples/s with the cache that never evicts."""
+    page_cache_rate: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of the quantity, and the speed there."""
+
+    at: float
+    """In the quantity's unit; for the cache, the fraction of the dataset that a host's holds."""
+    rate: float
+    """Examples/s (uses/s under an echo) of a job."""
+    bound: str
+    beside: float | None
+    """The rate to compare with (``Curve.beside``)."""
+    mark: str
+    """``"as it is"``, ``"asked"`` or nothing."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Speed over one quantity, everything else being as it was asked."""
+
+    quantity: str
+    """One of FIELDS."""
+    beside: str
+    """What the second rate of a point is; empty where there is none."""
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that is said to one question. The first outcome is the job as it is."""
+
+    change: Change
+    outcomes: tuple[Outcome, ...]
+    caches: Caches | None
+    curves: tuple[Curve, ...]
+
+
+def answer(job: Measured, change: Change) -> Answer:
+    """Answer what ``change`` would bring. Raises ValueError where the analysis cannot."""
+    ways = {"as it is": NOTHING}
+    if change.jobs > 1:
+        ways[f"{change.jobs} jobs, each on its own"] = replace(change, sharing=False)
+        ways[f"{change.jobs} jobs that share"] = replace(change, sharing=True)
+    elif change.hosts > 1:
+        ways[f"{change.hosts} hosts, a cache each"] = replace(change, hosts=1)
+        ways[f"{change.hosts} hosts, one cache"] = change
+    elif change.records:
+        for order, _ in job.packed:
+            ways[f"packed, read {order}"] = replace(change, records=order)
+    elif change != NOTHING:
+        ways["then"] = change
+    outcomes = tuple(_predict_outcome(job, way, name) for name, way in ways.items())
+    return Answer(
+        change=change,
+        outcomes=outcomes,
+        caches=_compare_caches(job, change) if change.cache_bytes is not None else None,
+        curves=tuple(_make_curve(job, change, name) for name in _choose_quantities(job, change)),
+    )
+
+
+def is_asked(change: Change, quantity: str) -> bool:
+    """Whether a change is one of that quantity."""
+    return bool(getattr(change, FIELDS[quantity]) != getattr(NOTHING, FIELDS[quantity]))
+
+
+def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
+    """Predict one way to run. Raises ValueError where the analysis cannot answer."""
+    prediction = predict(job, change)
+    needed = find_cache_needed(job, change, prediction)
+    size = dataset_bytes(job)
+    return Outcome(
+        name=name,
+        prediction=prediction,
+        cache_needed=needed,
+        cache_needed_bytes=None if needed is None or size is None else math.ceil(needed * size),
+        cores_needed=find_cores_needed(job, change, prediction),
+    )
+
+
+def _compare_caches(job: Measured, change: Change) -> Caches:
+    holds = cached_fraction(job, replace(change, hosts=1))
+    return Caches(
+        size_bytes=change.cache_bytes or 0,
+        holds=holds,
+        misses=1.0 - cached_fraction(job, change),
+        page_cache_misses=page_cache_misses(holds),
+        rate=predict(job, change).rate,
+        page_cache_rate=predict_with_page_cache(job, change).rate,
+    )
+
+
+def _choose_quantities(job: Measured, change: Change) -> list[str]:
+    """Name the quantities to draw: those that were asked about, or all that can be answered."""
+    if asked := [name for name in FIELDS if is_asked(change, name)]:
+        return asked
+    known = job.storage is not None and job.cache is not None
+    answerable = {
+        "cache": known and dataset_bytes(job) is not None,
+        "cores": True,
+        "storage-mbps": known and bool(job.example_bytes) and not change.records,
+        "accelerator": True,
+    }
+    return [name for name, wanted in answerable.items() if wanted]
+
+
+def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
+    """Draw one quantity. The value as it was found is asked as no change at all."""
+    field = FIELDS[quantity]
+    unchanged = getattr(NOTHING, field)
+    asked = getattr(change, field) if is_asked(change, quantity) else None
+    found: float = 1
+    to_field: Callable[[float], Any] = float
+    beside = ""
+    predict_beside: Callable[[Change], float] | None = None
+    if quantity == "cache":
+        found = job.cached_fraction
+        asked = None if asked is None else cached_fraction(job, replace(change, hosts=1))
+        grid = [tenth / 10 for tenth in range(11)]
+        size, to_field = dataset_bytes(job) or 0.0, lambda x: round(x * size)
+        beside, predict_beside = "page cache", lambda at: predict_with_page_cache(job, at).rate
+    elif quantity == "cores":
+        found, to_field = job.workers, int
+        needed = find_cores_needed(job, change, predict(job, change)) or MOST_CORES
+        grid = _double(1, max(2 * needed, 2 * job.workers, change.cores or 0, 4))
+    elif quantity == "storage-mbps":
+        found = (job.storage or 0.0) * (job.example_bytes or 0.0) / 1e6
+        grid = _double(found / 4, max(found * 32, change.storage_mbps or 0.0))
+    elif quantity == "accelerator":
+        grid = _double(0.25, max(16.0, change.accelerator))
+    elif quantity == "jobs":
+        grid, to_field = _double(1, change.jobs), int
+        change = replace(change, sharing=False)
+        beside, predict_beside = "sharing", lambda at: predict(job, replace(at, sharing=True)).rate
+    elif quantity == "hosts":
+        grid, to_field = _double(1, max(8, change.hosts)), int
+        beside, predict_beside = "a cache each", lambda at: predict(job, replace(at, hosts=1)).rate
+    else:
+        grid = _double(1.0, max(8.0, change.echo))
+        beside, predict_beside = "of these fresh", lambda at: predict(job, at).fresh_rate
+    points = []
+    for value in sorted({*grid, found, *([] if asked is None else [asked])}):
+        own = value == found and value != asked
+        asks: dict[str, Any] = {field: unchanged if own else to_field(value)}
+        at = replace(change, **asks)
+        prediction = predict(job, at)
+        points.append(
+            Point(
+                at=value,
+                rate=prediction.rate,
+                bound=prediction.bound,
+                beside=predict_beside(at) if predict_beside else None,
+                mark="asked" if value == asked else "as it is" if value == found else "",
+            )
+        )
+    return Curve(quantity, beside, tuple(points))
+
+
+def _double(start: float, end: float) -> list[float]:
+    values = [start]
+    while values[-1] < end:
+        values.append(values[-1] * 2)
+    return values
+
+
+def write_answer(found: Answer, path: Path) -> None:
+    """Write an answer as JSON; what is infinite or unknown is null. Raises OSError."""
+    import msgspec
+
+    content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": found}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

@@ -1,0 +1,356 @@
+"""What to do about a stall: each action with what the model says that it brings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stoker.analysis.model.echo_prices import Kind, find_price
+from stoker.analysis.model.formulas import interpolate, most_workers, prep_rate, smallest_cache
+from stoker.analysis.model.gains import WORTH, predict_gain
+from stoker.analysis.model.model import (
+    NETWORK_MBPS,
+    NOTHING,
+    Change,
+    Measured,
+    cache_rate,
+    predict,
+    storage_rate,
+)
+from stoker.analysis.model.report import Action, Report, to_measured, to_measured_apart
+from stoker.analysis.porting import Port, write_port
+from stoker.analysis.reports.packing_advice import advise_records
+from stoker.basics.resources import format_bytes
+
+_MOST_ECHO = 4
+_JOBS = 4  # that sharing is predicted for
+_MOST_HOSTS = 16  # that one cache is advised for
+_MEMORY = 0.5  # of the host's, that a cache may take
+_SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
+_COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
+_KEPT_BYTES = 512  # beside its arrays, of an example in a cache
+_CROSSING = 0.8  # of a thread's rate that a process has: 0.77 to 0.96 with small JPEGs
+_OVERHEAD_S = 1e-4  # a pipeline's, for an example
+
+
+def advise(report: Report) -> list[Action]:
+    """Return what would help, most first; behind that echoing, for a repeat is not a fresh
+    example, and last what takes several jobs.
+
+    Raises ValueError for a report without G or P.
+    """
+    found = [
+        *_advise_workers(report),
+        *_advise_processes(report),
+        *_advise_cache(report),
+        *_advise_storage(report),
+        *advise_records(report),
+        *_advise_stages(report),
+        *_advise_porting(report),
+        *_advise_accelerator(report),
+    ]
+    found.sort(key=lambda action: -action.gain.value)
+    found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
+    return [action for action in found if action.gain.value >= WORTH]
+
+
+def _advise_workers(report: Report) -> Iterator[Action]:
+    """The number of workers that does best; more than processors, where they mostly wait."""
+    job = to_measured(report)
+    best, rate = job.workers, predict(job).rate
+    for count in _list_worker_counts(to_measured_apart(report)):
+        found = predict(_with_workers(job, count)).rate
+        if found > rate * WORTH:
+            best, rate = count, found
+    if best == job.workers:
+        return
+    counts = [point.workers for point in report.prep]
+    why = "P at that number of workers was " + (
+        "measured"
+        if best in counts
+        else "drawn between measured points"
+        if best < max(counts)
+        else "drawn on, in proportion, from what was measured"
+    )
+    if best > job.cores:
+        why += f"; preparing mostly waits, so that {job.cores} processors have time for them"
+    yield Action(
+        f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
+        f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
+        predict_gain(report, job=lambda case: _with_workers(case, best)),
+        why,
+    )
+
+
+def _advise_processes(report: Report) -> Iterator[Action]:
+    """Processes, for what threads cannot do side by side."""
+    trial = report.thread_trial
+    if trial is None or not trial.wait_for_each_other:
+        return
+    count = trial.processes
+    yield Action(
+        f"use {count} worker processes: threads wait for each other, {trial.threads} are "
+        f"{trial.speedup:.1f} times as fast as one",
+        f'.workers({count}, kind="process")',
+        predict_gain(report, job=lambda case: _with_processes(case, count)),
+        f"where it is the GIL that they wait for. Each process is taken to do {_CROSSING:.0%} of "
+        "what one thread does alone, for it hands examples over; all start anew in every epoch",
+    )
+
+
+def _list_worker_counts(job: Measured) -> list[int]:
+    """Return what comes into question: more than processors where that was measured, or else
+    where preparing was seen to wait, and to be faster with more workers."""
+    upto = list(range(1, job.cores + 1))
+    points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
+    (fewest, low), (most, high) = points[0], points[-1]
+    if most > job.cores or high / most < _SCALES * low / fewest:
+        return upto + [count for count, _ in points if count > job.cores]
+    cpu_s = dict(job.prep_cpu).get(most, dict(job.prep_cpu).get(job.workers, 0.0))
+    return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
+
+
+def _advise_cache(report: Report) -> Iterator[Action]:
+    """A cache that never evicts, as large as it must be or as memory allows."""
+    if report.rates.S is None or not report.example_bytes or not report.examples:
+        return
+    job = to_measured(report)
+    whole = report.examples * report.example_bytes
+    assert job.storage is not None
+    assert job.cache is not None
+    miss_s = job.miss_s / max(1, job.workers)
+    enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
+    wanted = min(1.0, enough * 1.02) * whole
+    room = _MEMORY * report.memory_bytes
+    size = int(min(wanted, room))
+    port, kept_size, what = report.port, size, ""
+    code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
+    why = ": what is read, not what is made of it, which may be drawn at random"
+    if report.stages:
+        code, why = f'.cache("{_round_up_to_mib(size)}")', ""
+    elif port is not None and not port.varies:  # it keeps what is decoded
+        kept_whole = _estimate_kept_bytes(report, port)
+        kept_size = int(min(size / whole * kept_whole, room))
+        size = int(kept_size / kept_whole * whole)
+        code = f'dataset = stoker.cached({port.dataset}, "{_round_up_to_mib(kept_size)}")'
+        why = ", as the dataset gives it"
+    else:
+        what = "what is read"
+    if size / whole <= (report.cached_fraction or 0.0):
+        return
+    fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
+    what = what or format_bytes(kept_size)
+    yield Action(
+        f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
+        code,
+        predict_gain(report, Change(cache_bytes=size)),
+        f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
+        f"were in the page cache{fits}",
+    )
+
+
+def _estimate_kept_bytes(report: Report, port: Port) -> float:
+    """Return the bytes that all examples take in a cache, as the dataset gives them."""
+    return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
+
+
+def _round_up_to_mib(size: int) -> str:
+    return format_bytes(math.ceil(size / 2**20) * 2**20)
+
+
+def _advise_storage(report: Report) -> Iterator[Action]:
+    """Faster storage."""
+    if report.rates.S is None or not report.example_bytes:
+        return
+    now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
+    yield Action(
+        "move the data to storage twice as fast",
+        f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
+        predict_gain(report, Change(storage_mbps=2 * now)),
+        f"storage gives the job {_round_to_3_digits(now):,g} MB/s",
+    )
+
+
+def _round_to_3_digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _advise_stages(report: Report) -> Iterator[Action]:
+    """What only a pipeline tells: a cache behind the costly part, and a faster stage."""
+    costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
+    behind_source = list(costs)[1:]
+    if not behind_source:
+        return
+    behind_s = report.after_s.get("before-augmentation", 0.0)
+    total_s = sum(costs[name] for name in behind_source)
+    if total_s > behind_s > 0.0:
+        yield Action(
+            "cache what is the same in every epoch, decoded",
+            ".cache(...) behind the last .map in front of the first .random_map",
+            predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
+            "from the second epoch on, if all of it fits; decoded examples are larger than files",
+        )
+    slowest = max(behind_source, key=lambda name: costs[name])
+    faster = total_s / (total_s - costs[slowest] / 2)
+    yield Action(
+        f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
+        slowest,
+        predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
+        f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
+        f"{1 / costs[slowest]:,.0f} examples/s",
+    )
+
+
+def _advise_porting(report: Report) -> Iterator[Action]:
+    """The script's loader as a pipeline that keeps what its dataset gives, decoded."""
+    port, collate_s = report.port, report.after_s.get("after-augmentation", 0.0)
+    if port is None or port.varies or not report.examples:
+        return
+    whole = report.examples * port.example_bytes
+    kept_whole = _estimate_kept_bytes(report, port)
+    size = int(min(kept_whole, _MEMORY * report.memory_bytes))
+    held = size / kept_whole
+    kept_s = _COPIES * collate_s + _OVERHEAD_S
+    yield Action(
+        f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
+        + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
+        write_port(port, report.loader.workers, _round_up_to_mib(size)),
+        predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
+        f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
+        "so much. An example was the same each time that it was read: none of it is drawn at "
+        "random",
+    )
+
+
+def _advise_accelerator(report: Report) -> Iterator[Action]:
+    """A faster accelerator: only where there is one, and it is what limits."""
+    if report.bound != "compute" or report.trains_on_cpu:
+        return
+    yield Action(
+        "the data path keeps up: an accelerator twice as fast",
+        "stoker what-if REPORT.json --accelerator 2x",
+        predict_gain(report, Change(accelerator=2.0)),
+        "the step's time is taken to halve, which must be measured for a new accelerator",
+    )
+
+
+def _advise_sharing(report: Report) -> Iterator[Action]:
+    """One preparation for several jobs, where one alone waits for its data."""
+    if report.bound == "compute":
+        return
+    shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
+    yield Action(
+        "prepare it once for all of them",
+        "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
+        predict_gain(report, shared, apart),
+        f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
+        "if you run several jobs on this data",
+    )
+
+
+def _advise_hosts(report: Report) -> Iterator[Action]:
+    """One cache over several hosts, where the dataset is larger than one host's."""
+    if report.rates.S is None or not report.example_bytes or not report.examples:
+        return
+    room = int(_MEMORY * report.memory_bytes)
+    whole = report.examples * report.example_bytes
+    hosts = math.ceil(1.05 * whole / room)
+    if not 1 < hosts <= _MOST_HOSTS:
+        return
+    kept = Change(cache_bytes=room)
+    alone = kept if room > (report.cached_fraction or 0.0) * whole else NOTHING
+    yield Action(
+        f"with {hosts} hosts, a partitioned cache holds all of it",
+        f'.shard().cache("{_round_up_to_mib(room)}", cluster="torchrun")',
+        predict_gain(report, replace(kept, hosts=hosts), before=alone),
+        "from the second epoch on; one of these hosts, over one that caches for itself what fits. "
+        f"What others hold is taken to come at {NETWORK_MBPS:,g} MB/s (what-if --network-mbps)",
+        "if you train on several hosts like this one",
+    )
+
+
+def _advise_echo(report: Report) -> Iterator[Action]:
+    """Echoing, by the factor that fills the accelerator."""
+    job = to_measured(report)
+    before = predict(job)
+    place = "before-augmentation" if "before-augmentation" in report.after_s else "batch"
+    factor, best = 1, before.rate
+    for echo in range(2, _MOST_ECHO + 1):
+        rate = predict(job, Change(echo=echo, echo_at=place)).rate
+        if rate < best * WORTH:
+            break
+        factor, best = echo, rate
+    if factor == 1:
+        return
+    code = "for batch in stoker.echo(loader, transform=...): ..."
+    if place != "batch":
+        code = ".echo()  # before the first random_map"
+    yield Action(
+        f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
+        code,
+        predict_gain(report, Change(echo=factor, echo_at=place)),
+        "in steps, of which a repeat is worth less than a fresh one"
+        + _tell_prices(place, job.ingestion / before.rate),
+    )
+
+
+def _tell_prices(place: str, ratio: float) -> str:
+    """Return what echoing brought on other tasks at such an R."""
+    kinds: list[tuple[Kind, str]] = [("before", "")]
+    if place == "batch":
+        kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
+    prices = [(find_price(kind, ratio), words) for kind, words in kinds]
+    told = [
+        f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
+        + (f"; at most {price.others_at_most:.2f} on {price.others} more" if price.others else "")
+        + ")"
+        for price, words in prices
+        if price is not None
+    ]
+    known = next((price.ratio for price, _ in prices if price is not None), 0.0)
+    if not told:
+        return ""
+    return (
+        f"; where R was {known:g}, targets came {', '.join(told)}: docs/evidence.md. "
+        f"R is {ratio:.1f} here"
+    )
+
+
+def _with_workers(case: Measured, count: int) -> Measured:
+    """Have that many workers, on the processors that there are."""
+    readers = Change(cores=count)
+    storage, cache = storage_rate(case, readers), cache_rate(case, readers)
+    return replace(case, workers=count, storage=storage, cache=cache)
+
+
+def _with_processes(case: Measured, count: int) -> Measured:
+    """Have that many workers, none of which waits for another."""
+    many = _with_workers(case, count)
+    cpu_s = interpolate(case.prep_cpu, 1)
+    rate = _CROSSING * count * prep_rate(case.prep, 1)
+    return replace(many, prep=((count, rate),), prep_cpu=((count, cpu_s / _CROSSING),))
+
+
+def _with_faster_prep(case: Measured, faster: float) -> Measured:
+    prep = tuple((count, rate * faster) for count, rate in case.prep)
+    cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
+    return replace(case, prep=prep, prep_cpu=cpu)
+
+
+def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
+    """Take that share of the examples out of memory, decoded, for so many worker seconds each."""
+
+    def mixed(takes_s: float) -> float:
+        return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
+
+    left = max(1.0 - held, 1e-9)
+    many = [(max(1, count), count, rate) for count, rate in case.prep]
+    return replace(
+        case,
+        prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
+        prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
+        storage=case.storage / left if case.storage else None,
+        cache=case.cache / left if case.cache else None,
+        miss_s=case.miss_s * (1.0 - held),
+    )

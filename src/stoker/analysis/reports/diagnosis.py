@@ -1,0 +1,362 @@
+"""From rates to what they mean: the split of an epoch, what limits, and the report.
+
+The split is a difference: G against the job as it ran, at most the time spent inside ``next()``.
+The model, calibrated to the job's rate and to that difference, says which part of it is fetching,
+and what limits. Rates are those of the rank that waits longest.
+"""
+
+from __future__ import annotations
+
+import datetime
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from stoker.analysis.model import rates
+from stoker.analysis.model.calibration import calibrate
+from stoker.analysis.model.formulas import fetch_rate
+from stoker.analysis.model.model import FED, Measured, predict
+from stoker.analysis.model.report import (
+    Action,
+    Loader,
+    Packing,
+    PrepPoint,
+    Rank,
+    Rate,
+    Rates,
+    Report,
+    Split,
+    to_measured_apart,
+)
+from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace, list_raw_phases
+from stoker.analysis.packing_gain import estimate_packing, estimate_requests
+from stoker.analysis.porting import find_port
+from stoker.analysis.probe.records import BATCH
+from stoker.analysis.reports.advice import advise
+from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
+from stoker.basics import resources
+from stoker.version import __version__
+
+_SLOWER = 0.1  # a loader at less than this share of its files' rate is not limited by storage
+
+
+def make_report(trace: Trace) -> Report:
+    """Draw up the report of a recorded analysis.
+
+    Raises AnalysisError where the script showed nothing to report on.
+    """
+    if not trace.ranks:
+        raise AnalysisError(explain_nothing_seen(trace))
+    found = [_RankFindings(trace, rank) for rank in trace.ranks]
+    paces = max(found, key=lambda one: one.wait_fraction)
+    shell = paces.make_report(found)
+    acts: list[Action] = []
+    if paces.has_model:
+        predicted = predict(to_measured_apart(shell)).rate
+        shell = msgspec.structs.replace(shell, predicted=predicted)
+        acts = advise(shell)
+    shell = msgspec.structs.replace(shell, actions=acts, doubts=find_doubts(shell))
+    text = write_verdict(shell)
+    if trace.crash is not None:
+        text = f"The script crashed {trace.crash.when}. {text}"
+    return msgspec.structs.replace(shell, verdict=text)
+
+
+class _RankFindings:
+    """What one rank's record says."""
+
+    def __init__(self, trace: Trace, rank: RankTrace) -> None:
+        self.trace, self.rank = trace, rank
+        self.notes = list(trace.notes)
+        self.reasons: dict[str, str] = {}
+        self.about = rank.loader(rank.slot)
+        self.batch = rates.estimate_batch_size(rank)
+        self.steady, self.others_fraction = rates.estimate_steady(rank, self.batch)
+        self.wait_fraction = self.steady.wait_fraction if self.steady else 0.0
+        # Whether examples come over the network.
+        self.is_networked = any(line["kind"] == "socket" for line in rank.opened)
+        self.g, self.step_cpu_s = rates.estimate_ingestion(rank, self.batch)
+        if self.g is None:
+            self.reasons["G"] = self._explain("G")
+        blocks = ((name, rates.estimate_rate(found)) for name, found in trace.stages.items())
+        self.stages = {name: rate for name, rate in blocks if rate is not None}
+        self._estimate_prep()
+        self._estimate_fetch()
+        self.has_model = self.g is not None and self.p is not None
+
+    def _explain(self, phase: str) -> str:
+        return self.trace.reasons.get(phase, "this phase did not come about")
+
+    def _estimate_prep(self) -> None:
+        warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
+        self.curve: list[PrepPoint] = []
+        for drains in sorted(warm, key=lambda drains: drains[0].workers):
+            rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
+            if rate is not None:
+                cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
+                trained = rates.estimate_trained(self.rank, count, self.batch)
+                self.curve.append(PrepPoint(count, rate, trained, cpu_s))
+        self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
+        self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
+        # P, where it is not fetching too.
+        self.p_known = None if self.is_networked else self.p
+        if self.p is None:
+            self.reasons["P"] = self._explain("P")
+        elif self.is_networked:
+            self.reasons["P"] = (
+                "the data comes over the network and cannot be held in memory, so that preparing "
+                "was never seen without fetching"
+            )
+        elif self.trace.warm_fraction is not None and self.trace.warm_fraction < 0.99:
+            self.notes.append(
+                f"P: only {self.trace.warm_fraction:.0%} of the data stayed in memory during the "
+                "warm drains, so that P holds some reading from storage; give the host more memory"
+            )
+
+    def _estimate_fetch(self) -> None:
+        trace, rank, p = self.trace, self.rank, self.p
+        self.s: Rate | None = None
+        self.c: Rate | None = None
+        self.s_most: Rate | None = None
+        self.miss_s = 0.0
+        self.cold = rates.estimate_drained(rank.drains.get("cold", []), self.batch, once=True)
+        self.x = self._estimate_cached_fraction()
+        if trace.files and trace.cold_reads and p is not None and self.cold is not None:
+            self._use_files(p, self.cold)
+        elif self.cold is not None and p is not None and self.cold.high < p.low:
+            self._use_drains(p, self.cold)
+            self.notes.append(
+                "S comes from cold and warm drains of the loader, for its files cannot be "
+                f"read again as it reads them: {self._explain('files')}"
+            )
+            self.reasons["C"] = "reading from memory is a part of P here"
+        elif self.cold is not None and p is not None:
+            self.reasons["S"] = self.reasons["C"] = (
+                "the loader is as fast with nothing in memory as with everything: what it "
+                f"fetches is hidden behind what it prepares ({self._explain('files')})"
+            )
+        else:
+            why = trace.reasons.get("S") or trace.reasons.get("files") or self._explain("P")
+            self.reasons["S"] = self.reasons["C"] = why
+        self.f = self._estimate_fetch_rate()
+        if self.f is None:
+            self.reasons["F"] = "it takes S, C and the share that is cached"
+
+    def _use_files(self, p: Rate, cold: Rate) -> None:
+        """S, C and the wait for a miss from files that were read again."""
+        trace = self.trace
+        each = trace.files_examples / len(trace.files) / len(trace.ranks)
+        self.s = rates.estimate_reads(trace.cold_reads, each)
+        self.c = rates.estimate_reads(trace.warm_reads, each)
+        self.s_most = rates.estimate_reads(trace.most_reads, each)
+        if self.s is None or self.c is None:
+            return
+        more_s = rates.estimate_more_s(
+            self.rank.drains.get("partly", []), self.rank.drains.get("whole", []), self.batch
+        )
+        if trace.partly_fraction is not None and trace.partly_fraction < 1.0:
+            self.miss_s = more_s / (1.0 - trace.partly_fraction)
+        workers = max(1, self.about["workers"])
+        expected = min(self.s.value, 1 / (1 / p.value + self.miss_s / workers))
+        if cold.high < expected * (1 - _SLOWER) and cold.high < p.low:
+            alone = self.s.value
+            self._use_drains(p, cold)
+            self.s_most = None
+            self.notes.append(
+                f"S is what the loader reached, {self.s.value:,.0f} examples/s; its files alone "
+                f"were read at {alone:,.0f}: something besides storage (opening, seeking, a "
+                "library that reads in small pieces) costs time on first reads"
+            )
+
+    def _use_drains(self, p: Rate, cold: Rate) -> None:
+        """S and the wait for a miss from the loader itself: what cold adds to warm."""
+        each_s = 1 / cold.value - 1 / p.value
+        self.s = _scale_rate(cold, 1 / each_s)
+        self.miss_s = each_s * max(1, self.about["workers"])
+
+    def _estimate_cached_fraction(self) -> float | None:
+        """Return the share of the data in the page cache, as the job met it.
+
+        The drain that looked came after a part of the epoch had been read, which was then cached.
+        """
+        pages = [line["pages"] for line in self.rank.opened if line.get("pages") is not None]
+        total = sum(count for _, count in pages)
+        if not total:
+            return None
+        later: float = sum(resident for resident, _ in pages) / total
+        examples = self.rank.described.get("examples")
+        if not self.trace.files or not examples or not self.rank.read_before_look:
+            return later
+        done = sum(row.slot == self.rank.slot and row.event == BATCH for row in self.rank.rows)
+        ahead = self.about["workers"] * (self.rank.described.get("prefetch") or 0) + 8
+        read = (done + ahead) * self.batch / examples
+        return later if read >= 0.9 else max(0.0, (later - read) / (1.0 - read))
+
+    def _estimate_fetch_rate(self) -> Rate | None:
+        x, s, c = self.x, self.s, self.c
+        if s is None or x is None or (c is None and x >= 1.0):
+            return None
+        if c is None:
+            return _scale_rate(s, s.value / (1 - x))
+        return Rate(
+            fetch_rate(x, s.value, c.value),
+            fetch_rate(x, s.low, c.low) if s.low > 0 and c.low > 0 else 0.0,
+            fetch_rate(x, s.high, c.high),
+        )
+
+    def make_split(self) -> Split:
+        """Split the time of the job as it is.
+
+        What is lost is measured: G against the job. The model says how much of it is fetching.
+        """
+        compute = 1.0 - self.wait_fraction
+        if self.steady is not None and self.g is not None:
+            lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
+            compute = 1.0 - min(lost, self._limit_loss())
+        if not self.has_model:
+            lost = 1.0 - compute
+            return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
+        model = predict(self._to_calibrated(compute))
+        # Once more, by what the report will say: who reads it calibrates by that.
+        model = predict(self._to_calibrated(model.compute))
+        return Split(model.compute, model.prep_stall, model.fetch_stall)
+
+    def _limit_loss(self) -> float:
+        """Return an upper bound of what is lost to data: time inside ``next()``.
+
+        Of the rank that waits longest, for the others wait for it; and, where training and
+        preparation share processors, what that costs training.
+        """
+        seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
+        longest = max(one.wait_fraction + others for one, others in seen if one is not None)
+        if self.g is None or self.p is None:
+            return longest
+        model = predict(to_measured_apart(self._shell))
+        return longest + max(0.0, 1.0 - model.processors / self.g.value)
+
+    def _to_calibrated(self, compute: float) -> Measured:
+        job = to_measured_apart(self._shell)
+        return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
+
+    def find_bound(self, split: Split) -> str:
+        """Name what limits the job: the model's word, where there is one."""
+        if self.has_model:
+            return predict(self._to_calibrated(split.compute)).bound
+        if split.compute > 1.0 - FED:
+            return "compute"
+        return "fetch" if split.fetch_stall > split.prep_stall else "prep"
+
+    def make_report(self, found: list[_RankFindings]) -> Report:
+        """Return the report, this rank being the one that paces the job; yet without advice."""
+        split = self.make_split()
+        ranks = []
+        for one in found:
+            own, waits = one.make_split(), one.wait_fraction
+            others = max(0.0, own.prep_stall + own.fetch_stall - waits) if len(found) > 1 else 0.0
+            ranks.append(Rank(one.rank.rank, one._shell.rates, own, waits, others))
+        if self.others_fraction > 0.01:
+            self.notes.append(
+                f"the script reads other training loaders in lock-step, and waits for them "
+                f"{self.others_fraction:.0%} of the time; that counts as stalled, too. Choose "
+                "one with --loader"
+            )
+        if self.is_networked and self.p is not None:
+            self.notes.append(
+                "examples come over the network: all waiting is counted as fetching; fetching and "
+                f"preparing together give {self.p.value:,.0f} examples/s"
+            )
+        if self.g is not None and self.step_cpu_s > 0 and not self.rank.described.get("cuda"):
+            self.notes.append("no device was used: training runs on the host's processors")
+        return msgspec.structs.replace(
+            self._shell,
+            split=split,
+            bound=self.find_bound(split),
+            notes=self.notes,
+            ranks=ranks,
+            phases=list_raw_phases(self.trace),
+        )
+
+    @cached_property
+    def _shell(self) -> Report:
+        """The report without what is to follow from it: the split and what limits."""
+        trace, rank = self.trace, self.rank
+        loaders = [self._make_loader(about) for about in rank.about["loaders"]]
+        bytes_each = None
+        if trace.files:
+            opened = (line for one in trace.ranks for line in one.opened if line["kind"] == "file")
+            sizes = {line["name"]: line["bytes"] for line in opened}
+            bytes_each = sum(sizes.values()) / trace.files_examples
+        elif rank.drains.get("found") and self.s is not None:
+            work = rank.drains["found"][-1].work
+            read = sum(max(0, w.read_bytes) for w in work)
+            count = sum(w.examples for w in work)
+            bytes_each = read / count if count and read else None
+        after_s = trace.after_s or {"batch": 0.0, "after-augmentation": self.collate_s}
+        examples = rank.described.get("examples")
+        return Report(
+            stoker=__version__,
+            made=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            command=trace.command,
+            seconds=trace.seconds,
+            starts=trace.starts,
+            crash=trace.crash,
+            cores=max(1, resources.usable_cores() // len(trace.ranks)),
+            memory_bytes=resources.usable_memory_bytes(),
+            trains_on_cpu=not rank.described.get("cuda", False),
+            loader=loaders[rank.about["loaders"].index(self.about)],
+            loaders=loaders,
+            examples=None if examples is None else examples * len(trace.ranks),
+            example_bytes=bytes_each,
+            cached_fraction=self.x,
+            rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
+            reasons=self.reasons,
+            split=Split(1.0, 0.0, 0.0),
+            verdict="",
+            bound="",
+            actions=[],
+            as_it_is=self.steady,
+            prep=self.curve if self.p is not None else [],
+            cold=self.cold,
+            storage_most=self.s_most,
+            miss_s=self.miss_s,
+            copy_s=rank.described.get("copy_s"),
+            step_cpu_s=self.step_cpu_s,
+            after_s={} if self.p_known is None else after_s,
+            packing=self._estimate_packing(examples),
+            port=find_port(self.about, rank.described),
+            stages=self.stages,
+            thread_trial=trace.thread_trial,
+        )
+
+    def _estimate_packing(self, examples: int | None) -> Packing | None:
+        trace = self.trace
+        if trace.request_trial is not None:
+            costs = [1.0 / rate.value for rate in self.stages.values()]
+            share = costs[0] / sum(costs) if costs else 0.0
+            return estimate_requests(trace.request_trial, share, examples)
+        each = trace.files_examples / max(1, len(trace.files))
+        found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
+        if found is None:
+            too_short = "too little was read of its files to tell"
+            why = trace.reasons.get("packing") or self.reasons.get("S", too_short)
+            self.reasons["packing"] = why
+        return found
+
+    def _make_loader(self, about: dict[str, Any]) -> Loader:
+        rank, is_own = self.rank, about is self.about
+        rows = [row for row in rank.rows if row.slot == about["slot"] and row.event == BATCH]
+        whole = rank.described.get("iterable") and not rank.described.get("automatic", True)
+        return Loader(
+            name=about["site"],
+            describes=about["describes"],
+            workers=about["workers"],
+            batch_size=self.batch if is_own else float(about["batch_size"] or 1),
+            unit="items" if is_own and whole else "examples",
+            batches=len(rows),
+            trains=any(row.trains for row in rows),
+        )
+
+
+def _scale_rate(like: Rate, value: float) -> Rate:
+    return Rate(value, value * like.low / like.value, value * like.high / like.value)

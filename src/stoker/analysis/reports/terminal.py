@@ -1,0 +1,364 @@
+"""Reports, and answers to what-if questions, on a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import asdict
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from stoker.analysis.model.formulas import INFINITE
+from stoker.analysis.model.model import (
+    NETWORK_MBPS,
+    NOTHING,
+    Change,
+    cached_fraction,
+    dataset_bytes,
+    predict,
+)
+from stoker.analysis.model.report import (
+    Packing,
+    Rate,
+    Report,
+    list_gains,
+    to_measured,
+    to_measured_apart,
+)
+from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
+from stoker.basics.resources import format_bytes
+
+_BAR = 48
+_PARTS = (("compute", "green", "█"), ("prep stall", "yellow", "▓"), ("fetch stall", "red", "░"))
+_MEANING = {
+    "G": "training takes in",
+    "P": "preparation gives, from memory",
+    "S": "storage delivers",
+    "C": "the page cache delivers",
+    "F": "fetching gives, as cached as it was",
+}
+_NUMBER = partial(Column, justify="right")
+_TITLED = partial(Table, box=box.SIMPLE, title_justify="left")
+_CURVE_BAR = 30
+_PLAIN_WIDTH = 120
+_QUANTITIES = {  # a curve's label, and what is asked
+    "cores": ("cores (a worker on each)", "{cores} cores"),
+    "cache": (
+        "cache that never evicts (share of the dataset)",
+        "a cache of {size} that never evicts",
+    ),
+    "storage-mbps": ("storage bandwidth (MB/s)", "storage of {storage_mbps:,g} MB/s"),
+    "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
+    "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
+    "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
+    "hosts": ("hosts whose caches are one", "{hosts} hosts"),
+}
+
+
+def show_report(report: Report, console: Console) -> None:
+    """Print a report: verdict, split, rates, scaling, actions, notes."""
+    console.print(Text(f"\n{report.verdict}\n", style="bold"))
+    console.print(_draw_split(report))
+    console.print(_make_rates_table(report))
+    if len(report.prep) > 1:
+        console.print(_make_scaling_table(report))
+    if len(report.ranks) > 1:
+        console.print(_make_ranks_table(report))
+    if report.packing is not None:
+        console.print(_make_packing_table(report.packing))
+    if report.actions:
+        console.print(_make_actions_table(report))
+    for note in report.notes:
+        console.print(Text(f"· {note}", style="dim"))
+
+
+def _draw_split(report: Report) -> Text:
+    split, seen = report.split, report.as_it_is
+    text = Text()
+    shares = (split.compute, split.prep_stall, split.fetch_stall)
+    for (_, style, mark), share in zip(_PARTS, shares, strict=True):
+        text.append(mark * round(_BAR * share), style=style)
+    text.append("\n")
+    for (name, style, mark), share in zip(_PARTS, shares, strict=True):
+        text.append(f"{mark} {name} {share:.0%}   ", style=style)
+    if seen is not None:
+        text.append(
+            f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of "
+            f"the time inside next(); first batch after {seen.startup_s:.2f} s"
+        )
+        if report.predicted is not None:
+            text.append(f"; the rates below predict {report.predicted:,.0f}")
+    if report.cached_fraction is not None:
+        text.append(f"; {report.cached_fraction:.0%} of the data was in the page cache")
+    text.append("\n")
+    return text
+
+
+def _make_rates_table(report: Report) -> Table:
+    columns = ("", _NUMBER("value"), "95 % interval", "what it is")
+    table = _TITLED(*columns, title="Rates, examples/s")
+    said: dict[str, str] = {}
+    for name, rate in asdict(report.rates).items():
+        if rate is None:
+            why = report.reasons.get(name, _MEANING[name])
+            if why in said:
+                why = f"as {said[why]}"
+            said.setdefault(why, name)
+            table.add_row(name, "-", "", Text(why, style="dim"))
+        else:
+            interval = f"{rate.low:,.0f} to {rate.high:,.0f}"
+            table.add_row(name, f"{rate.value:,.0f}", interval, _MEANING[name])
+    if report.copy_s is not None:
+        table.caption = f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms"
+    return table
+
+
+def _make_scaling_table(report: Report) -> Table:
+    columns = map(_NUMBER, ("workers", "P", "training on it"))
+    title = "With the data in memory, examples/s by number of workers"
+    table = _TITLED(*columns, "", title=title)
+    most = max(point.rate.value for point in report.prep)
+    for point in report.prep:
+        mark = " as it is" if point.workers == report.loader.workers else ""
+        bar = "━" * max(1, round(30 * point.rate.value / most))
+        trained = f"{point.trained.value:,.0f}" if point.trained else "-"
+        table.add_row(str(point.workers), f"{point.rate.value:,.0f}", trained, bar + mark)
+    return table
+
+
+def _make_ranks_table(report: Report) -> Table:
+    columns = map(_NUMBER, ("rank", "P", "its own waiting", "waiting for other ranks"))
+    table = _TITLED(*columns, title="Ranks")
+    for rank in report.ranks:
+        p = f"{rank.rates.P.value:,.0f}" if rank.rates.P else "-"
+        waits = f"{rank.wait_fraction:.0%}", f"{rank.others_fraction:.0%}"
+        table.add_row(str(rank.rank), p, *waits)
+    return table
+
+
+def _make_packing_table(found: Packing) -> Table:
+    """Lay out the trial: reading the files, and reading them from shards."""
+    sample = f"{found.sample_files:,} files, {format_bytes(found.sample_bytes)}"
+    columns = map(_NUMBER, ("examples/s", "files opened an epoch", "reads an epoch"))
+    table = _TITLED("", *columns, title=f"Reading alone, nothing in the page cache ({sample})")
+    counts = {
+        "one by one": (found.one_by_one, found.epoch_files, found.epoch_files),
+        "from shards, by offset": (found.by_offset, found.epoch_shards, found.epoch_files),
+        "from shards, in runs of a MiB": (found.in_runs, found.epoch_shards, found.epoch_runs),
+    }
+    for name, (rate, *each) in counts.items():
+        if rate is not None:
+            told = ("not known" if count is None else f"{count:,}" for count in each)
+            table.add_row(name, _format_interval(rate), *told)
+    if found.requests is not None:
+        asked = f"{found.requests.value:,.0f} requests/s for a byte each"
+        table.caption = f"in runs: what follows from {asked}"
+    return table
+
+
+def _make_actions_table(report: Report) -> Table:
+    table = _TITLED("", _NUMBER("speed"), "what, and how", title="What would help")
+    for number, action in enumerate(report.actions, 1):
+        gain = action.gain
+        how = Text(f"{action.condition}: " if action.condition else "")
+        how.append(action.title)
+        how.append(f"\n{action.code}", style="cyan")
+        how.append(f"\n{action.why}", style="dim")
+        table.add_row(str(number), f"{gain.value:.2f}x\n({gain.low:.2f} to {gain.high:.2f})", how)
+    return table
+
+
+def _format_interval(rate: Rate) -> str:
+    return f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
+
+
+def describe_plan(command: list[str], budget_s: float) -> str:
+    """Say, beforehand, what an analysis does to a script."""
+    return (
+        f"stoker analyze will start\n    {' '.join(command)}\n"
+        "once (up to three times if it ends early), let it run as it is for a few seconds, then "
+        "hand it the same batches again and again, then read its data with no training step, cold "
+        f"and warm, and end it. It takes {budget_s / 60:.3g} minutes at most. No file is edited; "
+        "what the script itself writes, it writes. Ctrl-C ends everything."
+    )
+
+
+def show_answer(report: Report, answer: Answer, console: Console | None = None) -> None:
+    """Print before and after, what would be needed, and the curves."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    unit = report.loader.unit
+    console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}", style="bold"))
+    console.print(Text(_describe_change(answer.change) + "\n"))
+    console.print(_make_outcomes_table(answer.outcomes, unit))
+    for line in _write_remarks(report, answer):
+        console.print(Text(line))
+    for curve in answer.curves:
+        console.print(Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold"))
+        console.print(_draw_curve(report, curve))
+
+
+def _describe_change(change: Change) -> str:
+    if change == NOTHING:
+        return "nothing changed: the job as it was measured"
+    asked = [said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name)]
+    asked += ["files packed into shards"] * bool(change.records)
+    values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
+    return "then: " + ", ".join(said.format(**values) for said in asked)
+
+
+def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
+    columns = (_NUMBER(outcome.name) for outcome in outcomes)
+    table = Table("", *columns, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    now = outcomes[0].prediction.rate
+    echoes = any(o.prediction.fresh_rate < o.prediction.rate for o in outcomes)
+
+    def row(name: str, of: Callable[[Outcome], str], style: str = "") -> None:
+        table.add_row(name, *(of(outcome) for outcome in outcomes), style=style)
+
+    row("uses/s" if echoes else f"{unit}/s", lambda o: _format_rate(o.prediction.rate), "bold")
+    if len(outcomes) > 1:
+        row("  of the speed as it is", lambda o: f"{o.prediction.rate / now:.2f}x")
+    if echoes:
+        row(f"  fresh {unit}/s of these", lambda o: _format_rate(o.prediction.fresh_rate))
+    row("steps/s", lambda o: f"{o.prediction.steps_per_s:,.3g}")
+    row("what limits", lambda o: o.prediction.bound, "bold")
+    row("time in compute", lambda o: f"{o.prediction.compute:.1%}")
+    row("  lost to prep", lambda o: f"{o.prediction.prep_stall:.1%}")
+    row("  lost to fetch", lambda o: f"{o.prediction.fetch_stall:.1%}")
+    row("F  fetch gives", lambda o: _format_rate(o.prediction.fetch))
+    row("P  preparation gives", lambda o: _format_rate(o.prediction.prep))
+    row("G  training takes", lambda o: _format_rate(o.prediction.ingestion))
+    row("H  the host's processors allow", lambda o: _format_rate(o.prediction.processors))
+    row("x* cache that is enough", _format_cache_needed)
+    row("cores, for P to be no limit", lambda o: str(o.cores_needed or "beyond reach"))
+    return table
+
+
+def _format_cache_needed(outcome: Outcome) -> str:
+    if outcome.cache_needed is None:
+        return "not known"
+    size = outcome.cache_needed_bytes
+    return f"{outcome.cache_needed:.1%}" + (f" = {format_bytes(size)}" if size is not None else "")
+
+
+def _write_remarks(report: Report, answer: Answer) -> list[str]:
+    """Say what the table does not."""
+    lines = _write_calibration(report)
+    caches, change, unit = answer.caches, answer.change, report.loader.unit
+    if caches:
+        lines += [
+            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset"
+            + (f", on each of {change.hosts} hosts." if change.hosts > 1 else "."),
+            f"  never evicting:    {caches.misses:6.1%} misses, "
+            f"{_format_rate(caches.rate)} {unit}/s",
+            f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
+            f"{_format_rate(caches.page_cache_rate)} {unit}/s",
+        ]
+    if change.records and report.packing is not None:
+        lines += _write_packing(report.packing, change)
+    if change.jobs > 1:
+        lines.append(
+            "Each job has an accelerator of its own; workers, storage and processors are divided "
+            "among the jobs, or used once for all where they share. Speeds are of one job."
+        )
+    if change.hosts > 1:
+        lines += _write_hosts(report, change)
+    if change.echo > 1:
+        lines.append(
+            "A repeat may be worth less than a fresh example: uses/s are not progress by "
+            f"themselves. Compare fresh {unit}/s too."
+        )
+    if len(report.ranks) > 1:
+        lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
+    if report.rates.P is None:
+        lines.append("P holds fetching over the network, too; what it lacks counts as fetching.")
+    for name in ("S", "C"):
+        if name in report.reasons:
+            lines.append(f"{name} is not known: {report.reasons[name]}")
+    return lines
+
+
+def _write_packing(found: Packing, change: Change) -> list[str]:
+    """Say what the prediction for shards comes from."""
+    times = dict(list_gains(found))
+    told = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
+    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {told}."]
+    if found.by_offset is None:
+        lines = [
+            f"By what a request took, runs of a MiB give examples {told} as fast as single files."
+        ]
+    elif change.jobs > 1 or change.hosts > 1:
+        lines.append(f"Shards are taken to be read {change.records}.")
+    return [*lines, "  What is in the page cache, or in a cache, is as fast as before."]
+
+
+def _write_hosts(report: Report, change: Change) -> list[str]:
+    """Say what the prediction for several hosts takes for granted."""
+    job = to_measured(report)
+    held = cached_fraction(job, change)
+    faster = predict(job, change).rate / predict(job, dataclasses.replace(change, hosts=1)).rate
+    own = held / change.hosts
+    assumed = " (assumed)" if change.network_mbps == NETWORK_MBPS else ""
+    share = "all" if held >= 1.0 else f"{held:.1%}"
+    return [
+        f"{change.hosts} hosts with a partitioned cache hold {share} of the dataset: "
+        f"{faster:.2f} times the speed with a cache each.",
+        f"  Of its reads each finds {own:.1%} in its own memory, {held - own:.1%} in others', "
+        f"over {change.network_mbps:,g} MB/s{assumed}, and {1 - held:.1%} in storage.",
+        "  Speeds are of one host like this one, with storage as fast. Storage that hosts share "
+        "gives each less.",
+        "  Serving the other hosts is taken to cost no processor time.",
+    ]
+
+
+def _write_calibration(report: Report) -> list[str]:
+    """Say where the job as it ran corrected what was measured apart."""
+    apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
+    changed = []
+    for letter, name in (("F", "fetch"), ("P", "prep"), ("G", "ingestion"), ("H", "processors")):
+        taken, before = (_format_rate(getattr(one, name)) for one in (found, apart))
+        if taken != before:
+            changed.append(f"{letter} is taken as {taken}, measured apart {before}")
+    if not changed:
+        return []
+    rate = _format_rate(found.rate)
+    return [f"Calibrated to the job as it ran, at {rate}/s: {'; '.join(changed)}."]
+
+
+def _draw_curve(report: Report, curve: Curve) -> Table:
+    columns = _NUMBER(), "", _NUMBER(), "", _NUMBER(curve.beside), ""
+    table = Table(*columns, box=None, pad_edge=False, show_header=bool(curve.beside))
+    most = max(point.rate for point in curve.points)
+    for point in curve.points:
+        table.add_row(
+            _format_value(report, curve.quantity, point.at),
+            "█" * max(1, round(_CURVE_BAR * point.rate / most)),
+            _format_rate(point.rate),
+            point.bound,
+            "" if point.beside is None else _format_rate(point.beside),
+            f"<- {point.mark}" if point.mark else "",
+            style="bold" if point.mark else "",
+        )
+    return table
+
+
+def _format_value(report: Report, quantity: str, value: float) -> str:
+    if quantity == "cache":
+        return f"{value:.0%} = {format_bytes(value * (dataset_bytes(to_measured(report)) or 0.0))}"
+    if quantity == "accelerator":
+        return f"{value:g}x"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def _format_rate(value: float) -> str:
+    if value == INFINITE:
+        return "no limit"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -1,0 +1,98 @@
+"""What an analysis found, in a few sentences; the first is the headline."""
+
+from __future__ import annotations
+
+from stoker.analysis.model.calibration import TOLERANCE
+from stoker.analysis.model.report import Report
+from stoker.analysis.model.trace import Trace
+
+_LIMITS = {
+    "fetch": "fetching data from storage",
+    "prep": "preparing data",
+    "processors": "the host's processors",
+}
+
+
+def find_doubts(report: Report) -> list[str]:
+    """Return why what the report says is uncertain; empty where it is not."""
+    found, seen = [], report.as_it_is
+    if seen is not None and report.predicted is not None:
+        rate = seen.rate.value
+        if abs(report.predicted - rate) > TOLERANCE * rate:
+            found.append(f"predicted {report.predicted:,.0f} examples/s, measured {rate:,.0f}")
+    rates = {name: getattr(report.rates, name) for name in ("G", "P", "S", "C", "F")}
+    rates["speed"] = seen.rate if seen is not None else None
+    wide = [name for name, rate in rates.items() if rate is not None and rate.low <= 0.0]
+    if wide:
+        found.append(f"the interval of {', '.join(wide)} reaches 0")
+    return found
+
+
+def write_verdict(report: Report) -> str:
+    """Return what the job is limited by, how much that costs, and what to do first.
+
+    Where there are doubts, they come first, and the rest is said with care.
+    """
+    first, *more = [*report.doubts, ""]
+    text = f"Uncertain: {first}. " if first else ""
+    text += "".join(f"{doubt[0].upper()}{doubt[1:]}. " for doubt in more if doubt)
+    return text + _write_finding(report, sure=not first)
+
+
+def _write_finding(report: Report, *, sure: bool) -> str:
+    split, seen = report.split, report.as_it_is
+    if seen is None:
+        return "The script ended before a steady state was seen. The rates below are all there is"
+    if report.rates.G is None:
+        return (
+            f"The job waits {seen.wait_fraction:.0%} of the time for its loader. "
+            "How much of that is lost could not be told, for G was not measured"
+        )
+    who = "Training" if report.trains_on_cpu else "The accelerator"
+    if report.bound == "compute":
+        left = 1.0 / split.compute - 1.0
+        gain = f"At most {left:.0%} is" if left >= 0.005 else "There is nothing"
+        return (
+            f"{who} {'is' if sure else 'seems to be'} fed: {split.compute:.0%} of the time is "
+            f"compute. {gain} to gain in the data path"
+        )
+    text = ""
+    if len(report.ranks) > 1:
+        short = max(report.ranks, key=lambda rank: rank.wait_fraction)
+        text = f"Rank {short.rank} is short of data, and the others wait for it. "
+    parts = []
+    if split.prep_stall > 0.01:
+        parts.append(f"{split.prep_stall:.0%} to preparing data (decoding, augmenting, collating)")
+    if split.fetch_stall > 0.01:
+        parts.append(f"{split.fetch_stall:.0%} to fetching it from storage")
+    text += (
+        f"The job {'is' if sure else 'seems to be'} limited by {_LIMITS[report.bound]}. Training "
+        f"computes {split.compute:.0%} of the time and loses {' and '.join(parts)}"
+    )
+    if report.bound == "processors":
+        text += ". What prepares takes processors that training needs, too"
+    best = next((action for action in report.actions if not action.condition), None)
+    if best is not None:
+        speed = f"{best.gain.value:.2f}" if sure else f"perhaps {best.gain.value:.1f}"
+        text += f". First: {best.title} ({speed} times as fast)"
+    return text
+
+
+def explain_nothing_seen(trace: Trace) -> str:
+    """Say why a script showed nothing to report on, and what to do."""
+    reasons = trace.reasons
+    why = reasons.get("batch") or reasons.get("as-it-is") or "it ended"
+    text = f"the script never reached a loader, or got no batch from one: {why}"
+    if output := reasons.get("output"):
+        text += f". Its last lines:\n{output}"
+        if "EOFError" in output:
+            text += (
+                "\nIts standard input is empty during an analysis, unless you give a file: "
+                "stoker analyze ... < FILE"
+            )
+    else:
+        text += (
+            ". The analyzer sees loops over torch.utils.data.DataLoader, in Python processes that "
+            "keep PYTHONPATH; for a stoker pipeline use stoker.analyze(pipeline, step)"
+        )
+    return text

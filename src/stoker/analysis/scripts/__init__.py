@@ -1,0 +1,1 @@
+"""A training script as a job under analysis."""

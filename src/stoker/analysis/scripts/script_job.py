@@ -1,0 +1,385 @@
+"""A training script as a job under analysis: started with the probe in it, and driven by that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.analysis.model import rates
+from stoker.analysis.model.trace import Drain, RankTrace, Trace
+from stoker.analysis.phases import DrainFailed, PhaseLimits, Stopped, run_phases
+from stoker.analysis.probe import records
+from stoker.analysis.probe.records import Row
+from stoker.analysis.scripts.script_run import Session, make_folder
+from stoker.analysis.trials import cold_reads
+from stoker.basics.signals import deferred
+
+_MOST_STARTS = 3
+_FEWEST = 12  # batches that a figure wants
+_MOST_STEPS = 5000  # of G, or on data in memory: a quick script is not to come to its end in it
+_LOADERLESS_S = 30.0  # of training without a loader
+
+Say = Callable[[str], None]
+
+
+def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None, say: Say) -> Trace:
+    """Run a script through the phases. Raises OSError, KeyboardInterrupt.
+
+    Starts it once where it lives long enough, at most three times else, and not again after a
+    crash. Whatever happens, all its processes have ended when this returns.
+    """
+    began = time.monotonic()
+    trace = Trace(list(command))
+    job = ScriptJob(trace, began + budget_s, budget_s, loader, say)
+    with make_folder() as folder:
+        while trace.starts < _MOST_STARTS and not {"as-it-is", "G", "drains"} <= job.done:
+            before = job.done.copy()
+            job.run_start(folder / f"start-{trace.starts}")
+            if job.done == before or job.is_over or trace.crash is not None:
+                break
+    trace.seconds = time.monotonic() - began
+    return trace
+
+
+class ScriptJob:
+    """A script, over one or several starts of it; a ``DrivenJob``."""
+
+    def __init__(
+        self, trace: Trace, deadline: float, budget_s: float, loader: str | None, say: Say
+    ) -> None:
+        """``loader``: where the one to analyze is built; else it is the one that trains most."""
+        self.trace = trace
+        self.say = say
+        self.done: set[str] = set()
+        self.files: list[str] = []
+        self._deadline = deadline
+        self._budget_s = budget_s
+        self._unit_s = unit_s = min(4.0, budget_s / 75)
+        self._patience_s = budget_s / 3
+        self.limits = PhaseLimits(
+            first_drain_s=1.25 * unit_s,
+            warm_drain_s=unit_s,
+            other_warm_drain_s=0.75 * unit_s,
+            cold_drain_s=2 * unit_s,
+            reading_s=unit_s,
+            all_warm_drains_s=self._patience_s,
+            filling_s=self._patience_s / 4,
+            worker_counts=5,
+        )
+        self._wanted = loader
+        self._site: str | None = None
+        self._trains: list[str] = []  # sites of all loaders that train
+        self._life: int | None = None  # batches after which the script ends by itself
+        # Of the present start:
+        self._session: Session
+        self._plan: dict[str, Any] = {}
+        self._ranks: list[RankTrace] = []
+        self._recorded: list[RankTrace] = []  # the same ones in the trace, since the first start
+        self._drains = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._deadline
+
+    def run_start(self, folder: Path) -> None:
+        """Start the script once and go as far as it goes."""
+        self.trace.starts += 1
+        self._plan = {}
+        if self._site is not None:  # it ended early: at its first batch, go on where it stopped
+            take_at = 0 if "G" in self.done else self._after_replay()
+            sites = {"site": self._site, "trains": [self._site, *self._trains]}
+            self._plan = sites | {"replay_at": 0, "take_at": take_at}
+        self.say(f"starting the script ({_ORDINALS[self.trace.starts]} start)")
+        session = Session(self.trace, folder, self._deadline, self._budget_s, self._plan)
+        self._session = session
+        try:
+            with contextlib.suppress(Stopped):
+                run_phases(self)
+                self.say("ending the script")
+                session.finish()
+                return
+            if self.is_over and session.ranks:
+                self.say("the time is up: ending the script")
+                session.finish()
+            if session.has_ended_by_itself:
+                self._life = session.count_batches()
+        finally:
+            with deferred():
+                session.close()
+
+    # As it is
+
+    def run_as_it_is(self) -> None:
+        """Wait for the training loader and measure it, left alone. Raises Stopped."""
+        session = self._session
+        self.say("as it is: waiting for the first batch")
+        patience_s = min(_LOADERLESS_S, self._patience_s)
+        session.wait_until(
+            lambda: bool(session.ranks) or session.measure_loaderless_s() >= patience_s, "batch"
+        )
+        if not session.ranks:
+            self.trace.reasons["batch"] = (
+                f"it trained for {patience_s:.0f} s without iterating a DataLoader"
+            )
+            raise Stopped
+        self.say("as it is: measuring the job, left alone")
+
+        def is_enough(patient: bool) -> bool:
+            ranks = session.ranks
+            if patient and any(rank.about["on_this_host"] > len(ranks) for rank in ranks):
+                return False
+            return all(
+                self._has_seen_enough(rank, session.read_rows(rank), patient) for rank in ranks
+            )
+
+        try:
+            self._wait_patiently(is_enough, "as-it-is")
+        finally:
+            self._choose_loader()
+            if self._site is not None:
+                self.done.add("as-it-is")
+
+    def _wait_patiently(self, is_enough: Callable[[bool], bool], phase: str) -> None:
+        """Wait until that was seen which is enough; less will do once it is not ``patient`` any
+        more. Raises Stopped."""
+        until = time.monotonic() + self._patience_s
+        self._session.wait_until(lambda: is_enough(time.monotonic() < until), phase)
+
+    def _have_lasted(self, rows: list[Row], patient: bool, fewest: int) -> bool:
+        if len(rows) <= (_FEWEST if patient else fewest):
+            return False
+        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
+
+    def _has_seen_enough(self, rank: RankTrace, rows: list[Row], patient: bool) -> bool:
+        slot = self._choose_slot(rank, rows)
+        if slot is None:
+            return False
+        batches = [row for row in rows if row.slot == slot and row.event == records.BATCH]
+        if patient and self._wanted is None and not batches[0].trains:
+            return False
+        skipped = 2 * max(1, rank.loader(slot)["workers"])
+        return self._have_lasted(batches[skipped:], patient, 3)
+
+    def _choose_slot(self, rank: RankTrace, rows: list[Row]) -> int | None:
+        """Return the training loader's slot: most batches with gradients on, else most batches."""
+        every = Counter(row.slot for row in rows if row.event == records.BATCH)
+        trains = Counter(row.slot for row in rows if row.event == records.BATCH and row.trains)
+        wanted = self._wanted
+        slots = [s for s in every if wanted is None or _is_built_at(rank.loader(s), wanted)]
+        return max(slots, key=lambda slot: (trains[slot], every[slot], -slot), default=None)
+
+    def _choose_loader(self) -> None:
+        session = self._session
+        chosen = []
+        for rank in session.ranks:
+            rank.rows = list(session.read_rows(rank))
+            slot = self._choose_slot(rank, rank.rows)
+            if slot is not None:
+                rank.slot = slot
+                trains = any(row.slot == slot and row.trains for row in rank.rows)
+                chosen.append((not trains, rank.pid, rank))
+            elif self._wanted is not None:
+                sites = ", ".join(about["site"] for about in rank.about["loaders"])
+                self.trace.reasons["as-it-is"] = (
+                    f"no loader that was built at {self._wanted!r} gave a batch; there are: {sites}"
+                )
+        if not chosen:
+            return
+        _, _, first = min(chosen)
+        session.job = first.job
+        self._site = session.site = first.loader(first.slot)["site"]
+        trained = {row.slot for row in first.rows if row.trains}
+        self._trains = [first.loader(slot)["site"] for slot in sorted(trained)]
+        self.trace.ranks = session.find_training_ranks()
+        jobs = {rank.job for idle, _, rank in chosen if not idle}
+        self.trace.jobs = max(1, len(jobs))
+        if len(jobs) > 1:
+            arguments = " ".join(first.about["arguments"])
+            self.trace.note(
+                f"the script runs {len(jobs)} training jobs, each on its own (no process group "
+                f"joins them); this is about one of them, process {first.pid} ({arguments}), "
+                "while the others went on beside it"
+            )
+
+    # G
+
+    def replay(self) -> None:
+        """Have prepared batches handed over again and again. Raises Stopped."""
+        session = self._session
+        self.say("G: handing prepared batches over again and again")
+        session.wait_until(lambda: bool(session.find_training_ranks()), "G")
+        if not self._plan:
+            session.switch("replay_at")
+            session.switch("take_at", later=_MOST_STEPS)
+
+        def is_enough(patient: bool) -> bool:
+            return all(
+                self._has_replayed_enough(_list_replayed(rank, session.read_rows(rank)), patient)
+                for rank in session.find_training_ranks()
+            )
+
+        try:
+            self._wait_patiently(is_enough, "G")
+        finally:
+            for rank in session.find_training_ranks():
+                rows = session.read_rows(rank)
+                own = _list_replayed(rank, rows)
+                if len(own) > 4:
+                    kept = session.find_recorded(rank)
+                    kept.replayed, kept.slot = rows[rows.index(own[0]) :], rank.slot
+                    self.done.add("G")
+
+    def _after_replay(self) -> int:
+        """Return the batch to take over at; a short script gives all of its batches to G."""
+        if self._life is None:
+            return _MOST_STEPS
+        return self._life if self._life < 4 * _FEWEST else min(_MOST_STEPS, self._life // 2)
+
+    def _has_replayed_enough(self, rows: list[Row], patient: bool) -> bool:
+        if rows and rows[-1].event == records.SYNCHRONISED and len(rows) > 1:
+            return rows[-2].is_replayed  # it has had all that it was to have
+        return self._have_lasted(rows, patient, 6)
+
+    # P, S, C
+
+    def begin_drains(self) -> None:
+        """Take the script's ``next()`` over. Raises Stopped."""
+        self.say("P: reading the loader with no training step in between")
+        session = self._session
+        session.wait_until(lambda: bool(session.find_training_ranks()), "P")
+        if self._plan.get("take_at") != 0:
+            session.switch("take_at")
+        self._ranks, self._drains = session.find_training_ranks(), 0
+        for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
+            rank.drains, rank.trained, rank.opened = {}, {}, []
+        self._recorded = [session.find_recorded(rank) for rank in self._ranks]
+        for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
+            rank.described = answer
+
+    def look_at_example(self) -> None:
+        """Have the script look at one of its examples. Raises Stopped."""
+        for rank, answer in zip(self._recorded, self._session.send({"do": "look"}), strict=True):
+            rank.described |= answer
+
+    def try_requests(self) -> None:
+        """Do nothing: what a script asks a network for is not known."""
+
+    def drain(
+        self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
+    ) -> None:
+        """Read the loader in all ranks with no training step in between. Raises Stopped."""
+        session, tag = self._session, f"drain-{self._drains}"
+        self._drains += 1
+        command = {
+            "do": "drain",
+            "tag": str(session.folder / tag),
+            "workers": workers,
+            "seconds": seconds,
+            "longest": max(seconds * 3, self._patience_s / 4),
+            "least": 4 * max(1, workers) + 8,
+            "fresh": fresh,
+            "once": once,
+        }
+        answers = session.send(command)
+        for answer in answers:
+            if "arrivals_ns" not in answer:
+                self.trace.note(f"{name}: the loader could not be read again: {answer['error']}")
+                raise DrainFailed
+            if answer["error"]:
+                self.trace.note(f"{name}: the loader ended with {_in_a_line(answer['error'])}")
+        fewest = 1 if fresh or once else 2  # an epoch may be one
+        if any(len(answer["arrivals_ns"]) < fewest for answer in answers):
+            self.trace.reasons["P"] = (
+                "read alone, the loader gave too few batches in its time: use a larger --budget"
+            )
+            raise DrainFailed
+        for rank, recorded, answer in zip(self._ranks, self._recorded, answers, strict=True):
+            arrivals_ns = answer["arrivals_ns"]
+            work, opened = session.read_drain(tag, rank)
+            recorded.opened += opened
+            drain = Drain(
+                workers,
+                arrivals_ns,
+                answer["began_ns"],
+                answer["cpu_s"],
+                [batch for batch in work if batch.ended_ns <= arrivals_ns[-1]],
+                sum(batch.examples for batch in work),
+            )
+            recorded.drains.setdefault(name, []).append(drain)
+
+    def train(self, workers: int, left: int) -> None:
+        """Have the script train on what was drained, as one of so many times. Raises Stopped."""
+        session, each_s = self._session, 1e-4
+        for rank in self._recorded:
+            arrivals = rank.drains[f"warm-{workers}"][-1].arrivals_ns
+            steps = rank.replayed[-100:]
+            for at in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
+                if len(at) > 1:
+                    each_s = max(each_s, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
+        fewest = 4 * max(1, workers) + _FEWEST
+        steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
+        if self._life is not None:
+            steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
+            if steps_wanted < _FEWEST:
+                self.trace.note(
+                    f"the script ends after {self._life} batches, too few to have it train on "
+                    "data in memory: predictions take it to reach what its parts can do"
+                )
+                return
+        began = [len(session.read_rows(rank)) for rank in self._ranks]
+        # Ranks train together: all of them take the same number of steps.
+        command = {"do": "train", "workers": workers, "steps": steps_wanted}
+        answers = session.send(command)
+        ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
+        for rank, recorded, answer, start in ranks:
+            if "error" in answer:
+                self.trace.note(f"training on data in memory failed: {answer['error']}")
+                continue
+            found = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
+            steps_s = [(row.entered_ns - before.entered_ns) / 1e9 for before, row in found]
+            recorded.trained.setdefault(workers, []).append(steps_s)
+
+    def find_files(self) -> list[str]:
+        """Return the files that the first drain read."""
+        trace = self.trace
+        first = [rank.drains["found"][-1] for rank in self._recorded]
+        opened = [line for rank in self._recorded for line in rank.opened]
+        examples = sum(drain.made for drain in first)
+        read_bytes = sum(max(0, work.read_bytes) for drain in first for work in drain.work)
+        self.files, why_not = cold_reads.find_files(opened, examples, read_bytes)
+        if why_not:
+            trace.reasons["files"] = why_not
+        else:
+            trace.files, trace.files_examples = self.files, examples
+            for rank in self._recorded:
+                rank.opened = [line for line in rank.opened if line["kind"] in ("file", "socket")]
+        return self.files
+
+
+def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
+    """Whether a loader is built there, or by a function that is called there."""
+    return os.path.basename(wanted) in (loader["site"], *loader["built"])
+
+
+_ORDINALS = {1: "first", 2: "second", 3: "third"}
+
+
+def _in_a_line(error: str) -> str:
+    """Return what was raised, without the traceback of a worker."""
+    lines = error.strip().splitlines()
+    return error if len(lines) < 2 else f"{lines[0]} {lines[-1]}"
+
+
+def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:
+    """Return a rank's rows of the training loader since prepared batches were handed over."""
+    return [
+        row
+        for row in rows
+        if row.slot == rank.slot and (row.is_replayed or row.event == records.SYNCHRONISED)
+    ]

@@ -1,0 +1,128 @@
+"""A trial shard: a sample of the job's own files behind one another, to be read as shards are.
+
+It is a file without a name in the folder of the first of them, so on the same storage; it is gone
+when it is closed, or its process has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from stoker.analysis.trials.cold_reads import Reads, drop_files, read_all, read_files
+
+RUN_BYTES = 1 << 20
+"""What is read at a time where neighbours are read together."""
+_MOST_BYTES = 64 << 20
+_MOST_FILES = 400
+_HEADER_BYTES = (
+    512  # in front of each file, and what its size is rounded up to, as in a tar archive
+)
+
+
+@dataclass(frozen=True)
+class PackingTrial:
+    """The same files, read in three ways with nothing in the page cache."""
+
+    files: int
+    nbytes: int
+    one_by_one: Reads
+    by_offset: Reads
+    """From the shard, in random order."""
+    in_runs: Reads
+    """From the shard, RUN_BYTES of neighbours at a time, in random order."""
+
+
+def choose_sample(paths: Sequence[str], most: int = _MOST_FILES) -> list[str]:
+    """Return some of the files, at most so many, from all over. Raises OSError."""
+    few = list(paths[:: -(-len(paths) // max(1, min(most, _MOST_FILES)))])
+    sizes = {path: os.path.getsize(path) for path in few}
+    whole = sum(sizes.values())
+    if whole > _MOST_BYTES:
+        few = few[:: -(-whole // _MOST_BYTES)]
+    random.Random(0).shuffle(few)  # as training reads them
+    return few
+
+
+def try_packing(
+    paths: Sequence[str], shard: TrialShard, readers: int, longest_s: float
+) -> PackingTrial:
+    """Read files one by one, and from their shard, for at most ``longest_s`` a way.
+
+    Raises OSError.
+    """
+    drop_files(paths)
+    one_by_one = read_files(paths, readers, longest_s)
+    runs = shard.runs()
+    in_runs = shard.read(runs, readers, longest_s)
+    by_offset = shard.read(shard.extents, readers, longest_s)
+    each = len(paths) / len(runs)
+    counted = [(count * each, seconds) for count, seconds in in_runs]
+    return PackingTrial(len(paths), shard.nbytes, one_by_one, by_offset, counted)
+
+
+class TrialShard:
+    """The shard. Raises OSError where it cannot be written.
+
+    Attributes:
+        extents: where the files lie in it: start and bytes of each, its header included.
+        nbytes: how large it is.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        folder = os.path.dirname(os.path.abspath(paths[0]))
+        self._descriptor = os.open(folder, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE, 0o600)
+        self.extents: list[tuple[int, int]] = []
+        self.nbytes = 0
+        try:
+            for path in paths:
+                self._append(path)
+            os.fsync(self._descriptor)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> TrialShard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Have it gone."""
+        os.close(self._descriptor)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Return where runs of neighbours lie."""
+        return [
+            (start, min(RUN_BYTES, self.nbytes - start))
+            for start in range(0, self.nbytes, RUN_BYTES)
+        ]
+
+    def read(self, extents: Sequence[tuple[int, int]], readers: int, longest_s: float) -> Reads:
+        """Read parts in random order with nothing in the page cache. Raises OSError."""
+        drop_files([f"/proc/self/fd/{self._descriptor}"])
+        shuffled = random.Random(0).sample(extents, len(extents))
+        return read_all(shuffled, self._read_part, readers, longest_s)
+
+    def _read_part(self, extent: tuple[int, int]) -> None:
+        start, nbytes = extent
+        while nbytes > 0:
+            found = len(os.pread(self._descriptor, nbytes, start))
+            if not found:
+                raise OSError("the trial shard was cut short")
+            start, nbytes = start + found, nbytes - found
+
+    def _append(self, path: str) -> None:
+        with open(path, "rb") as file:
+            data = bytes(_HEADER_BYTES) + file.read()
+        data += bytes(-len(data) % _HEADER_BYTES)
+        self.extents.append((self.nbytes, len(data)))
+        self.nbytes += len(data)
+        while data:
+            data = data[os.write(self._descriptor, data) :]

@@ -1,0 +1,39 @@
+"""Warnings that name the caller's line, however deep in the package they arise."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from types import FrameType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages", "dist-packages")  # below the standard library, where not in a venv
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the first frame that is neither this package's nor the standard library's.
+
+    In a worker thread, where there is none, at the line that warns.
+    """
+    here = sys._getframe(1)
+    frame: FrameType | None = here
+    while frame is not None and _is_inside(frame.f_code.co_filename):
+        frame = frame.f_back
+    place = frame or here
+    warnings.warn_explicit(
+        message,
+        category,
+        place.f_code.co_filename,
+        place.f_lineno,
+        place.f_globals.get("__name__"),
+        place.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_inside(path: str) -> bool:
+    if path.startswith((_PACKAGE, "<frozen ")):
+        return True
+    rest = path.removeprefix(_STANDARD_LIBRARY)
+    return rest != path and not rest.startswith(_INSTALLED)

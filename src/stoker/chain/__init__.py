@@ -1,0 +1,1 @@
+"""A pipeline as a value, its position and epochs, and what it answers to those who iterate it."""

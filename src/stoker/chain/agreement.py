@@ -1,0 +1,121 @@
+"""Ranks that share an epoch compare their pipelines: at the first ``iter()``, after a load and
+after ``set_epoch``.
+
+Parts are disjoint, and steps equal, only where all ranks have one seed, one data set, one chain and
+one place in it. A seed that nobody gave is the first rank's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from stoker.chain.chain import Chain
+from stoker.distributed.store_exchange import meeting, patience_s
+from stoker.errors import StateError
+from stoker.schedule.echo_record import difference_of
+from stoker.stages.shard import Shard
+
+_MOST_NAMED = 4  # ranks that are named for each thing that differs
+
+
+def agreed(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
+    """Return a chain with the seed of all ranks, which call this together.
+
+    Nothing is compared where the chain is not sharded among several, or by ranks that were given.
+
+    Args:
+        chain: what this rank is about to iterate over.
+        place: where: the epoch, and outputs of it.
+        long: whether ranks may come late, as they do behind an epoch.
+
+    Raises:
+        ValueError: ranks' pipelines differ; or nobody gave a seed that ranks cannot tell each
+            other.
+        StateError: only their places differ.
+        StokerError: a rank did not come, or is gone.
+    """
+    shard = chain.shard
+    if shard is None:
+        return chain
+    among = () if shard.among is None else shard.among
+    met = meeting(among) if len(among) > 1 else None
+    if met is None:
+        if chain.is_seed_open and shard.world > 1:
+            raise ValueError(
+                f"each of {shard.world} ranks would draw a seed of its own, and parts would "
+                "overlap: give the pipeline seed=, the same on all ranks"
+            )
+        return chain
+    claim = _claim(chain, shard, place)
+    told = met.answer(claim, _decided, chain.source.name, patience_s(long=long))
+    if "differ" in told:
+        raise (StateError if told["placed"] else ValueError)(told["differ"])
+    return chain.seeded(int(told["seed"])) if chain.is_seed_open else chain
+
+
+def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:
+    """Say what has to be the same on all ranks."""
+    stages = [replace(shard, rank=0) if stage is shard else stage for stage in chain.stages]
+    lines = [stage.outline() for stage in stages]
+    if chain.steps is not None:
+        lines.append(f"steps({chain.steps})")
+    if chain.flows:
+        lines.append("repeat")
+    try:
+        examples = chain.source.count()
+    except Exception:  # a stream has none, and foreign objects' len() may raise anything
+        examples = None
+    # A state of uneven parts may stand in different epochs, where one has ended before another.
+    return {
+        "seed": None if chain.is_seed_open else str(chain.seed),
+        "drawn": str(chain.seed),
+        "examples": examples,
+        "chain": [chain.source.outline(), *(line for line in lines if line is not None)],
+        "place": None if shard.uneven else list(place),
+    }
+
+
+def _decided(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Compare the claims of all ranks; return the seed, or what differs."""
+    first = next(iter(claims.values()))
+    found, advice = [], []
+    if any(claim["seed"] != first["seed"] for claim in claims.values()):
+        told = {r: c["seed"] or "none given" for r, c in claims.items()}
+        found.append(f"seed ({_named(told)})")
+        advice.append("give all ranks the same seed=")
+    sizes = {rank: claim["examples"] for rank, claim in claims.items()}
+    if len(set(sizes.values())) > 1:
+        found.append(f"length of the data ({_named(sizes)})")
+        advice.append("give all ranks the same data")
+    # A source's line has its length, which is told of already.
+    begin = 1 if len(set(sizes.values())) > 1 else 0
+    other = next((r for r, c in claims.items() if c["chain"][begin:] != first["chain"][begin:]), -1)
+    if other >= 0:
+        said = difference_of(first["chain"][begin:], claims[other]["chain"][begin:])
+        found.append(f"chain (rank {next(iter(claims))} and rank {other}: {said})")
+        advice.append("build the same pipeline on all ranks")
+    is_placed = not found
+    for at, name in enumerate(("epoch", "position")):
+        places = {r: c["place"] and c["place"][at] for r, c in claims.items()}
+        if len(set(places.values())) > 1:
+            found.append(f"{name} ({_named(places)})")
+    if any(c["place"] != first["place"] for c in claims.values()):
+        advice.append("load the same state, and call set_epoch alike, on all ranks")
+    if found:
+        text = f"ranks differ in {', '.join(found)}: {'; '.join(advice)}"
+        return {"differ": text, "placed": is_placed}
+    return {"seed": first["drawn"]}
+
+
+def _named(values: dict[int, Any]) -> str:
+    """Name a rank for each value: ``40 on rank 0, 44 on rank 1``."""
+    ranks: dict[Any, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    each = [
+        f"{'not known' if value is None else value} on rank{'s' * (len(of) > 1)} "
+        f"{', '.join(map(str, of[:_MOST_NAMED]))}{' and others' * (len(of) > _MOST_NAMED)}"
+        for value, of in list(ranks.items())[:_MOST_NAMED]
+    ]
+    return ", ".join(each)

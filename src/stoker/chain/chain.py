@@ -1,0 +1,335 @@
+"""The frozen value behind a pipeline: a source, stages, a seed, and who works for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from stoker.basics import resources
+from stoker.basics.resources import process_group
+from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
+from stoker.engine.plan import Plan, lower
+from stoker.engine.workers.make import Workers
+from stoker.schedule import rng
+from stoker.schedule.orders import Selection
+from stoker.schedule.owners import OwnersKnown
+from stoker.sources.source import Source
+from stoker.stages.batching.batch import Batch
+from stoker.stages.echo import Echo
+from stoker.stages.functions.operation import Operation
+from stoker.stages.map import Map
+from stoker.stages.shard import Shard
+from stoker.stages.skip import RAISE, Budget, OnError, budget_of
+from stoker.stages.stage import Stage, not_known
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A pipeline without its position.
+
+    Attributes:
+        source: where it begins.
+        seed: of shuffling, echoing and random maps; ``is_seed_drawn`` where none was given.
+        is_seed_open: whether it was drawn and nothing depends on it yet, so that rank 0's may take
+            its place.
+        budget: how many examples may be skipped.
+        stages: in order; each was placed behind those before it.
+        workers: how work is shared out, None for as many threads as there are usable cores.
+        steps: with how many outputs an epoch ends at the latest, None where that was not said.
+        flows: whether passes over the data follow each other within an epoch, and across its end.
+    """
+
+    source: Source
+    seed: int
+    is_seed_drawn: bool
+    budget: Budget = RAISE
+    stages: tuple[Stage, ...] = ()
+    workers: Workers | None = None
+    steps: int | None = None
+    flows: bool = False
+    is_seed_open: bool = False
+
+    @classmethod
+    def begin(cls, source: Source, seed: Any, on_error: OnError = "raise") -> Chain:
+        """Return a chain without stages. Raises TypeError or ValueError for what is none."""
+        if seed is not None and not is_whole_number(seed):
+            raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed must not be negative, not {seed}")
+        budget = budget_of(on_error)
+        if seed is None:
+            return cls(source, rng.draw_seed(), True, budget, is_seed_open=True)
+        return cls(source, int(seed), False, budget)
+
+    def then(self, stage: Stage) -> Chain:
+        """Return this with one more stage; raises what the stage does where it cannot stand."""
+        return replace(self, stages=(*self.stages, stage.placed(self)))
+
+    def seeded(self, seed: int) -> Chain:
+        """Return this with another seed, for good."""
+        return replace(self, seed=seed, is_seed_open=False)
+
+    def apart(self) -> Chain:
+        """Return this for a process whose other ranks do not iterate over it meanwhile."""
+        stages = tuple(
+            replace(stage, among=None) if isinstance(stage, Shard) else stage
+            for stage in self.stages
+        )
+        return replace(self, stages=stages, is_seed_open=False)
+
+    def measured(self) -> Chain:
+        """Return this over its source as long as that is now: itself, where that is the same.
+
+        Raises ValueError where a stage, or the source, cannot go on with another length.
+        """
+        source = self.source.measured()
+        if source is self.source:
+            return self
+        for stage in self.stages:
+            stage.check_length(self.source, source)
+        chain = replace(self, source=source, stages=())
+        for stage in self.stages:
+            chain = chain.then(stage)
+        return chain
+
+    def ending(self, steps: Any) -> Chain:
+        """Return this with an end of epochs. Raises TypeError or ValueError for what is none."""
+        if not is_whole_number(steps):
+            raise TypeError(f".steps() takes a whole number of batches, not {steps!r}")
+        if steps < 1:
+            raise ValueError(f"an epoch has at least one step, not {steps}")
+        return replace(self, steps=int(steps))
+
+    def flowing(self) -> Chain:
+        """Return this with data that flows on beneath its epochs."""
+        return replace(self, flows=True)
+
+    @property
+    def pass_steps(self) -> int | None:
+        """With how many outputs a pass over the data ends at the latest, None for all it has."""
+        return None if self.flows else self.steps
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the engine runs."""
+        return lower(self.source, self.stages, self.budget)
+
+    @property
+    def selection(self) -> Selection:
+        """Which examples an epoch has, and in what order."""
+        return self.plan.selection
+
+    @property
+    def shard(self) -> Shard | None:
+        """The stage that leaves this process its part, if there is one."""
+        return next((stage for stage in self.stages if isinstance(stage, Shard)), None)
+
+    @property
+    def awaits_seed(self) -> bool:
+        """Whether the seed is the first rank's, and not known here before ``iter()``."""
+        among = None if self.shard is None else self.shard.among
+        return self.is_seed_open and among is not None and len(among) > 1
+
+    @property
+    def cluster(self) -> OwnersKnown | None:
+        """Who knows which node keeps what of its cache, if several keep a part each."""
+        cache = self.plan.cache
+        return None if cache is None else cache.cluster
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What is done to single examples in front of the first pool or batch, in order."""
+        return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
+
+    @property
+    def maps(self) -> list[Map]:
+        """Its maps and random maps, in order."""
+        return self.plan.maps
+
+    @property
+    def echoes(self) -> tuple[Echo, ...]:
+        """Its echoes, in order."""
+        return tuple(point.echo for point in self.plan.echoes)
+
+    @property
+    def has_fixed_echo(self) -> bool:
+        """Whether an echo in it has a fixed factor."""
+        return any(not echo.is_adaptive for echo in self.echoes)
+
+    @property
+    def follows_clock(self) -> bool:
+        """Whether an echo in it decides by what is ready."""
+        return any(echo.follows_clock for echo in self.echoes)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether its outputs are batches."""
+        return self.source.yields_batches or any(s.traits.batches for s in self.stages)
+
+    @property
+    def hands_out_uses(self) -> bool:
+        """Whether its outputs are uses of an echo, one by one."""
+        last = next(
+            (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
+        )
+        return last is not None and last.traits.repeats
+
+    @property
+    def batch_size(self) -> int:
+        """The examples in a batch, 1 where the chain makes none."""
+        return self.plan.group
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether a short last batch is left out."""
+        return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether its outputs are on a device."""
+        return any(stage.traits.moves for stage in self.stages)
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether fewer may come out than go in: by filters, skip budgets, or joined."""
+        each = [stage.traits for stage in self.stages]
+        return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether several ranks have states of their own, for their parts may be unequal."""
+        share = self.selection.share
+        return share is not None and share.world > 1 and (share.uneven or self.may_leave_out)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether anything is prepared while the consumer trains."""
+        return self.workers is None or self.workers.count != 0
+
+    @property
+    def accounts(self) -> int:
+        """The largest number of the account of a skip budget."""
+        return sum(not stage.traits.caches for stage in self.stages)
+
+    def __str__(self) -> str:
+        names = [self.source.name, *(stage.name for stage in self.stages)]
+        return f"{'.'.join(names)} seed={self.seed}"
+
+    def outline(self) -> list[str]:
+        """Return the lines that a state, a record or a feed must agree with."""
+        lines = [stage.outline() for stage in self.stages]
+        return [self.source.outline(), *(line for line in lines if line is not None)]
+
+    def examples(self) -> int:
+        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
+        return self.source.examples(self.selection)
+
+    def examples_in_batches(self) -> int:
+        """Return ``examples()`` without those that a last batch would leave out without echoing."""
+        examples, drops = self.examples(), self.drops_last and not self.may_leave_out
+        return examples - (examples % self.batch_size if drops else 0)
+
+    def count(self) -> int:
+        """Return the outputs of an epoch.
+
+        Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
+        """
+        if not self.flows:
+            return self.count_of_pass()
+        if self.steps is None:
+            raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
+        return self.steps
+
+    def count_of_pass(self) -> int:
+        """Return the outputs of a pass over the data; raises as ``count`` does."""
+        limit = self.pass_steps
+        try:
+            count = self._all_steps()
+        except TypeError:
+            if limit is None:
+                raise
+            return limit
+        return count if limit is None else min(count, limit)
+
+    def count_unechoed(self) -> int:
+        """Return the outputs that a pass over the data would have without echoing.
+
+        ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
+        """
+        limit = self.pass_steps
+        return self._all_steps(echoed=False) if limit is None else limit
+
+    def _all_steps(self, *, echoed: bool = True) -> int:
+        count = self.examples()
+        if self.may_leave_out:
+            raise not_known()
+        for stage in self.stages:
+            if not stage.traits.selects and (echoed or not stage.traits.repeats):
+                count = stage.count(count)
+        return count
+
+    def sure_count(self) -> int | None:
+        """Return ``count_of_pass()``, or None if it is not known, or may turn out different."""
+        if not self.source.is_counted:
+            return self.pass_steps
+        try:
+            return self.count_of_pass()
+        except Exception:  # a foreign loader's may raise anything
+            return None
+
+    def most_items(self) -> int | None:
+        """Return how many items come out in an epoch at most, None if that is not known."""
+        if not self.source.is_indexed:
+            return None
+        return self.examples() * math.prod(echo.max_factor for echo in self.echoes)
+
+    def check_start(self) -> None:
+        """Get ready for an epoch.
+
+        Raises ValueError or StateError where it cannot run, here and now; warns if
+        nothing is sharded.
+        """
+        self._check_ranks()
+        for stage in self.stages:
+            stage.begin(self)
+
+    def _check_ranks(self) -> None:
+        """Refuse what gives ranks unequal numbers of steps; warn if nothing is sharded."""
+        share = self.selection.share
+        if share is not None and share.padded is not None:
+            return  # its stage says what it allows
+        if share is not None and share.world > 1 and self.steps is None:
+            if self.follows_clock and (share.uneven or process_group() is None):
+                raise ValueError(
+                    '.echo("auto") on several ranks needs equal parts and a process group to agree '
+                    "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
+                    "factor"
+                )
+            agreed = self.follows_clock and not (self.plan.has_filter or self.plan.packs)
+            if not share.uneven and self.may_leave_out and not agreed:
+                if self.plan.packs:
+                    raise ValueError(
+                        ".shard() gives every rank equally many steps, but the number of packed "
+                        "sequences differs between ranks: end epochs with .steps(n)"
+                    )
+                raise ValueError(
+                    ".shard() gives every rank equally many steps, but filters and skip budgets "
+                    "may leave them unequal: leave examples out before sharding (from_dataset of "
+                    "a list of the good ones), end epochs with .steps(n), or use "
+                    ".shard(uneven=True) and torch's Join"
+                )
+        self.source.warn_unsharded(is_sharded=share is not None)
+        if share is not None and not share.uneven and self.source.is_indexed:
+            count = self.source.count()
+            if 0 < count < share.world:
+                warn(
+                    f"{count} examples are fewer than {share.world} ranks: equal parts of "
+                    "them are empty (.shard(uneven=True) keeps them)",
+                )
+
+    def workers_here(self) -> Workers:
+        """Return who works: what was said, or as many threads as there are usable cores."""
+        return self.workers or Workers(resources.usable_cores(), "thread")

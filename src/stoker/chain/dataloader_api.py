@@ -1,0 +1,200 @@
+"""What frameworks ask of a ``DataLoader``, answered by a pipeline.
+
+Over a loader the answers are the loader's. Else a pipeline shows its next epoch: a dataset of
+outputs, a sampler that counts them, nothing left to collate.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stoker.basics.resources import process_group
+from stoker.chain.chain import Chain
+from stoker.chain.cursor import Cursor
+from stoker.distributed.frameworks import is_calling, keeps_one_state
+from stoker.errors import StateError
+
+if TYPE_CHECKING:
+    from stoker.chain.torch_loader import PipelineLoader
+
+_DCP = "torch.distributed.checkpoint."
+
+
+class LoaderFace:
+    """The side of a pipeline that training frameworks look at."""
+
+    prefetch_factor: None = None
+    """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
+
+    _cursor: Cursor
+
+    @property
+    def chain(self) -> Chain:
+        """The frozen value behind it: source, stages, seed."""
+        return self._cursor.chain
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._cursor.begin()
+
+    def __len__(self) -> int:
+        return self._cursor.coming.count()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise TypeError: a pipeline is iterated, and takes the place of a loader."""
+        raise TypeError(
+            "a pipeline has no indices, so it is no dataset for a DataLoader or a Trainer: iterate "
+            "the pipeline (for batch in pipeline), or use pipeline.as_dataloader() as the loader "
+            "(return it from get_train_dataloader of a Trainer). To select a part of the data, use "
+            ".take() or .shard()"
+        )
+
+    @property
+    def dataset(self) -> Any:
+        """The loader's dataset; else the next epoch as a dataset for ``batch_sampler``.
+
+        Its length is the number of examples.
+        """
+        return self._shown("dataset")
+
+    @property
+    def batch_size(self) -> Any:
+        """The examples in a batch: the loader's, or that of ``.batch(n)``; None without batches."""
+        if self._is_over_loader:
+            return self.chain.source.attribute("batch_size")
+        return self.chain.batch_size if self.chain.is_batched else None
+
+    @property
+    def drop_last(self) -> Any:
+        """Whether a short last batch is left out."""
+        if self._is_over_loader:
+            return self.chain.source.attribute("drop_last")
+        return self.chain.drops_last
+
+    @property
+    def sampler(self) -> Any:
+        """The loader's sampler; else one that counts batches."""
+        return self._shown("sampler")
+
+    @property
+    def batch_sampler(self) -> Any:
+        """One that counts batches. Over a loader it has the loader's sampler, and is not iterated:
+        a loader that was made of it would leave this pipeline out.
+        """
+        if not self._is_over_loader:
+            return self._shown("batch_sampler")
+        from stoker.chain.torch_loader import UnsteppedBatchSampler
+
+        of = self.chain.source.attribute("batch_sampler")
+        return UnsteppedBatchSampler(of, self.batch_size, self.drop_last)
+
+    @property
+    def collate_fn(self) -> Any:
+        """The loader's; else what takes the only batch out of a list of one."""
+        return self._shown("collate_fn")
+
+    @property
+    def _is_over_loader(self) -> bool:
+        return self.chain.source.yields_batches
+
+    def _shown(self, name: str) -> Any:
+        if self._is_over_loader:
+            return self.chain.source.attribute(name)
+        if "torch" not in sys.modules:
+            raise AttributeError(f"a pipeline has a {name} where torch is imported")
+        return getattr(self.as_dataloader(), name)
+
+    def as_dataloader(self) -> PipelineLoader:
+        """Return this pipeline as a ``torch.utils.data.DataLoader``, for what takes nothing else.
+
+        Both have one position: epochs, states and statistics are the pipeline's. Accelerate and the
+        Hugging Face ``Trainer`` take it as it is: shard the pipeline, and move batches with
+        ``.to(device)``.
+
+        Raises ImportError without torch.
+        """
+        from stoker.chain.torch_loader import PipelineLoader
+
+        return PipelineLoader(self)
+
+    def resume_at(self, n: int) -> None:
+        """Have the next ``iter()`` begin behind the first ``n`` batches of its epoch.
+
+        If a state was loaded, those behind which it was saved are counted. Nothing is read for it,
+        whatever ``n`` is, without filters, skip budgets and echoes, or with one echo of a fixed
+        factor whose pool has a known size (``pool=`` of items, or a later epoch), whose draws are
+        then repeated: some microseconds each. Else the batches are made and dropped, by ``iter()``.
+
+        Raises ValueError for a negative number; ``iter()`` does under ``.echo("auto")``, where only
+        a state tells what is left, and for fewer batches than the state is behind.
+        """
+        self._cursor.resume_at(n)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one; a live iterator is closed. A loader is told, if it can be.
+
+        Right after ``load_state_dict``, the epoch of that state keeps its position. Under
+        ``.repeat()`` epochs are those of ``.steps(n)``; ValueError where only a state leads there.
+        """
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state at the last batch that was yielded, ready for JSON (see below).
+
+        At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is
+        built alike, it makes the next iteration continue right behind that batch.
+
+        Over a loader that has a state of its own (``StatefulDataLoader``) that is nested in it as
+        it is, tensors included (save it with ``torch.save``); ``.echo("auto")`` then goes on with
+        an empty pool.
+
+        Behind the last batch of an epoch, as far as ``len()`` tells, it is the state in which the
+        next epoch begins. Under a wrapper that reads ahead of training, see ``acknowledge``.
+
+        ``torch.distributed.checkpoint`` is given each rank's own state as one value, under a name
+        that only as many ranks look for.
+
+        Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
+        made again; under Lightning without a length or an acknowledgement, because it has read a
+        batch ahead that would be lost; and under Lightning and Accelerate, which keep one state for
+        all ranks, where filters or skip budgets may leave those unequal.
+        """
+        keeper = keeps_one_state() if self.chain.ranks_differ else None
+        if keeper is not None:
+            raise StateError(
+                f"{keeper} keeps the state of one rank for all, and here the states of ranks "
+                "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
+                "examples out before sharding, or save each rank's state_dict() yourself"
+            )
+        saved = self._cursor.saved()
+        if is_calling(_DCP):
+            return {_part(): (saved,)}
+        return saved
+
+    def acknowledge(self, batches: int = 1) -> None:
+        """Say that training has finished with so many more of the batches of this iteration.
+
+        For wrappers that read ahead: from the first call on, ``state_dict()`` is the state behind
+        the last batch that was acknowledged, so that those which were handed out and not trained on
+        come again after a resume. Call it behind each training step, up to 63 batches late and
+        before the next ``iter()``; and ``acknowledge(0)`` before the first, if an epoch may be
+        shorter than what is read ahead.
+
+        Raises ValueError for more batches than were handed out.
+        """
+        self._cursor.acknowledge(batches)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go to a saved state; the next ``iter()`` continues there. Closes a live iterator.
+
+        Raises StateError when the state belongs to another pipeline, seed or version.
+        """
+        own = saved.get(_part()) if isinstance(saved, dict) else None
+        self._cursor.load(own[0] if isinstance(own, tuple) else saved)
+
+
+def _part() -> str:
+    """Name this process's part of a distributed checkpoint."""
+    rank, world = process_group() or (0, 1)
+    return f"rank {rank} of {world}"

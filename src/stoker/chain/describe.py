@@ -1,0 +1,41 @@
+"""How a chain is described: a stage a line, where it echoes in the papers' words, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stoker.stages.skip import RAISE
+from stoker.stages.stage import PoolSize
+
+if TYPE_CHECKING:
+    from stoker.chain.chain import Chain
+
+
+def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    """Describe a chain, a stage a line.
+
+    Args:
+        chain: the chain.
+        sizes: of the pools that are known, by the position of their echo.
+    """
+    source = chain.source
+    is_followed = any(echo.is_adaptive for echo in chain.echoes)
+    lines = [f"{source.name}  {source.extent(is_followed=is_followed)}"]
+    if chain.budget != RAISE:
+        lines[0] += f"; skips what fails, at most {chain.budget}"
+    lines += [
+        f"  .{stage.name}{stage.note(chain, sizes)}"
+        for stage in chain.stages
+        if not stage.traits.inside  # the source tells of them
+    ]
+    if not source.yields_batches:
+        how = "as many threads as there are usable cores"
+        if chain.workers is not None:
+            how = str(chain.workers)
+        lines.append(f"  {how}")
+    if chain.awaits_seed:
+        lines.append("  seed of rank 0, which ranks tell each other at the first iter()")
+    else:
+        lines.append(f"  seed {chain.seed}" + (" (drawn)" if chain.is_seed_drawn else ""))
+    return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""The iterator over one epoch of a pipeline."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from stoker.basics.warn import warn
+from stoker.chain.accelerate import EndSignal
+from stoker.engine.run import Run
+from stoker.errors import StokerError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
+
+    T = DefaultedTypeVar("T", default=Any)  # a bare Pipeline yields anything
+else:
+    T = TypeVar("T")
+
+
+def warn_of_second_iterator() -> None:
+    warn(
+        "a second iterator over one pipeline closes the first; give each loop a "
+        "pipeline of its own (every method returns a new one)",
+    )
+
+
+class PipelineIterator(Iterator[T]):
+    """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
+
+    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it;
+    only what a foreign loader raises leaves it as it is, for the loader may go on.
+
+    It belongs to the process that made it: a forked child that asks it for a batch gets a
+    RuntimeError, and ends nothing of its parent's by closing it.
+    """
+
+    is_superseded = False
+    """Whether another iterator was made before this one was asked for anything."""
+
+    def __init__(
+        self, run: Run, ended: Callable[[Run], None], signal: EndSignal | None = None
+    ) -> None:
+        self._run = run
+        self._signal = signal
+        self._finish: weakref.finalize[..., Any] = weakref.finalize(
+            self, _finished, run, ended, signal
+        )
+
+    def __iter__(self) -> PipelineIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        run = self._run
+        if run.is_inherited:
+            raise RuntimeError(
+                "this iterator belongs to the process that made it, whose workers a forked child "
+                "does not have: call iter(pipeline) in the child, or iterate before the fork only"
+            )
+        if run.closed:
+            if self.is_superseded:
+                self.is_superseded = False
+                warn_of_second_iterator()
+            raise StopIteration
+        try:
+            output = run.next()
+            if self._signal is not None:
+                self._signal.begin()
+            return cast(T, output)
+        except StopIteration:
+            run.complete = True
+            self.close()
+            why = run.why_empty()
+            if why and not run.flows:
+                warn(f"the epoch had no batch: {why}")
+            elif run.short:
+                if run.together:
+                    raise StokerError(
+                        f"this rank's epoch ended after {run.yielded} of the {run.steps} batches "
+                        "that .steps() says, and the others go on: give .steps() fewer"
+                    ) from None
+                warn(
+                    f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
+                    "says: there are no more fresh examples",
+                )
+            raise
+        except BaseException as error:
+            if not run.raised_by_loader(error):
+                self.close()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of outputs that are left; TypeError where it is not known."""
+        run = self._run
+        total = run.length if run.total is None else run.total  # a loader's length, if it is sure
+        if total is None:
+            raise TypeError("the number of batches is not known before the epoch ends")
+        return total - run.yielded
+
+    def close(self) -> None:
+        """End this iteration: its threads and processes are gone when this returns."""
+        self._finish()
+
+    def __enter__(self) -> PipelineIterator[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _finished(run: Run, ended: Callable[[Run], None], signal: EndSignal | None) -> None:
+    try:
+        ended(run)
+    finally:
+        if signal is not None:
+            signal.end()

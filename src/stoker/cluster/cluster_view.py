@@ -1,0 +1,143 @@
+"""The other members as a process knows them now: the map, who answers, who takes anything.
+
+An item belongs to the first member in its rank (``owners``) that is alive. Who misses one asks that
+member and the next, and no others; what neither has is read from storage, and brought to the first
+of them that has room. So a lost member costs what it had, once, and one that comes back, or is new,
+is brought what others still find behind it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.keeper.client import Line
+from stoker.cluster.remote_node import MemberMap, Peer
+from stoker.schedule.owners import OwnerMap
+
+_IN_TURN = 2  # members that are asked for an item, or brought it
+
+HOME = "home"
+"""In place of a member: this host's own store."""
+
+
+class Neighbours:
+    """The other members of a cluster, for one process.
+
+    Args:
+        token: the cluster's secret.
+        definition: what this process caches.
+        home_has_room: whether this host's store takes anything.
+        on_change: is told how many members there are, how many of them answer, and the version of
+            the map.
+
+    Attributes:
+        lock: on all that is known of them, and on what waits for them. Nothing under it waits for
+            another node.
+        changed: a condition over it: something is to be done.
+        is_closed: whether nothing is to be done any more.
+        view: the map, and how its members are reached.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        definition: Definition,
+        home_has_room: Callable[[], bool],
+        on_change: Callable[[int, int, int], None],
+    ) -> None:
+        self._token = token
+        self._definition = definition
+        self._home_has_room = home_has_room
+        self._on_change = on_change
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.is_closed = False
+        self.view = MemberMap(OwnerMap.of((), 0), [])
+
+    @property
+    def all(self) -> list[Peer]:
+        """Those that are not on this host."""
+        return [peer for peer in self.view.peers if peer is not None]
+
+    @property
+    def have_room(self) -> bool:
+        """Whether any of them, or this host's store, takes anything."""
+        return self._home_has_room() or any(peer.is_alive and not peer.is_full for peer in self.all)
+
+    def place(self, key: bytes, before: str | None = None) -> str | None:
+        """Return who an item is to be brought to: a member's name, ``HOME``, or None for nobody.
+
+        With ``before``, only to one that ranks before that member.
+        """
+        with self.lock:
+            view, alive = self.view, 0
+            if view.peers and view.first(key) == before:
+                return None
+            for number in view.ranked(key):
+                peer = view.peers[number]
+                if view.owners.members[number].name == before:
+                    return None
+                if peer is None and self._home_has_room():
+                    return HOME
+                if peer is not None and peer.is_alive and not peer.is_full:
+                    return peer.member.name
+                alive += peer is None or peer.is_alive
+                if alive == _IN_TURN:
+                    return None
+        return None
+
+    def whom_to_ask(self, keys: list[bytes], answered: frozenset[str]) -> list[Peer | None]:
+        """Return the next member who may have each item; None for nobody. With ``lock`` held.
+
+        Args:
+            answered: the members that do not have them.
+        """
+        view = self.view
+        owners = view.owners.owners(_places(keys)).tolist() if len(view.owners) else [0] * len(keys)
+        found: list[Peer | None] = []
+        for key, owner in zip(keys, owners, strict=True):
+            peer = view.peers[owner] if view.peers else None
+            if answered or peer is None or not peer.is_alive:
+                peer = None if self.is_closed else self._next(key, answered)
+            found.append(peer)
+        return found
+
+    def connect(self, peer: Peer) -> Line:
+        """Connect to a member. Raises LinkError, DefinitionRefused."""
+        return Line(peer.member.address, self._token, self._definition, self.view.owners.version)
+
+    def lose(self, peer: Peer) -> None:
+        """Note that a member does not answer."""
+        with self.lock:
+            if peer.is_alive:
+                peer.lost()
+            self.changed.notify_all()  # it is tried again in time
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell how many there are, and answer."""
+        view = self.view
+        alive = sum(peer is None or peer.is_alive for peer in view.peers)
+        self._on_change(len(view.peers), alive, view.owners.version)
+
+    def _next(self, key: bytes, answered: frozenset[str]) -> Peer | None:
+        view, turn = self.view, 0
+        for number in view.ranked(key):
+            peer = view.peers[number]
+            if peer is not None and not peer.is_alive:
+                continue
+            if peer is not None and peer.member.name not in answered:
+                return peer
+            turn += 1
+            if turn == _IN_TURN:
+                return None
+        return None
+
+
+def _places(keys: Sequence[bytes]) -> NDArray[np.uint64]:
+    return np.frombuffer(b"".join(keys), ">u8")[::2].astype(np.uint64)

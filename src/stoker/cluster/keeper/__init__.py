@@ -1,0 +1,1 @@
+"""A keeper: one node's store, served to the processes of other nodes."""

@@ -1,0 +1,44 @@
+"""A keeper in the foreground: ``stoker cache serve``."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+
+from stoker.basics.resources import format_bytes
+from stoker.cache.location import parse_limit
+from stoker.cluster.keeper.server import Keeper
+from stoker.transport.token import make_token_file, token_path
+
+
+def serve_keeper(
+    address: str, size: str, folder: Path | None, token_file: Path | None, *, insecure: bool
+) -> None:
+    """Keep a part of a cache until this process is interrupted.
+
+    Raises CacheError where there can be no store, TokenError, OSError where the address cannot be
+    had, ValueError for wrong arguments, and KeyboardInterrupt at the end.
+    """
+    limit = parse_limit(size)
+    path = token_file or token_path()
+    is_new = not path.exists()
+    token = make_token_file(path)
+    signal.signal(signal.SIGTERM, _interrupt)
+    where = None if folder is None else str(folder)
+    keeper = Keeper(address, token, limit=limit, folder=where, insecure=insecure)
+    with closing(keeper):
+        if is_new:
+            print(f"made a token in {path}: the other hosts need a copy", flush=True)
+        print(
+            f"keeps {format_bytes(keeper.limit_bytes)} at {keeper.address}, in {keeper.folder}",
+            flush=True,
+        )
+        while True:
+            time.sleep(3600)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

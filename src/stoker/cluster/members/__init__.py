@@ -1,0 +1,1 @@
+"""Who belongs to a cluster: named by hand, under torchrun, or in Ray."""

@@ -1,0 +1,60 @@
+"""Which keepers there are in a Ray cluster, in Ray's own key-value store.
+
+It is as old as the cluster, lives as long, and needs no process of its own that could be lost. All
+that is said of a keeper is in its key, so that one request finds all of them. Keepers on nodes that
+Ray takes for dead are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.schedule.owners import Member
+from stoker.transport.token import new_token
+
+NAMESPACE = "stoker-caches"
+_TOKEN = "token"
+
+
+class Registry:
+    """The keepers of one cache.
+
+    Args:
+        cache: its name: the digest of its definition.
+        ray: the module, in a process that has joined the cluster.
+    """
+
+    def __init__(self, cache: str, ray: Any) -> None:
+        from ray.experimental import internal_kv
+
+        self._cache = cache
+        self._ray = ray
+        self._store = internal_kv
+
+    def token(self) -> bytes:
+        """Return the secret of the cluster's caches; the first who asks makes it."""
+        self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=NAMESPACE)
+        token: bytes = self._store._internal_kv_get(_TOKEN, namespace=NAMESPACE)
+        return token
+
+    def enter(self, member: Member) -> None:
+        """Say where a node's keeper is, in place of what was said before."""
+        self.leave(member.name)
+        key = "/".join((self._cache, member.name, str(member.weight_bytes), member.address))
+        self._store._internal_kv_put(key, b"1", namespace=NAMESPACE)
+
+    def leave(self, node: str) -> None:
+        """Say that a node has no keeper."""
+        self._store._internal_kv_del(
+            f"{self._cache}/{node}/", del_by_prefix=True, namespace=NAMESPACE
+        )
+
+    def members(self) -> tuple[Member, ...]:
+        """Return the keepers, by their nodes' names."""
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        found = []
+        for key in self._store._internal_kv_list(f"{self._cache}/", namespace=NAMESPACE):
+            _, node, weight_bytes, address = key.decode().split("/", 3)
+            if node in alive:
+                found.append(Member(node, address, int(weight_bytes)))
+        return tuple(sorted(found, key=lambda member: member.name))

@@ -1,0 +1,185 @@
+"""Members under torchrun: a keeper on each host, started by its first rank.
+
+Addresses and the token travel through the job's own key-value store, which every rank reaches by
+``MASTER_ADDR`` and ``MASTER_PORT``: under torchrun from the beginning, else once the script has
+called ``torch.distributed.init_process_group()``. Ranks open their caches in the same order, which
+tells them apart. A keeper is a process of its own and ends with the rank that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from stoker.cache.location import Limit
+from stoker.cache.store_dir import boot_id
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.members.membership import Members, is_elsewhere
+from stoker.errors import CacheError
+from stoker.schedule.owners import Member
+from stoker.transport.link import local_host_towards
+from stoker.transport.token import new_token
+
+WAIT_S = 300.0
+"""How long ranks wait for the keepers of all hosts."""
+_REACH_S = 15.0
+_KEEPER = "from stoker.cluster.members.keeper_process import main; main()"
+_needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_count = 0
+_keepers: list[subprocess.Popen[bytes]] = []  # closing their input ends them
+
+
+class Start(msgspec.Struct):
+    """What a keeper's process is told when it starts."""
+
+    host: str
+    token: bytes
+    limit: int | float | str
+    folder: str | None
+    parent: int
+    insecure: bool
+
+
+class Started(msgspec.Struct):
+    """What it says then: where it listens and what it keeps, or what went wrong."""
+
+    address: str = ""
+    folder: str = ""
+    limit_bytes: int = 0
+    error: str = ""
+
+
+class LaunchedHosts:
+    """The hosts of a job, one member each: fixed for its life."""
+
+    def __init__(self, token: bytes, members: Members, home: str, folder: str) -> None:
+        self.token = token
+        self.home: str | None = home
+        self.folder: str | None = folder
+        self._members = members
+        self._boot = boot_id()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if is_elsewhere(self._boot, self.folder):  # a worker on a host that is none of the job's
+            self.home = self.folder = None
+
+    def members(self) -> Members:
+        return self._members
+
+
+class _Entry(msgspec.Struct):
+    """What a host says of itself in the store."""
+
+    address: str
+    folder: str
+    limit_bytes: int
+    error: str
+
+
+def join(
+    definition: Definition, limit: Limit, path: str | None, *, insecure: bool = False
+) -> LaunchedHosts:
+    """Start this host's keeper, if this is its first rank, and wait for those of the others.
+
+    With ``insecure`` what crosses the network is not encrypted.
+
+    Raises CacheError outside of such a job, or where a host's keeper does not start.
+    """
+    global _count
+    missing = [name for name in _needed if name not in os.environ]
+    if missing:
+        raise CacheError(
+            f"cluster='torchrun' needs the environment of a job, but {', '.join(missing)} is not "
+            "set: start the script with torchrun"
+        )
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    hosts = int(os.environ.get("GROUP_WORLD_SIZE", int(os.environ["WORLD_SIZE"]) // ranks_here))
+    host = int(os.environ.get("GROUP_RANK", rank // ranks_here))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _count += 1
+    store = _reach_store()
+    prefix = f"stoker/cache/{attempt}/{_count}"
+    try:
+        if rank == 0:
+            store.set(f"{prefix}/token", new_token().hex())
+        token = bytes.fromhex(store.get(f"{prefix}/token").decode())
+        if local_rank == 0:
+            own = _own_address(store, prefix, host, hosts)
+            started = _start(Start(own, token, limit, path, os.getpid(), insecure))
+            entry = _Entry(started.address, started.folder, started.limit_bytes, started.error)
+            store.set(f"{prefix}/{host}", msgspec.msgpack.encode(entry))
+        entries = [
+            msgspec.msgpack.decode(store.get(f"{prefix}/{number}"), type=_Entry)
+            for number in range(hosts)
+        ]
+    except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
+        raise CacheError(
+            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s: every "
+            f"rank has to open the same caches in the same order ({error})"
+        ) from error
+    for number, entry in enumerate(entries):
+        if entry.error:
+            raise CacheError(f"the keeper of host {number} did not start: {entry.error}")
+    members = tuple(
+        Member(f"host-{number}", entry.address, max(1, entry.limit_bytes))
+        for number, entry in enumerate(entries)
+    )
+    return LaunchedHosts(token, Members(1, members), f"host-{host}", entries[host].folder)
+
+
+def _reach_store() -> Any:
+    """Return a client of the job's key-value store."""
+    try:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise CacheError(f"cluster='torchrun' needs torch ({error})") from error
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_REACH_S))
+    except RuntimeError as error:
+        raise CacheError(
+            f"the job's key-value store at {address}:{port} does not answer: start the script with "
+            "torchrun, or call torch.distributed.init_process_group() before the first epoch"
+        ) from error
+    store.set_timeout(timedelta(seconds=WAIT_S))
+    return store
+
+
+def _own_address(store: Any, prefix: str, host: int, hosts: int) -> str:
+    """Return this host's address on the interface that leads to the others."""
+    towards = os.environ["MASTER_ADDR"]
+    own = local_host_towards(towards)
+    if hosts > 1 and host == 0:
+        # The way to the master is the loopback here: the other hosts know a better one.
+        store.set(f"{prefix}/from/0", own)
+        own = local_host_towards(store.get(f"{prefix}/from/1").decode())
+    elif host > 0:
+        store.set(f"{prefix}/from/{host}", own)
+    return own
+
+
+def _start(start: Start) -> Started:
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", _KEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        start_new_session=True,  # Ctrl-C is the parent's to handle
+    )
+    _keepers.append(keeper)
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    keeper.stdin.write(msgspec.json.encode(start) + b"\n")
+    keeper.stdin.flush()
+    line = keeper.stdout.readline()
+    keeper.stdout.close()
+    if not line:
+        return Started(error=f"it ended with code {keeper.wait()}")
+    return msgspec.json.decode(line, type=Started)

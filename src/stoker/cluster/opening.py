@@ -1,0 +1,122 @@
+"""How a cache comes to a cluster: what it says it holds, and how its members are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import xxhash
+
+from stoker.basics.fingerprint import Fingerprint
+from stoker.cache.identity import chain_identity
+from stoker.cache.location import Limit
+from stoker.cluster.cache_spec import Definition
+from stoker.cluster.members.membership import Membership, NamedHosts, check_hosts
+from stoker.cluster.partitioned import Join, PartitionedCache
+from stoker.transport.token import read_token, token_path
+
+_SIZES = 256  # files whose sizes are compared
+
+
+class Indexed(Protocol):
+    """What is asked of a source."""
+
+    @property
+    def name(self) -> str: ...
+    def __len__(self) -> int: ...
+    def outline(self) -> str: ...
+    def identity(self) -> str | None: ...
+    def name_of(self, index: int) -> str: ...
+    def fingerprint(self, index: int) -> Fingerprint: ...
+
+
+def partitioned(
+    limit: Limit, *, cluster: object, insecure: bool, definition: Definition, **settings: Any
+) -> PartitionedCache:
+    """Make a cache over several nodes.
+
+    Args:
+        limit: as in ``.cache()``.
+        cluster, insecure: as in ``.cache()``.
+        definition: what is kept.
+        settings: what else ``PartitionedCache`` takes.
+
+    Raises TypeError or ValueError for what is no cluster.
+    """
+    join = joining(cluster, insecure=insecure)
+    return PartitionedCache(limit, join=join, definition=definition, **settings)
+
+
+def joining(cluster: object, *, insecure: bool = False) -> Join:
+    """Return how to join a cluster as a user names it.
+
+    Raises TypeError or ValueError for what is none, ImportError for Ray's where Ray is not there.
+    """
+    if cluster == "torchrun":
+        from stoker.cluster.members.torchrun import join
+
+        return partial(join, insecure=insecure)
+    if cluster == "ray":
+        from stoker.cluster.members import ray_hosts
+
+        ray_hosts.check()
+        return partial(ray_hosts.join, insecure=insecure)
+    if insecure:
+        raise ValueError(
+            "insecure=True is said to the keepers: stoker cache serve --insecure on each host"
+        )
+    return partial(_join_hosts, check_hosts(cluster))
+
+
+def _join_hosts(
+    hosts: tuple[str, ...], definition: Definition, limit: Limit, path: str | None
+) -> Membership:
+    return NamedHosts(hosts, read_token(token_path()), definition, path)
+
+
+def definition_of(source: Indexed, operations: Iterable[Any], version: str | None) -> Definition:
+    """Return the definition of what comes out of a source and operations.
+
+    Raises ValueError where only a version could tell other nodes what that is.
+    """
+    operations = list(operations)
+    if chain_identity(source, operations, version) is None:
+        raise ValueError(
+            "a cache over several nodes has to know its items on all of them, but nothing tells "
+            "whether another node has the same data and functions: give version= (and change it "
+            "whenever data or functions change)"
+        )
+    count = len(source)
+    names = xxhash.xxh3_128()
+    for index in range(count):
+        names.update(source.name_of(index).encode("utf-8", "surrogateescape") + b"\0")
+    step = max(1, count // _SIZES)
+    sizes = [_size(source, index) for index in range(0, count, step)]
+    return Definition(
+        kind=source.outline().partition(" ")[0],
+        operations=[_named(operation) for operation in operations],
+        version=version or "",
+        examples=count,
+        names=names.hexdigest(),
+        sizes=xxhash.xxh3_128_hexdigest(repr(sizes).encode()),
+    )
+
+
+def dataset_definition(kind: str, examples: int, version: str, selects: str = "") -> Definition:
+    """Return the definition of a dataset object, of which only what it ``selects`` is known."""
+    return Definition(kind, [], version, examples, selects, "")
+
+
+def _named(operation: Any) -> str:
+    module = getattr(operation.fn, "__module__", "") or ""
+    if module == "__main__":  # a script has another name where it is imported
+        module = ""
+    return f"{operation.name}:{module}.{getattr(operation.fn, '__qualname__', '')}"
+
+
+def _size(source: Indexed, index: int) -> int:
+    try:
+        return source.fingerprint(index).size_bytes
+    except OSError:  # the source says what is wrong when it is read
+        return -1

@@ -1,0 +1,78 @@
+"""What a process has asked the other members for, until all of it is known."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from stoker.basics.future import OneShot
+from stoker.cluster.keeper.client import Record
+
+PATIENCE_S = 5.0
+"""After which what was asked for is read from storage, whatever becomes of the answer."""
+
+
+class Found(NamedTuple):
+    """An item that a member had."""
+
+    record: Record
+    member: str
+    """Its name."""
+
+
+class Known(NamedTuple):
+    """What became of what was asked for."""
+
+    found: dict[bytes, Found]
+    """By key."""
+    late: frozenset[bytes]
+    """Keys of which nothing was known in time."""
+
+
+class Asked:
+    """Items that were asked for together.
+
+    Args:
+        keys: of them.
+        on_missing: is told, by another thread, which ones nobody has, before that is known here.
+    """
+
+    def __init__(
+        self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
+    ) -> None:
+        self._unknown = set(keys)
+        self._on_missing = on_missing
+        self._found: dict[bytes, Found] = {}
+        self._lock = threading.Lock()
+        self._done: OneShot[None] = OneShot()
+        if not self._unknown:
+            self._done.give()
+
+    def wait(self) -> Known:
+        """Return what was found when all is known, or after ``PATIENCE_S``."""
+        with contextlib.suppress(TimeoutError):
+            self._done.wait(PATIENCE_S)
+        with self._lock:
+            return Known(dict(self._found), frozenset(self._unknown))
+
+    def give(self, found: Sequence[Found]) -> None:
+        """Take what was found."""
+        with self._lock:
+            self._found.update((each.record.key, each) for each in found)
+        self._know(each.record.key for each in found)
+
+    def miss(self, keys: list[bytes]) -> None:
+        """Take note of what was not."""
+        if keys and self._on_missing is not None:
+            self._on_missing(keys)
+        self._know(keys)
+
+    def _know(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            was_open = bool(self._unknown)
+            self._unknown.difference_update(keys)
+            is_done = was_open and not self._unknown
+        if is_done:
+            self._done.give()

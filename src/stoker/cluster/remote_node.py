@@ -1,0 +1,95 @@
+"""Another member as a process reaches it, and the map that says who keeps what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stoker.cluster.backoff import Backoff
+from stoker.cluster.keeper.client import Line
+from stoker.cluster.pending import Asked
+from stoker.schedule.owners import Member, OwnerMap
+
+_KEPT = 1 << 16  # ranks that are remembered
+
+
+def key_of(place: int, rest: bytes) -> bytes:
+    """Return the key of the item at a place in its source; ``rest``: 8 bytes that say which."""
+    return (place & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big") + rest
+
+
+def place_of(key: bytes) -> int:
+    """Return the place that a key tells."""
+    return int.from_bytes(key[:8], "big")
+
+
+class Errand(NamedTuple):
+    """Keys that a member is to be asked for."""
+
+    asked: Asked
+    keys: list[bytes]
+    answered: frozenset[str]
+    """The members that do not have them."""
+
+
+class Peer:
+    """Another member.
+
+    Attributes:
+        member: which one.
+        backoff: whether it answers, and when to try again.
+        is_full: whether it has said that nothing enters its store any more.
+        errands: what waits to be asked.
+        is_served: whether a thread asks it just now, or is about to.
+        asking, bringing: connections to it, while it is alive.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.backoff = Backoff()
+        self.is_full = False
+        self.errands: list[Errand] = []
+        self.is_served = False
+        self.asking: Line | None = None
+        self.bringing: Line | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answered last time."""
+        return self.backoff.is_alive
+
+    def lost(self) -> None:
+        """Note that it does not answer."""
+        self.backoff.failed()
+        self.close()
+
+    def close(self) -> None:
+        """End the connections."""
+        for line in (self.asking, self.bringing):
+            if line is not None:
+                line.close()
+        self.asking = self.bringing = None
+
+
+class MemberMap:
+    """A map, and how its members are reached: None for this host's own."""
+
+    def __init__(self, owners: OwnerMap, peers: list[Peer | None]) -> None:
+        self.owners = owners
+        self.peers = peers
+        self._ranks: dict[int, Sequence[int]] = {}
+
+    def first(self, key: bytes) -> str:
+        """Return the name of the member that an item belongs to if all are alive."""
+        return self.owners.members[self.owners.owner(place_of(key))].name
+
+    def ranked(self, key: bytes) -> Sequence[int]:
+        """Return the numbers of all members, for an item: who it belongs to comes first."""
+        place = place_of(key)
+        found = self._ranks.get(place)
+        if found is None:
+            if len(self._ranks) > _KEPT:
+                self._ranks.clear()
+            found = self.owners.ranked(place) if self.peers else ()
+            self._ranks[place] = found
+        return found

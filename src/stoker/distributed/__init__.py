@@ -1,0 +1,1 @@
+"""Ranks: which part is this process's, and what the others say."""

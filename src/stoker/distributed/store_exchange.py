@@ -1,0 +1,220 @@
+"""Where ranks tell each other something before an epoch: the key-value store of their job.
+
+Each rank puts what it claims there. The first one reads the claims of all, and puts an answer,
+which all read. So a rank that does not come can be named, on every other one, and neither a group
+of connections nor an accelerator is needed. A number in each key says how often its rank has asked;
+it is counted in the store, so it starts anew with the store, and goes on where a process group is
+made anew over the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from stoker.basics.process import OwningProcess
+from stoker.basics.resources import own_rank, process_group
+from stoker.errors import StokerError
+
+WAIT_S = 60.0
+"""How long ranks wait for each other where nobody said otherwise."""
+_LONG_WAIT_S = 600.0  # torch's own, of NCCL
+_TORCH_DEFAULTS_S = (600.0, 1800.0)  # time-outs that torch chooses: nobody has asked for them
+_GRACE_S = 5.0  # for the first rank's word on who did not come
+_process = OwningProcess()  # a store's connection must not be used by a forked child
+
+
+class RankStore(Protocol):
+    """A key-value store that all ranks reach."""
+
+    def count(self, key: str) -> int:
+        """Add 1 to a number, and return it."""
+        ...
+
+    def put(self, key: str, text: str) -> None:
+        """Set a value."""
+        ...
+
+    def look(self, key: str) -> str | None:
+        """Return a value, None while there is none."""
+        ...
+
+    def drop(self, key: str) -> None:
+        """Forget a value."""
+        ...
+
+
+class TorchStore:
+    """The store behind torch's process group."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def count(self, key: str) -> int:
+        return int(self._store.add(key, 1))
+
+    def put(self, key: str, text: str) -> None:
+        self._store.set(key, text)
+
+    def look(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def drop(self, key: str) -> None:
+        self._store.delete_key(key)
+
+
+class JaxStore:
+    """The coordination service that ``jax.distributed.initialize()`` has connected to."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def count(self, key: str) -> int:
+        return int(self._client.key_value_increment(key, 1))
+
+    def put(self, key: str, text: str) -> None:
+        self._client.key_value_set(key, text)
+
+    def look(self, key: str) -> str | None:
+        try:
+            return str(self._client.key_value_try_get(key))
+        except Exception as error:  # JAX's own, which there is no need to import
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def drop(self, key: str) -> None:
+        self._client.key_value_delete(key)
+
+
+class Meeting:
+    """Ranks that can tell each other something.
+
+    Args:
+        store: where they do.
+        rank: this one.
+        among: all of them, the first of which decides.
+    """
+
+    def __init__(self, store: RankStore, rank: int, among: Sequence[int]) -> None:
+        self._store = store
+        self._rank = rank
+        self._among = among
+
+    def answer(
+        self, claim: Any, decide: Callable[[dict[int, Any]], Any], what: str, wait_s: float
+    ) -> Any:
+        """Return what the first rank decides of the claims of all; both are for JSON.
+
+        Raises StokerError, on all that came, when one does not come within ``wait_s`` seconds.
+        """
+        try:
+            return self._answer(claim, decide, what, wait_s)
+        except RuntimeError as error:  # torch's and JAX's, where a connection broke
+            raise StokerError(
+                f"ranks could not compare {what}: the process that keeps their store has ended, or "
+                "the process group is gone"
+            ) from error
+
+    def _answer(
+        self, claim: Any, decide: Callable[[dict[int, Any]], Any], what: str, wait_s: float
+    ) -> Any:
+        store, first = self._store, self._among[0]
+        name = f"stoker/iter/{first}+{len(self._among)}"
+        number = store.count(f"{name}/{self._rank}")
+        store.put(f"{name}/{number}/{self._rank}", json.dumps(claim))
+        answer = f"{name}/{number}/answer"
+        if self._rank == first:
+            keys = {rank: f"{name}/{number}/{rank}" for rank in self._among}
+            claims = self._gathered(keys, wait_s)
+            missing = [rank for rank in self._among if rank not in claims]
+            said = {"missing": missing} if missing else {"decided": decide(claims)}
+            store.put(answer, json.dumps(said))
+            with contextlib.suppress(Exception):  # a store that cannot forget
+                for key in keys.values():
+                    store.drop(key)
+                store.drop(f"{name}/{number - 1}/answer")
+        else:
+            found = self._gathered({0: answer}, wait_s + _GRACE_S)
+            if not found and store.look(f"{name}/{number}/{first}") is not None:
+                found = self._gathered({0: answer}, wait_s + _GRACE_S)  # it came late
+            said = found.get(0, {"missing": [first]})
+        if "missing" in said:
+            ranks = ", ".join(map(str, said["missing"]))
+            raise StokerError(
+                f"rank{'s' * (len(said['missing']) > 1)} {ranks} did not come to iter() of {what} "
+                f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
+                "order. What one rank alone reads takes .shard(rank=0, world=1); where ranks may "
+                "come late, give init_process_group a timeout="
+            )
+        return said["decided"]
+
+    def _gathered(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
+        """Return what stands under keys, as far as it came within the time."""
+        found: dict[int, Any] = {}
+        began = time.monotonic()
+        while True:
+            for rank, key in keys.items():
+                if rank not in found and (said := self._store.look(key)) is not None:
+                    found[rank] = json.loads(said)
+            passed = time.monotonic() - began
+            if len(found) == len(keys) or passed > wait_s:
+                return found
+            time.sleep(min(0.5, 0.001 + passed / 20))  # by turns, so that Ctrl-C is heard
+
+
+def meeting(among: Sequence[int]) -> Meeting | None:
+    """Return where these ranks meet; None where they have no store, and in a forked child."""
+    if not _process.is_current:
+        return None
+    group = process_group()
+    rank, world = group or own_rank() or (0, 1)
+    if rank not in among or len(among) > world:
+        return None
+    store = _torch_store() if group is not None else _jax_store()
+    return None if store is None else Meeting(store, rank, among)
+
+
+def _torch_store() -> RankStore | None:
+    distributed: Any = sys.modules["torch.distributed"]
+    if distributed.get_backend() == "fake":  # nobody else is there
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return None if store is None else TorchStore(store)
+
+
+def _jax_store() -> RankStore | None:
+    distributed: Any = sys.modules.get("jax._src.distributed")
+    client = getattr(getattr(distributed, "global_state", None), "client", None)
+    return None if client is None else JaxStore(client)
+
+
+def patience_s(*, long: bool) -> float:
+    """Return how long ranks wait for each other.
+
+    As long as the process group was told to, if it was. Otherwise ``WAIT_S``; or, where ``long``,
+    as long as its other collective operations wait.
+    """
+    told = _told_s()
+    if told is not None and (long or told < WAIT_S or told not in _TORCH_DEFAULTS_S):
+        return told
+    return _LONG_WAIT_S if long else WAIT_S
+
+
+def _told_s() -> float | None:
+    if process_group() is None:
+        return None
+    import torch
+
+    world: Any = sys.modules["torch.distributed"].group.WORLD
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            told = world._get_backend(torch.device(device)).options._timeout
+            if isinstance(told, timedelta):
+                return told.total_seconds()
+    return None

@@ -1,0 +1,347 @@
+"""The streams of one epoch: built from a plan, front to back, with who works for them.
+
+Segments on the host share one worker pool and one planning lock; the last of their streams plans
+for all. Segments behind a device have both for themselves, and the consumer alone plans and does
+their work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.buffers import Recycler
+from stoker.engine.checkpoint import Position
+from stoker.engine.echo.pools import Pools
+from stoker.engine.echo.prefetch import Prefetcher
+from stoker.engine.echo.rank_sync import Ranks
+from stoker.engine.heads import DeviceStream, Direct, IteratedStream, LoaderStream
+from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, Stream, Tally
+from stoker.engine.packed import PackedStream
+from stoker.engine.padding_mask import PaddingMask
+from stoker.engine.plan import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
+from stoker.engine.segment_runner import SegmentRunner
+from stoker.engine.segment_stream import FOLLOWED_BATCHES, SegmentStream
+from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.work import Work
+from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
+from stoker.engine.workers.thread_copies import ThreadCopies
+from stoker.engine.workers.threads import WorkerPool, holds_user_lock
+from stoker.engine.workers.tuning import Autotuner
+from stoker.schedule import rng
+from stoker.schedule.adaptive import Moment
+from stoker.schedule.orders import Order, PaddedOrder
+from stoker.schedule.owners import PinnedOwners
+from stoker.sources.source import Reader
+from stoker.stages.stage import PoolSize
+from stoker.stats import PartStats
+
+if TYPE_CHECKING:
+    from stoker.cluster.partitioned import Gather
+
+
+@dataclass(frozen=True)
+class EpochSetup:
+    """What an epoch is made from.
+
+    Attributes:
+        plan: the plan.
+        seed, epoch: they decide the order and every draw.
+        autotuner: the pipeline's memory of its speed.
+        workers: how work is shared out.
+        sizes: the sizes of the pools that are known; filled in as others become known.
+        position: where to begin.
+        steps: how many outputs there are at most, or None.
+        ranks: the ranks that adaptive echoes agree with, or None.
+        recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
+        length: how many outputs the epoch has, if that is known.
+        carried: what the pool held when the epoch before was over, if it goes on from there.
+        kept_workers: the workers that the pipeline keeps from epoch to epoch.
+        owners: by whose parts the epoch is dealt, if it is.
+    """
+
+    plan: Plan
+    seed: int
+    epoch: int
+    autotuner: Autotuner
+    workers: Workers
+    sizes: dict[int, PoolSize]
+    position: Position
+    steps: int | None = None
+    ranks: Ranks | None = None
+    recycler: Recycler | None = None
+    length: int | None = None
+    carried: dict[int, Item] = field(default_factory=dict)
+    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
+    owners: PinnedOwners | None = None
+
+
+class EpochStreams:
+    """The streams and worker pools of one epoch, and what they share.
+
+    Attributes:
+        last: the stream that the consumer takes from.
+        last_pool: the worker pool that works for it; ``worker_pool``: that of the host's segments.
+        segments: the streams of the segments.
+        head: the source, where it is read one item after another.
+        prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
+        padded: the order, where that pads; ``mask``: marks padding in what the consumer takes.
+        pools: makes the feeds of echoes.
+        planning: the planning lock.
+        recycler: where the memory of batches comes from.
+        tally: where time is counted; ``skip_log``: where skips are entered.
+    """
+
+    last: PulledStream
+    last_pool: WorkerPool
+
+    def __init__(self, setup: EpochSetup) -> None:
+        self._setup = setup
+        self._plan, self._seed, self._epoch = setup.plan, setup.seed, setup.epoch
+        self.planning = Planning()
+        self._planning_apart = Planning()  # of what the consumer alone plans
+        self.recycler = setup.recycler or Recycler()
+        self.tally = Tally()
+        self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
+        self.pools = Pools(
+            setup.plan,
+            setup.seed,
+            setup.epoch,
+            sizes=setup.sizes,
+            autotuner=setup.autotuner,
+            ranks=setup.ranks,
+            skip_log=self.skip_log,
+            steps=setup.steps,
+        )
+        self.segments: list[SegmentStream] = []
+        self.head: HeadStream | None = None
+        self.prefetcher: Prefetcher | None = None
+        self._reader: Reader | None = None
+        self._gather: Gather | None = None
+        self._copies: ThreadCopies | None = None
+        self._device: DeviceStream | None = None
+        self._worker_pools: list[WorkerPool] = []
+        self._order: Order | None = None
+        self.padded: PaddedOrder | None = None
+        self.mask: PaddingMask | None = None
+        self._examples = 0
+        self._works: dict[int, Work] = {}
+        self._earlier: dict[int, tuple[Work, Order]] = {}  # by how many epochs ago
+        self._stream: Stream | None = None
+        self._feed: Feed | None = None
+        self._depth = self._host_depths = 0
+
+    @property
+    def worker_pool(self) -> WorkerPool:
+        """The worker pool of the host's segments."""
+        return self._worker_pools[0]
+
+    def valid(self, item: Item) -> NDArray[np.bool_]:
+        """Return which examples of an output are not padding."""
+        if self.padded is None:
+            return np.ones(item.rows, bool)
+        return self.padded.valid(item.fresh - item.rows, item.fresh)
+
+    def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
+        """Return what so many fresh examples are of, where the source has parts."""
+        if self._plan.indexed is None or self._order is None:
+            return ()
+        return self._plan.indexed.part_stats(self._order, fresh)
+
+    def build(self) -> None:
+        """Build everything. What was built when an error is raised, ``close`` ends."""
+        plan = self._plan
+        share = plan.selection.share
+        rank = share.rank if share else 0
+        if plan.indexed is not None:
+            self._order = plan.indexed.order(
+                plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
+            )
+            self._examples = self.skip_log.examples = len(self._order)
+            if isinstance(self._order, PaddedOrder):
+                self.padded = self._order
+                if plan.mask is not None:
+                    self.mask = PaddingMask(plan.mask, self._order)
+            self._reader = plan.indexed.reader(plan.selection)
+            if plan.cache is not None and self._setup.workers.kind == "thread":
+                self._gather = plan.cache.cache.gather()
+        self._works = {
+            segment.at: self._work(segment, self._epoch, self._order, rank)
+            for segment in plan.segments
+        }
+        self._look_back(rank)
+        self._hire()
+        self._open_head(rank)
+        for work in self._works.values():
+            self.tally.open(work.segment.at, work.segment.names)
+        self.last_pool = self.worker_pool
+        for part in plan.parts:
+            match part:
+                case Segment():
+                    self._add_segment(part)
+                case FilterPoint():
+                    self._stream = FilteredStream(
+                        part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
+                    )
+                case PackPoint():
+                    self._stream = PackedStream(
+                        part, self.segments[-1], self.worker_pool, self.planning
+                    )
+                case EchoPoint():
+                    assert self._stream is not None
+                    pool, planning = self._where(part)
+                    self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
+                case DevicePoint():
+                    self._device = DeviceStream(
+                        self.last, part.to.mover(), self.worker_pool, self.mask
+                    )
+                    self.mask = None  # is moved, too
+                    self._stream = self.last = self._device
+                    self._depth = 0
+
+    def _work(self, segment: Segment, epoch: int, order: Order | None, rank: int) -> Work:
+        indexed, misdrawn = self._plan.indexed, self.tally.misdrawn
+        return Work(segment, self._seed, epoch, indexed, order, rank=rank, misdrawn=misdrawn)
+
+    def _look_back(self, rank: int) -> None:
+        """Prepare to make again what the pool holds of earlier epochs."""
+        plan = self._plan
+        if plan.indexed is None or not plan.carries_pool:
+            return
+        for moment in self._setup.position.snapshots:
+            assert isinstance(moment, Moment)
+            for back in moment.epochs_back(plan.items_of_first(self._examples)):
+                epoch = self._epoch - back
+                order = plan.indexed.order(plan.selection, self._seed, epoch)
+                self._earlier[back] = self._work(plan.segments[0], epoch, order, rank), order
+
+    def _hire(self) -> None:
+        """Make the worker pools: one for the host, one for what runs behind a device."""
+        plan = self._plan
+        host = [work for work in self._works.values() if not work.segment.on_device]
+        on_device = len(self._works) - len(host)
+        self._host_depths = len(host)
+        host += [work for work, _ in self._earlier.values()]
+        given = self._setup.workers
+        # A user's function that asks a pipeline of its own lets nobody else in meanwhile.
+        if plan.loader is not None or (given.kind == "thread" and holds_user_lock()):
+            given = Workers(0, "thread")
+        pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
+        if pool.limit and any(work.segment.user_objects for work in host):
+            segments = [segment for segment in plan.segments if not segment.on_device]
+            self._copies = pool.copies = ThreadCopies(
+                segments, host, self._setup.kept_workers.copies
+            )
+        for work in host:  # once they were pickled for processes
+            if work.segment.source is not None:
+                work.reader, work.gather = self._reader, self._gather
+        if plan.iterable is not None and pool.limit:
+            pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
+        tail = WorkerPool(0, max(1, on_device), Autotuner())
+        self._worker_pools = [pool, tail]
+        pool.begin()
+
+    def _open_head(self, rank: int) -> None:
+        """Begin to iterate over a loader or a stream."""
+        plan, position = self._plan, self._setup.position
+        foreign = plan.loader or plan.iterable
+        if foreign is None:
+            return
+        if plan.loader is not None:
+            if position.loader_state is not None:
+                plan.loader.load(position.loader_state)
+            self.head = LoaderStream(
+                plan.loader,
+                self.tally,
+                self.recycler if plan.echoes else None,
+                loaded=position.loaded,
+                fresh=position.fresh,
+            )
+        elif plan.iterable is not None:
+            key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
+            start = position.fresh
+            read = start and start + plan.selection.first.start
+            examples = plan.iterable.open(self._epoch, position.loader_state, read)
+            self.head = IteratedStream(
+                plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
+            )
+        assert self.head is not None
+        self.last = self.head
+        if plan.is_adaptive:
+            size = FOLLOWED_BATCHES * (1 if plan.loader is not None else plan.group)
+            pool = self.worker_pool
+            self.last = self.prefetcher = Prefetcher(self.head, size, self.planning, pool)
+        self._stream = self.last
+
+    def _add_segment(self, part: Segment) -> None:
+        if self._feed is None and self._stream is not None:
+            self._feed = Direct(self._stream)
+        pool, planning = self._where(part)
+        work, plan = self._works[part.at], self._plan
+        cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
+        cost.whole = self._setup.workers.kind != "thread" and bool(
+            part.batch_maps or (part.batch and part.batch.collate)
+        )
+
+        def stream_of(work: Work, depth: int, order: Order | None) -> SegmentStream:
+            return SegmentStream(
+                SegmentRunner(
+                    work,
+                    pool,
+                    depth,
+                    cost,
+                    plan.group,
+                    self.recycler,
+                    self.tally,
+                    None if part.on_device else self._copies,
+                ),
+                self._feed,
+                order,
+                self._examples,
+                group=plan.group,
+                planning=planning,
+                read_ahead=2 * work.reader.requests if work.reader is not None else 0,
+            )
+
+        stream = stream_of(work, self._depth, self._order)
+        if not self.segments:  # the works of earlier epochs stand behind all others
+            depths = enumerate(self._earlier.items(), self._host_depths)
+            stream.earlier = {
+                back: stream_of(work, depth, order) for depth, (back, (work, order)) in depths
+            }
+        if not part.on_device:
+            pool.plan_with(stream.plan_ahead)  # the last one's: it plans for all
+        self.segments.append(stream)
+        self._stream = self.last = stream
+        self.last_pool = pool
+        self._feed = None
+        self._depth += 1
+
+    def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
+        if part.on_device:
+            return self._worker_pools[1], self._planning_apart
+        return self.worker_pool, self.planning
+
+    def close(self) -> None:
+        """End every thread and process, and let go of what a source has open."""
+        with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
+            upstreams = [s.feed.upstream for s in self.segments if s.feed is not None]
+            between = [s for s in upstreams if isinstance(s, (FilteredStream, PackedStream))]
+            outside = (self._device, self.prefetcher or self.head)
+            for part in (*self.pools.feeds, *between, *self.segments, *outside):
+                if part is not None:
+                    rest.callback(part.clear)
+            if self._plan.cache is not None:
+                rest.callback(self._plan.cache.cache.flush)
+            for pool in self._worker_pools:
+                rest.callback(pool.close)
+            if self._gather is not None:
+                rest.callback(self._gather.close)
+            if self._reader is not None:
+                rest.callback(self._reader.close)  # lets go of workers that wait for it
+            for pool in self._worker_pools:
+                rest.callback(pool.shut)  # this first of all

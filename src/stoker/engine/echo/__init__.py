@@ -1,0 +1,1 @@
+"""Echoing as it runs: pools of items that are used again."""

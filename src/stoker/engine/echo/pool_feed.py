@@ -1,0 +1,288 @@
+"""The uses that a pool draws from a stream's items: the schedule meets the values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from stoker.basics import pytree
+from stoker.engine.items import Item, Stream, Tally, Use
+from stoker.engine.plan import EchoPoint
+from stoker.engine.work import Failure
+from stoker.errors import StateError
+from stoker.schedule.adaptive import AdaptivePool
+from stoker.schedule.fixed import Draw, Pool, Snapshot
+from stoker.schedule.rng import fold_use
+
+AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
+
+
+class EchoFeed(ABC, Generic[AnyPool]):
+    """Feeds a segment with the uses of items that it keeps.
+
+    Args:
+        point: its place in the plan.
+        make_pool: makes its schedule in this epoch, when the first use is wanted: the size
+            may depend on the first item.
+        upstream: where fresh items come from.
+    """
+
+    in_order = False
+    follows = False
+    total: int | None
+
+    def __init__(
+        self,
+        point: EchoPoint,
+        make_pool: Callable[[Any], AnyPool],
+        upstream: Stream,
+        tally: Tally,
+    ) -> None:
+        self.point = point
+        self.echo = point.echo
+        self._make_pool = make_pool
+        self.upstream = upstream
+        self.blocking = upstream.blocking
+        self._items: dict[int, Item] = {}
+        self._drawn: deque[Use] = deque()
+        self._recalled: dict[int, list[tuple[int, int, int]]] = {}
+        self._tally = tally
+        self._uses = self._first_uses = 0  # that were drawn
+        self._fresh = 0
+        self._begun: tuple[Draw, int] | None = None
+
+    @cached_property
+    def pool(self) -> AnyPool:
+        """The schedule."""
+        return self._make_pool(self)
+
+    @property
+    def started(self) -> bool:
+        """Whether the schedule exists yet."""
+        return "pool" in self.__dict__
+
+    @property
+    def factor(self) -> float:
+        """Uses that were drawn over those of them that were an item's first; 1 before any."""
+        return self._uses / self._first_uses if self._first_uses else 1.0
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind the items that were drawn, not those that just wait in the pool.
+
+        If filters make items stand for unequally many, that is a mean.
+        """
+        read = self._fresh
+        if not self.started or not self.pool.admitted:
+            return read
+        admitted, seen = self.pool.admitted, self.pool.seen
+        each = -(-read // admitted)
+        if each * (admitted - 1) < read:  # all items alike, but for a shorter last one
+            return min(each * seen, read)
+        return read * seen // admitted
+
+    def item_bytes(self) -> int:
+        """Return the bytes of an item in the pool, 0 while none is there."""
+        for item in list(self._items.values()):
+            value = item.task.values[item.row] if item.task.done else None
+            if value is not None and type(value) is not Failure:
+                return pytree.nbytes(value)
+        return 0
+
+    def clear(self) -> None:
+        """Drop what will not be used any more."""
+        for item in self._items.values():
+            item.task.waiting = None
+        self._items.clear()
+        self._drawn.clear()
+        self._make_pool = _over  # it holds the run, which holds this
+
+    def together(self, count: int) -> int:
+        if not self._drawn:
+            self._step()
+        return min(count, len(self._drawn) or count)
+
+    def take(self, count: int) -> list[Use]:
+        """Return the next uses, fewer only at the end."""
+        drawn = self._drawn
+        while len(drawn) < count:
+            if not self._step():
+                break
+        return [drawn.popleft() for _ in range(min(count, len(drawn)))]
+
+    @abstractmethod
+    def _step(self) -> bool:
+        """Draw once more, if the epoch has more."""
+
+    @abstractmethod
+    def replay(
+        self, snapshot: Any, first: int, uses: int, needed: set[int], items: int | None
+    ) -> set[int]:
+        """Bring the schedule from a snapshot to where ``uses`` uses were taken.
+
+        The snapshot is the newest before use number ``first``. ``needed`` are the numbers of uses
+        that ``recompute_uses`` will be asked for; ``items`` is how many fresh items the epoch has,
+        if only the run before had found that out. Returns the numbers of the upstream items that
+        are still to be used. Raises StateError where that cannot be so.
+        """
+
+    def recompute_uses(self, start: int, count: int) -> list[Use]:
+        """Return uses from before a resume, their items made again."""
+        group, uses = self.pool.group, []
+        for number in range(start, start + count):
+            drawn = self._recalled[number // group]
+            if number % group >= len(drawn):
+                break
+            ordinal, use, age = drawn[number % group]
+            item = self.upstream.recompute(ordinal)
+            item.scheduled, item.settled = 1, True
+            uses.append((item, fold_use(item.use_key, use), age))
+        return uses
+
+    def _schedule(self, draw: Draw, skip: int) -> None:
+        self._tally.distance_sum += draw.distance_sum
+        self._tally.distances += draw.repeats
+        self._uses += len(draw.uses)
+        self._first_uses += int(np.count_nonzero(draw.uses == 0))
+        columns = (draw.ordinals, draw.uses, draw.last, draw.ages)
+        for number, use, last, age in zip(*(c[skip:].tolist() for c in columns), strict=True):
+            item = self._items.get(number)
+            if item is None:  # after a resume: made again when it is next used
+                item = self._items[number] = self.upstream.recompute(number)
+            item.scheduled += 1
+            if last:
+                item.settled = True
+                del self._items[number]
+            self._drawn.append((item, fold_use(item.use_key, use), age))
+
+    def _steps_of(self, needed: set[int], step: int, first: int) -> set[int]:
+        """Return the steps that uses are of; check that a replay from ``step`` is no longer."""
+        group = self.pool.group
+        if not 0 <= first // group - step <= self.pool.replayed_steps:
+            raise StateError("the state is damaged: what a pool holds in it is too new, or too old")
+        return {number // group for number in needed}
+
+    def _check_replayed(self, steps: set[int], uses: int) -> None:
+        """Raise StateError unless a replay came to where the run was."""
+        pool = self.pool
+        over = (pool.ended and not isinstance(pool, Pool)) or (
+            isinstance(pool, Pool) and pool.exhausted
+        )
+        if not steps <= self._recalled.keys() or (pool.step * pool.group < uses and not over):
+            raise StateError("the state is damaged: its pool does not come to where the run was")
+
+    def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
+        """Note a draw from before a resume; return the items that are still needed of it."""
+        if wanted:
+            columns = (draw.ordinals, draw.uses, draw.ages)
+            self._recalled[step] = list(zip(*(c.tolist() for c in columns), strict=True))
+        if skip is not None:  # the resume begins within this step
+            self._begun = draw, skip
+        return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
+
+    def refill(self) -> None:
+        """Take up what ``replay`` left, once everything upstream is where it was."""
+        self._fresh = self.upstream.fresh
+        if self._begun is not None:
+            self._schedule(*self._begun)
+            self._begun = None
+
+
+class PooledFeed(EchoFeed[Pool]):
+    """Feeds a segment by a schedule that its factor fixes."""
+
+    def __init__(
+        self,
+        point: EchoPoint,
+        make_pool: Callable[[PooledFeed], Pool],
+        upstream: Stream,
+        tally: Tally,
+    ) -> None:
+        super().__init__(point, make_pool, upstream, tally)
+        self.total = None if upstream.total is None else self.echo.count(upstream.total)
+        # Where the number of items is not known, one is peeked at, so that the end is seen in time.
+        self._unknown = upstream.total is None and not upstream.blocking
+        self._prefetcher: deque[Item] = deque()
+        self._items_before: int | None = None  # in the epoch, as the run before a resume knew
+        self._replaying = False
+
+    def count(self, at_least: int) -> int | None:
+        """Return how many items the epoch has, if that is known; asked before any is taken.
+
+        Where only the end tells, it is looked for among the first ``at_least`` items.
+        """
+        if not self._unknown:
+            return self.upstream.total
+        if self._replaying:
+            known = self._items_before
+            return known if known is not None and known < at_least else None
+        return None if self._have(at_least) else len(self._prefetcher)
+
+    def clear(self) -> None:
+        """Drop what will not be used any more."""
+        super().clear()
+        self._prefetcher.clear()
+
+    def _step(self) -> bool:
+        pool = self.pool
+        first, wanted, got = pool.admitted, pool.wanted(), 0
+        try:
+            for item in self._pulled(wanted):
+                self._items[first + got] = item
+                self._fresh = item.fresh
+                got += 1
+        finally:  # a loader may raise, and go on
+            pool.admit(got)
+        if got < wanted or (self._unknown and not pool.ended and not self._have(1)):
+            pool.end()
+        if pool.exhausted:
+            return False
+        self._schedule(pool.draw(), 0)
+        return True
+
+    def _pulled(self, count: int) -> Iterator[Item]:
+        while count and self._prefetcher:
+            count -= 1
+            yield self._prefetcher.popleft()
+        yield from self.upstream.pull_many(count)
+
+    def _have(self, count: int) -> bool:
+        """Look ahead to ``count`` items; return whether there are as many."""
+        missing = count - len(self._prefetcher)
+        if missing > 0:
+            self._prefetcher.extend(self.upstream.pull_many(missing))
+        return len(self._prefetcher) >= count
+
+    def replay(
+        self, snapshot: Snapshot, first: int, uses: int, needed: set[int], items: int | None
+    ) -> set[int]:
+        """Bring the schedule to where ``uses`` uses were taken."""
+        self._items_before, self._replaying = items, True
+        pool = self.pool
+        self._replaying = False
+        steps = self._steps_of(needed, snapshot.step, first)
+        pool.restore(snapshot)
+        held: set[int] = set()
+        while pool.step * pool.group < uses:
+            at = pool.step
+            wanted = pool.wanted()
+            got = wanted if items is None else min(wanted, items - pool.admitted)
+            pool.admit(got)
+            if got < wanted or (self._unknown and pool.admitted == items):
+                pool.end()
+            if pool.exhausted:
+                break
+            draw = pool.draw()
+            skip = uses - at * pool.group if pool.step * pool.group > uses else None
+            held |= self._recall(draw, at, at in steps, skip)
+        self._check_replayed(steps, uses)
+        return held | set(pool.held_ordinals().tolist())
+
+
+def _over(feed: Any) -> Any:
+    raise RuntimeError("the run is over")

@@ -1,0 +1,206 @@
+"""The pools of a run: how large they are, and who decides for them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from stoker.basics import pytree, resources
+from stoker.basics.warn import warn
+from stoker.engine.echo.adaptive_feed import AdaptiveFeed, OnDemandPolicy, Policy, Replay
+from stoker.engine.echo.pool_feed import EchoFeed, PooledFeed
+from stoker.engine.echo.rank_sync import UNIT, AgreedPolicy, Ranks
+from stoker.engine.items import Planning, Stream, Tally
+from stoker.engine.plan import EchoPoint, Plan
+from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.work import Failure
+from stoker.engine.workers.threads import WorkerPool
+from stoker.engine.workers.tuning import Autotuner
+from stoker.schedule import rng
+from stoker.schedule.adaptive import AdaptivePool
+from stoker.schedule.fixed import Pool
+from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
+from stoker.stages.stage import PoolSize
+from stoker.stages.to import usable_bytes
+
+_KEPT_FREE_FRACTION = 0.05  # of memory, for everything else
+_log = logging.getLogger("stoker")
+
+
+class Pools:
+    """Makes the feeds of an epoch's echoes, and their pools when the first use is wanted.
+
+    Args:
+        plan: the plan.
+        seed, epoch: they key the draws.
+        sizes: the sizes that are known, by the echo's position; filled in here.
+        autotuner: remembers the factor that ranks agreed on last.
+        ranks: the ranks that agree, or None.
+        skip_log: knows how many examples the epoch has.
+        steps: how many outputs there are at most, or None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        epoch: int,
+        *,
+        sizes: dict[int, PoolSize],
+        autotuner: Autotuner,
+        ranks: Ranks | None,
+        skip_log: SkipLog,
+        steps: int | None,
+    ) -> None:
+        self._plan = plan
+        self._seed, self._epoch = seed, epoch
+        self._sizes = sizes
+        self._autotuner = autotuner
+        self._ranks = ranks
+        self._skip_log = skip_log
+        self._steps = steps
+        self.planned: AgreedPolicy | None = None
+        self.feeds: list[EchoFeed[Any]] = []
+
+    def feed(
+        self,
+        point: EchoPoint,
+        stream: Stream,
+        tally: Tally,
+        worker_pool: WorkerPool,
+        planning: Planning,
+    ) -> EchoFeed[Any]:
+        """Return what feeds the segment behind an echo from ``stream``."""
+
+        def make(feed: EchoFeed[Any]) -> Any:
+            return self._made(feed, worker_pool)
+
+        feed: EchoFeed[Any]
+        if point.echo.is_adaptive:
+            policy = self._policy(point, stream, planning)
+            carries = self._plan.carries_pool and self._ranks is None
+            steps = self._steps if carries else None
+            feed = AdaptiveFeed(point, make, stream, tally, worker_pool, policy, steps)
+        else:
+            feed = PooledFeed(point, make, stream, tally)
+        self.feeds.append(feed)
+        return feed
+
+    def _policy(self, point: EchoPoint, stream: Stream, planning: Planning) -> Policy:
+        echo = point.echo
+        if echo.record is not None:
+            return Replay(echo.record.of(echo.position, self._epoch), planning)
+        if self._ranks is None:
+            return OnDemandPolicy()
+        self.planned = self._agreed(point, stream, self._ranks, planning)
+        return self.planned
+
+    def _agreed(
+        self, point: EchoPoint, stream: Stream, ranks: Ranks, planning: Planning
+    ) -> AgreedPolicy:
+        """Return what decides where ranks agree. Raises ValueError where they cannot."""
+        plan, echo = self._plan, point.echo
+        if self.planned is not None:
+            raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
+        total = stream.total
+        if isinstance(stream, FilteredStream):
+            total = self._skip_log.examples
+        if plan.loader is not None and hasattr(plan.loader.loader, "__len__"):
+            total = plan.loader.count()
+        if (total is None or plan.has_filter) and self._steps is None:
+            raise ValueError(
+                f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
+                "its end here; .steps(n) says how many all ranks take"
+            )
+        share = plan.selection.share
+        uneven = plan.loader is not None or (share is not None and share.uneven)
+        if plan.has_filter or (uneven and self._steps is not None):  # steps alone end an epoch
+            total = None
+        return AgreedPolicy(
+            ranks,
+            echo.max_factor,
+            point.group,
+            total,
+            self._autotuner.factor or UNIT,
+            planning,
+            leaky=point.leaks,
+        )
+
+    def _made(self, feed: EchoFeed[Any], worker_pool: WorkerPool) -> Any:
+        echo = feed.echo
+        group = feed.point.group
+        known = self._sizes.get(echo.position)
+        if echo.record is not None:
+            size = echo.record.size(echo.position, echo.name, group)
+            known = self._sizes[echo.position] = PoolSize(size)
+        if known is None:
+            known = self._sizes[echo.position] = self._sized(feed, group, worker_pool)
+        if known.size < echo.smallest_distinct(group):
+            what = "repeat a batch at once" if group == 1 else "hold an example twice"
+            what = "find nothing to use again" if echo.is_adaptive else what
+            warn(
+                f"{echo.name}: with a pool of {known.size} a batch may {what}; "
+                f"at least {echo.smallest_distinct(group)} keep uses apart",
+            )
+        counts = echo.counts
+        if counts is None:
+            return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
+        assert isinstance(feed, PooledFeed)
+        key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
+        # The pool admits an epoch of less than two groups whole.
+        return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
+
+    def _sized(self, feed: EchoFeed[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
+        """Return a pool's size, by its first item where that decides."""
+        echo = feed.echo
+        # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
+        looks = self._plan.loader is not None or feed.point.on_device
+        if echo.pool is not None and not looks:
+            return PoolSize(echo.pool)
+        item = feed.upstream.peek()
+        if item is None:
+            return PoolSize(echo.pool or DEFAULT_POOL_BATCHES * group)
+        worker_pool.wait(item.task)
+        value = item.task.values[item.row]
+        if type(value) is Failure:
+            raise value.error
+        each = max(1, pytree.nbytes(value))
+        device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
+        usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
+        known = PoolSize(_size(echo, each, group, usable), each)
+        if device:
+            _log.warning(
+                "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
+                echo.name, known.size, resources.format_bytes(known.size * each), device,
+            )  # fmt: skip
+        return known
+
+
+def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
+    """Return how many items of ``each`` bytes a pool holds.
+
+    Fewer than were asked for in bytes, with a warning, where there is not so much memory. Raises
+    ValueError when that is less than a batch.
+    """
+    if echo.pool is not None:
+        return echo.pool
+    if echo.pool_bytes is None:
+        allowed = int(usable() * DEFAULT_POOL_MEMORY_FRACTION)
+        return max(group, min(DEFAULT_POOL_BATCHES * group, allowed // each))
+    room = int(usable() * (1 - _KEPT_FREE_FRACTION))
+    allowed = min(echo.pool_bytes, room)
+    size = allowed // each
+    if size < group:
+        raise ValueError(
+            f"{echo.name}: a pool of {resources.format_bytes(allowed)} holds {size} "
+            f"items of {resources.format_bytes(each)}, less than a batch of {group}; "
+            "give the pool more, or make batches smaller"
+        )
+    if allowed < echo.pool_bytes:
+        warn(
+            f"{echo.name}: the pool takes {resources.format_bytes(allowed)} instead of "
+            f"{resources.format_bytes(echo.pool_bytes)}: there is no more memory",
+        )
+    return size

@@ -1,0 +1,178 @@
+"""A thread that prefetches from an iterator, so that planning never blocks on it.
+
+It is used where an adaptive echo follows a loader or a stream. The thread alone reads the inner
+stream, and closes it; others ask for its states and interrupt it. The thread never takes the
+planning lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from stoker.basics.signals import deferred
+from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
+from stoker.engine.workers.threads import WorkerPool
+from stoker.stages.functions.stray_draws import WORKER_NAME
+
+_JOIN_S = 5.0
+
+
+class Prefetcher(PulledStream):
+    """A stream that a background thread prefetches into a bounded queue.
+
+    An exception of the inner stream is queued, and raised at its place. Reading then continues,
+    because a loader may recover.
+
+    Args:
+        inner: the stream to read.
+        size: the largest number of items in the queue; there are more only where somebody asks
+            for more at a time, until those are taken.
+        planning: tells whether the planner may block.
+        worker_pool: notified to plan when an item has arrived.
+    """
+
+    def __init__(
+        self, inner: HeadStream, size: int, planning: Planning, worker_pool: WorkerPool
+    ) -> None:
+        self._inner = inner
+        self.size = size
+        self._planning = planning
+        self._worker_pool = worker_pool
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[Item | BaseException] = deque()
+        self._room = size  # more, where more was asked for at a time than the queue holds
+        self._ended = False
+        self._closed = False
+        self._fresh = 0
+        self._arrived_ns = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def fresh(self) -> int:
+        return self._fresh
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        self._begin()
+        with self._lock:
+            ready = len(self._queue)
+            return min(count, ready), self._ended and ready <= count
+
+    def wait_for(self, count: int) -> None:
+        """Wait until the next ``count`` items are ready, or all that are left, or an error."""
+        self._begin()
+        with self._lock:
+            if count > self._room:
+                self._room = count
+                self._changed.notify_all()
+            while not self._is_there(count):
+                if not self._planning.may_block:
+                    raise WouldBlock(None)
+                self._changed.wait()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._queue) >= self.size
+
+    def ready_since(self) -> tuple[int, int | None]:
+        with self._lock:
+            ready = len(self._queue)
+            return ready, self._arrived_ns if ready >= self.size else None
+
+    def pull(self, *, may_block: bool = True) -> Item | None:
+        """Return the next item, None at the end; raise what reading raised there."""
+        if not may_block:
+            ready, ended = self.poll(1)
+            if not ready and not ended:
+                raise WouldBlock(None)
+        return next(self.pull_many(1), None)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        self.wait_for(count)
+        while count:
+            with self._lock:
+                if not self._queue:
+                    return
+                item = self._popped()
+            if isinstance(item, BaseException):
+                raise item
+            self._fresh = item.fresh
+            yield item
+            count -= 1
+
+    def peek(self) -> Item | None:
+        """Return the next item without taking it; raise what reading raised there."""
+        self.wait_for(1)
+        with self._lock:
+            first = self._queue[0] if self._queue else None
+            if isinstance(first, BaseException):
+                self._popped()
+                raise first
+            return first
+
+    def recompute(self, number: int) -> Item:
+        """Refuse: states that would need this are refused before."""
+        raise AssertionError("what a thread read ahead cannot be made again")
+
+    def clear(self) -> None:
+        """End the thread, once the item that it is at has come; let go of what is read."""
+        with self._lock:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is None:
+            self._inner.clear()
+        elif thread is not threading.current_thread():
+            self._inner.interrupt()
+            thread.join(_JOIN_S)
+
+    def _popped(self) -> Item | BaseException:
+        self._room = max(self.size, self._room - 1)
+        self._changed.notify_all()
+        return self._queue.popleft()
+
+    def _is_there(self, count: int) -> bool:
+        if len(self._queue) >= count or self._ended or self._closed:
+            return True
+        return any(isinstance(item, BaseException) for item in islice(self._queue, count))
+
+    def _begin(self) -> None:
+        if self._thread is None and not self._closed:
+            with deferred():
+                thread = threading.Thread(
+                    target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
+                )
+                thread.start()
+                self._thread = thread
+
+    def _read(self) -> None:
+        try:
+            while not self._ended and not self._closed:
+                item: Item | BaseException | None
+                try:
+                    item = self._inner.pull()
+                except BaseException as error:
+                    item = error
+                with self._lock:
+                    self._arrived_ns = time.perf_counter_ns()
+                    if item is None:
+                        self._ended = True
+                    elif not self._closed:
+                        self._queue.append(item)
+                    self._changed.notify_all()
+                self._worker_pool.plan()  # before it waits: planning may make the room
+                with self._lock:
+                    while not self._closed and not self._ended and self._must_wait(item):
+                        self._changed.wait()
+        finally:
+            self._inner.clear()  # here: nobody else may use it meanwhile
+
+    def _must_wait(self, last: Item | BaseException | None) -> bool:
+        """Whether to read no more for now: not behind an error before it was raised, either."""
+        is_error = isinstance(last, BaseException)
+        return len(self._queue) >= self._room or (is_error and bool(self._queue))

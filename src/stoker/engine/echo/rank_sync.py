@@ -1,0 +1,335 @@
+"""Ranks agree before an epoch: on the parts that it is dealt by, and on one echoing factor.
+
+An epoch that goes on from a state is dealt by the map in that state. Another takes the cluster's
+map as rank 0 knows it when the epoch begins: nodes may come and go meanwhile, and ranks hear of it
+one after another. Ranks that dealt by different maps would lose examples and double others; so they
+compare what they go on with, and the first rank hands its map to the others.
+
+If each rank used whatever is ready, ranks would take different numbers of steps, and the next
+collective operation would hang. So the factor is fixed for a window of steps. It is the largest
+ratio of production time to consumption time that any rank measured. In each step every rank waits
+for the number of fresh items that the factor implies.
+
+The consumer agrees with the other ranks before steps 0, 8, 16, 32 and every 64th, on a gloo group
+of their own. What is agreed holds from four steps later on, so that planning ahead may go on
+meanwhile. Consumption is the median time between leaving ``next()`` and entering it again.
+Production is the time in which the window had room, for the items that came in that time.
+
+The ratio is agreed on, not the two times: a rank that waits in its step for another rank's data
+seems to consume slowly, and any factor would then look right.
+
+A quota is exceeded where the pool has too few items that have rested. All ranks' pools need the
+same then, as they were given the same. With the last fresh item the epoch ends on all of them.
+
+Quotas are counted in numbers of the source, so examples that are skipped do not change the number
+of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
+
+The group belongs to torch and ends with ``destroy_process_group()``. Only weak references to it are
+kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stoker.engine.items import Planning, Stream, WouldBlock
+from stoker.engine.survivors import FilteredStream
+from stoker.errors import StateError, StokerError
+from stoker.schedule.adaptive import AdaptivePool
+from stoker.schedule.orders import Share
+from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, PinnedOwners
+from stoker.stages.echo import WINDOW_STEPS
+
+
+def pin(
+    loaded: PinnedOwners | None, cluster: OwnersKnown, share: Share, ranks: Ranks | None
+) -> PinnedOwners:
+    """Return by whose parts the epoch at hand is dealt. Every rank calls this, if there are ranks.
+
+    Args:
+        loaded: what the state says from which this rank goes on; None at the beginning of an epoch.
+        cluster: who knows the map of now.
+        share: which part is this rank's.
+        ranks: the ranks to agree with; None where this is the only one.
+
+    Raises:
+        StateError: ranks go on from states that say different things.
+        StokerError: ranks deal to different numbers of ranks, or one is gone.
+    """
+    if ranks is None:
+        if loaded is not None:
+            return loaded
+        known = cluster.owner_map()
+        return PinnedOwners.of(known, (_number_of(cluster.node, known),))
+    digest = 0 if loaded is None else loaded.digest
+    most, least, widest, narrowest = ranks.largest([digest, -digest, share.world, -share.world])
+    if widest != -narrowest:
+        raise StokerError(
+            f"ranks deal to {-narrowest} and to {widest} ranks: .shard() takes the same world= on "
+            "all of them"
+        )
+    if most != -least:
+        raise StateError(
+            "ranks go on from states whose examples were dealt by different maps, so that some "
+            "would come twice and others never: load the same state on all ranks"
+        )
+    if loaded is not None:
+        return loaded
+    known = _map_of_first(cluster, ranks)
+    mine = [-1] * share.world
+    mine[share.rank] = _number_of(cluster.node, known)
+    return PinnedOwners.of(known, tuple(ranks.largest(mine)))
+
+
+def _map_of_first(cluster: OwnersKnown, ranks: Ranks) -> OwnerMap:
+    known = cluster.owner_map()
+    members = [[m.name, m.address, m.weight_bytes] for m in known.members]
+    told = json.loads(ranks.of_first(json.dumps([known.version, members]).encode()))
+    return OwnerMap.of((Member(*member) for member in told[1]), told[0])
+
+
+def _number_of(node: str, known: OwnerMap) -> int:
+    return next((n for n, member in enumerate(known.members) if member.name == node), -1)
+
+
+UNIT = 64
+"""Factors are agreed on in 1/64: whole numbers, so that every rank computes the same."""
+
+_EARLY = (0, 8, 16, 32)  # boundaries of the first windows, when nothing is known yet
+_LEAD = 4  # steps between agreeing and applying: as many may be planned ahead meanwhile
+
+
+class Ranks:
+    """The ranks of torch's process group, on a gloo group of their own.
+
+    Used from the consumer's thread alone, and never on an accelerator's stream. It does not keep
+    the group alive: that ends with ``destroy_process_group()``, not as the interpreter does, when
+    the group's threads may be in the way.
+    """
+
+    def __init__(self, distributed: Any, about: str) -> None:
+        self._distributed = distributed
+        self._group = weakref.ref(_group_of(distributed))
+        self._about = about
+
+    def largest(self, values: list[int]) -> list[int]:
+        """Return the largest of each value among all ranks.
+
+        Raises StokerError when a rank is gone, or does not answer within the group's timeout.
+        """
+        import torch
+
+        tensor = torch.tensor(values, dtype=torch.int64)
+        with self._together() as group:
+            maximum = self._distributed.ReduceOp.MAX
+            self._distributed.all_reduce(tensor, op=maximum, group=group)
+        return [int(value) for value in tensor.tolist()]
+
+    def of_first(self, data: bytes) -> bytes:
+        """Return what rank 0 gives here. Raises as ``largest`` does."""
+        import torch
+
+        is_first = self._distributed.get_rank() == 0
+        (size,) = self.largest([len(data) if is_first else 0])
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        if is_first:
+            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        with self._together() as group:
+            self._distributed.broadcast(tensor, src=0, group=group)
+        return tensor.numpy().tobytes()
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[Any]:
+        group = self._group()
+        if group is None:
+            raise StokerError(f"ranks could not agree on {self._about}: the process group is gone")
+        try:
+            yield group
+        except RuntimeError as error:
+            raise StokerError(
+                f"ranks could not agree on {self._about}: one of them has ended, or takes no more "
+                "batches"
+            ) from error
+
+
+_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The group that was made for each default group, as a weak reference: torch holds both."""
+
+
+def _group_of(distributed: Any) -> Any:
+    world = distributed.group.WORLD
+    group = _groups[world]() if world in _groups else None
+    if group is None:
+        group = distributed.new_group(backend="gloo", timeout=_timeout(world))
+        _groups[world] = weakref.ref(group)
+    return group
+
+
+def _timeout(world: Any) -> Any:
+    """Return the timeout that the process group was made with, None where it does not tell."""
+    import torch
+
+    try:
+        return world._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def ranks(about: str = "an echoing factor") -> Ranks:
+    """Return the ranks of the process group that is initialised, to agree about something."""
+    return Ranks(sys.modules["torch.distributed"], about)
+
+
+class AgreedPolicy:
+    """Decides by a factor that all ranks agreed on.
+
+    Args:
+        ranks: the ranks.
+        max_factor: the largest factor.
+        group: uses in a step.
+        total: fresh items of this rank's epoch, None where only ``.steps()`` ends it.
+        factor: the factor to begin with, in units.
+        planning: held while plans change.
+        leaky: whether uses may be left out behind the pool, so that it draws more often than the
+            consumer takes batches.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        max_factor: int,
+        group: int,
+        total: int | None,
+        factor: int,
+        planning: Planning,
+        leaky: bool,
+    ) -> None:
+        self._leaky = leaky
+        self.alike = not leaky  # whether what ends this rank's epoch ends that of all
+        self._ranks = ranks
+        self._most = max_factor * UNIT
+        self._group = group
+        self._total = total
+        self._planning = planning
+        self._legs: list[tuple[int, int, int]] = []  # from a step, with so many fresh, a factor
+        self._until = 0  # the first step that was not agreed on yet
+        self._began = False
+        self._consumed: list[int] = []
+        self._producing_ns = self._produced = 0
+        self._seen: tuple[int, int] | None = None  # when, and how many items there had been
+        self.factor = factor
+
+    def due(self, step: int) -> bool:
+        """Tell whether ranks agree before this step."""
+        return not self._began or step in _EARLY or step % WINDOW_STEPS == 0
+
+    def consumed(self, ns: int) -> None:
+        """Note how long the consumer was busy with a step."""
+        self._consumed.append(ns)
+
+    def agree(self, step: int, taken: int) -> None:
+        """Agree on the factor of the next window, with all ranks.
+
+        Args:
+            step: the step that the consumer asks for now.
+            taken: the number of the fresh items behind it.
+
+        Raises:
+            ValueError: the ranks' parts differ in length.
+            StokerError: a rank is gone.
+        """
+        with self._planning.lock:
+            mine = self.measured() if self._began else self.factor
+        total = -1 if self._total is None else self._total
+        factor, longest, shortest = self._ranks.largest([mine, total, -total])
+        if longest != -shortest:
+            raise ValueError(
+                f"ranks have between {-shortest} and {longest} fresh items, and would take unequal "
+                "numbers of steps: .shard(), or a loader's DistributedSampler, makes equal parts; "
+                ".steps(n) ends all epochs after n"
+            )
+        with self._planning.lock:
+            start = step + _LEAD if self._began else step
+            fresh = self._target(start - 1) if self._began else taken
+            self._legs = [leg for leg in self._legs[-1:] if leg[0] < start]
+            self._legs.append((start, fresh, factor))
+            self.factor = factor
+            self._began = True
+            self._until = next(n for n in range(step + 1, sys.maxsize) if self.due(n)) + _LEAD
+
+    def over(self, step: int) -> bool:
+        """Tell whether the epoch has no such step, on any rank."""
+        return self._total is not None and self._target(step - 1) >= self._total
+
+    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
+        """Return the step's quota, once it is there. Raises WouldBlock as streams do."""
+        assert self._planning.is_held()
+        step = pool.step
+        if step >= self._until and not self._planning.may_block:
+            raise WouldBlock(None)
+        self._watch(pool, upstream)
+        if self.over(step) and not self._leaky:
+            return None
+        target = self._target(step)
+        last = self._total is not None and target >= self._total
+        if last:
+            target = self._total or 0
+        if isinstance(
+            upstream, FilteredStream
+        ):  # what failed or was filtered is made up for by others
+            self.alike = False
+            count = upstream.surviving(target)
+        else:
+            count = target - pool.admitted
+        # In whole grains, rounded up: what lagged behind would be left over at the end.
+        count = pool.fresh_of(-(-max(count, pool.needed) // pool.grain))
+        upstream.wait_for(count)
+        ready, over = upstream.poll(count)
+        if over and not ready:  # alike, all ranks end here; otherwise by what was agreed
+            ends_alike = self.alike and pool.admitted == self._total
+            if ends_alike or self._total is None or not pool.left_over:
+                return None
+        return pool.code_of(ready, over=last or over)
+
+    def _target(self, step: int) -> int:
+        """Return the number of fresh items that are taken up to a step, that one included."""
+        start, fresh, factor = next(leg for leg in reversed(self._legs) if leg[0] <= step + 1)
+        return fresh + (step + 1 - start) * self._group * UNIT // factor
+
+    def _watch(self, pool: AdaptivePool, upstream: Stream) -> None:
+        """Measure production while it was not held up by a full window."""
+        now = time.perf_counter_ns()
+        ready, full_ns = upstream.ready_since()
+        there = pool.admitted + ready
+        if self._seen is not None and there > self._seen[1]:
+            busy_until = now if full_ns is None else min(now, full_ns)
+            self._producing_ns += max(0, busy_until - self._seen[0])
+            self._produced += there - self._seen[1]
+        elif self._seen is not None and full_ns is None:
+            self._producing_ns += now - self._seen[0]
+        self._seen = now, there
+
+    def measured(self) -> int:
+        """Return this rank's ratio of production to consumption time since this was last asked.
+
+        Ranks exchange this ratio, not the two times: a rank that waits in its step for another
+        rank's data would report a step time that is too large.
+        """
+        busy_ns = int(np.median(self._consumed)) if self._consumed else 0
+        ratio = UNIT
+        if self._producing_ns and not self._produced:
+            ratio = self._most
+        elif self._produced and busy_ns:
+            produced_ns = self._producing_ns * self._group
+            ratio = -(-UNIT * produced_ns // (self._produced * busy_ns))
+        self._consumed.clear()
+        self._producing_ns = self._produced = 0
+        return max(UNIT, min(self._most, ratio))

@@ -1,0 +1,511 @@
+"""Streams that the consumer's own thread drives: a loader, an iterable, a device copy."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.basics.signals import pass_on
+from stoker.engine.items import (
+    HEAD,
+    DrivenStream,
+    HeadStream,
+    Item,
+    PulledStream,
+    Ready,
+    Stream,
+    Tally,
+    Use,
+    WouldBlock,
+    done_item,
+    like,
+)
+from stoker.engine.padding_mask import PaddingMask
+from stoker.engine.survivors import FilteredStream
+from stoker.engine.work import ENDED, Failure
+from stoker.engine.workers.threads import WorkerPool
+from stoker.errors import StageError
+from stoker.schedule.orders import Cut, Selection
+from stoker.schedule.rng import Fractions
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.stages.to import JaxMover, Mover
+
+
+class IteratedStream(HeadStream):
+    """One pass over an iterable. Read by the planner, so by one thread at a time.
+
+    Args:
+        source: the iterable; ``examples``: the pass over it.
+        selection: which examples are this rank's. Even parts are handed out a round at a time, an
+            example for every rank, so that all ranks get equally many.
+        buffer: how many examples are shuffled among each other; 1 keeps the order.
+        key: keys the shuffling.
+        start: how many examples of the pass come before what the source begins with.
+    """
+
+    def __init__(
+        self,
+        source: IterableSource,
+        examples: Iterator[Any],
+        selection: Selection,
+        buffer: int,
+        key: NDArray[np.uint64],
+        tally: Tally,
+        start: int = 0,
+    ) -> None:
+        super().__init__()
+        self._name = source.name
+        self._source = source
+        self._whole: Iterator[Any] | None = examples
+        self._world = selection.share.world if selection.share is not None else 1
+        self._examples: Iterator[Any] | None = _read_of(examples, selection, start)
+        self._skipped = selection.first.start  # by the source, in front of what is counted
+        handed = _handed_of(selection)
+        self._to_drop = self._dropped = handed.start
+        if selection.share is not None and not selection.share.anew:
+            self._dropped += selection.between.start
+        self._left = None if handed.stop is None else max(0, handed.stop - handed.start)
+        self._drawn_count = start
+        self._size = buffer
+        self._tally = tally
+        tally.open(HEAD, [source.name])
+        self._fractions = Fractions(key)
+        self._buffer: list[Item] = []
+        self._read = start
+        self._handed = start
+        self._failure: Item | None = None
+        if self._left is not None:
+            self._left -= start
+
+    @property
+    def fresh(self) -> int:
+        return self._handed
+
+    def _taken(self, may_block: bool) -> Item | None:
+        """Take the next example; what the iterable raises comes as a failure."""
+        if self._left is not None:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+        item = self._drawn()
+        while self._to_drop and item is not None and type(item.task.values[0]) is not Failure:
+            self._to_drop -= 1
+            item = self._drawn()
+        if item is not None:
+            self._handed += 1
+            item.fresh = self._handed
+        return item
+
+    def has_ended(self) -> bool:
+        """Return True: where it is asked, its length was told beforehand."""
+        return True
+
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
+        """Return the source's own state behind so many examples, None if it has none."""
+        if not self._source.takes_state:
+            return None, loaded
+        return self._source.state(fresh and fresh + self._skipped), fresh
+
+    def forget_before(self, fresh: int, loaded: int) -> None:
+        self._source.forget_before(fresh and fresh + self._skipped)
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        """Tell how much was read when the last example that was taken had been drawn.
+
+        What a shuffle buffer held then is left out.
+        """
+        drawn = self._dropped + fresh + self._size - 1
+        read = self._skipped + drawn * self._world if fresh else 0
+        self._source.leave(None if ended else read)
+
+    def interrupt(self) -> None:
+        interrupt(self._whole)
+
+    def clear(self) -> None:
+        self._examples = self._whole = None
+        self._buffer.clear()
+        self._peeked = None
+
+    def _drawn(self) -> Item | None:
+        if self._size == 1:
+            item = self._next()
+            if item is None:
+                item, self._failure = self._failure, None
+            return item
+        buffer = self._buffer
+        while self._examples is not None and len(buffer) < self._size:
+            item = self._next()
+            if item is not None:
+                buffer.append(item)
+        if not buffer:  # what the iterable raised comes behind all that it gave
+            item, self._failure = self._failure, None
+            return item
+        at = int(self._fractions.at(self._drawn_count) * len(buffer))
+        self._drawn_count += 1
+        buffer[at], buffer[-1] = buffer[-1], buffer[at]
+        return buffer.pop()
+
+    def _next(self) -> Item | None:
+        if self._examples is None:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            example = next(self._examples)
+        except StopIteration:
+            self._examples = None
+            return None
+        except Exception as error:
+            pass_on(error)
+            self._examples = None
+            failure = Failure(StageError(self._name, error, number=self._read), ENDED)
+            self._failure = done_item(failure, self._read, 0, 0, 1)
+            return None
+        spent = time.perf_counter_ns() - began
+        self._tally.add(HEAD, [spent, 1, 0, 0, 0, 0, pytree.data_bytes(example)])
+        self._read += 1
+        return done_item(example, self._read - 1, 0, 0, 1)
+
+
+def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
+    """Return what this rank reads, before any shuffling; ``start`` were read before."""
+    share, first = selection.share, selection.first
+    behind = first.start + start if start else 0  # where the source begins
+    stop = None if first.stop is None else max(0, first.stop - behind)
+    examples = islice(examples, 0 if start else first.start, stop)
+    if share is not None:
+        if share.uneven:
+            examples = islice(examples, share.rank, None, share.world)
+        else:
+            examples = _rounds(examples, share.rank, share.world)
+        if not share.anew:
+            examples = islice(examples, selection.between.start, selection.between.stop)
+    return examples
+
+
+def _handed_of(selection: Selection) -> Cut:
+    """Return which of the examples that are drawn this rank hands out."""
+    share, window, last = selection.share, selection.between, selection.last
+    if share is not None:
+        if not share.anew:
+            return last
+        stop = None if window.stop is None else share.count(window.stop)
+        window = Cut(share.count(window.start), stop)
+    if last.stop is not None:
+        window = window.taken(last.stop)
+    return window.skipped(last.start)
+
+
+def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
+    while len(each := list(islice(examples, world))) == world:
+        yield each[rank]
+
+
+class Direct:
+    """Feeds a segment with each item of a stream once."""
+
+    in_order = True
+    follows = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.upstream = stream
+        self.total = stream.total
+        self.blocking = stream.blocking
+
+    @property
+    def fresh(self) -> int:
+        return self.upstream.fresh
+
+    def together(self, count: int) -> int:
+        return count
+
+    def take(self, count: int) -> list[Use]:
+        return [_only_use(item) for item in self.upstream.pull_many(count)]
+
+    def recompute_uses(self, start: int, count: int) -> list[Use]:
+        stop = start + count
+        if isinstance(self.upstream, FilteredStream) and self.upstream.end is not None:
+            stop = min(stop, self.upstream.end)
+        return [_only_use(self.upstream.recompute(number)) for number in range(start, stop)]
+
+
+def _only_use(item: Item) -> Use:
+    item.scheduled, item.settled = 1, True
+    return item, item.use_key, item.age
+
+
+class LoaderStream(HeadStream):
+    """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
+
+    Where a pool keeps them they are copied out first: the loader may refill its arrays, keep them
+    for itself, or have them in memory that it shares with its workers.
+
+    Args:
+        source: the loader.
+        keep: makes the copies, or None where none are needed.
+        loaded, fresh: batches and rows before a resume: the loader begins behind them.
+    """
+
+    blocking = True
+
+    def __init__(
+        self,
+        source: LoaderSource,
+        tally: Tally,
+        keep: Recycler | None,
+        *,
+        loaded: int = 0,
+        fresh: int = 0,
+    ) -> None:
+        super().__init__()
+        self._keep = keep
+        self._iterator: Iterator[Any] | None = None
+        self._name = source.name
+        self._tally = tally
+        tally.open(HEAD, [source.name])
+        self._pulled = self._begun = loaded
+        self._fresh = fresh
+        self._failed: Exception | None = None  # while it was asked whether that is all
+        self._errors: list[BaseException] = []
+        self._source = source
+        self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
+        self._iterator = source.open()
+        self._earlier: tuple[int, Any] = (loaded, source.before)  # from before those
+
+    @property
+    def fresh(self) -> int:
+        return self._fresh
+
+    def _taken(self, may_block: bool) -> Item | None:
+        """Ask the loader; what it raises passes as it is, and it may be asked again."""
+        if not may_block:
+            raise WouldBlock(None)
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if self._iterator is None:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+        except Exception as error:
+            self._errors.append(error)
+            raise
+        if self._keep is not None:
+            batch = self._keep.copied(batch)
+        rows = batch_rows(batch)
+        spent = time.perf_counter_ns() - began
+        self._tally.add(HEAD, [spent, rows, 0, 0, 0, 0, pytree.data_bytes(batch)])
+        self._fresh += rows
+        self._pulled += 1
+        if self._source.takes_state:
+            self._states.append((self._pulled, self._source.state()))
+        return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return whether a batch was looked at already: the loader is not asked."""
+        return super().poll(count)[0], self._iterator is None
+
+    def loaded_with(self, item: Item, loaded: int) -> int:
+        return max(loaded, item.ordinal + 1)
+
+    def has_ended(self) -> bool:
+        """Return whether the loader is exhausted. A batch or error that this reads comes next."""
+        if self._failed is not None:
+            return False
+        try:
+            return self.peek() is None
+        except Exception as error:
+            self._failed = error
+            return False
+
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
+        self.forget_before(fresh, loaded)
+        return self._states[0][1] if self._states else None, loaded
+
+    def forget_before(self, fresh: int, loaded: int) -> None:
+        while self._states and self._states[0][0] < loaded:
+            self._earlier = self._states.popleft()
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        if ended:
+            self._source.end()
+        if ended or not self._source.takes_state or (loaded and loaded == self._begun):
+            return
+        self.forget_before(fresh, loaded)
+        number, own = self._earlier
+        place = None if own is None or not loaded else {"own": own, "skip": loaded - number}
+        if loaded and place is None:
+            self._source.end()
+        else:
+            self._source.leave(place, is_ahead=self._pulled > loaded)
+
+    def has_raised(self, error: BaseException) -> bool:
+        for at, own in enumerate(self._errors):
+            if own is error:
+                del self._errors[at]  # in place: the reading thread may add another
+                return True
+        return False
+
+    def interrupt(self) -> None:
+        interrupt(self._iterator)
+
+    def clear(self) -> None:
+        """Let go of the loader's iterator, which ends its workers."""
+        self._iterator = self._peeked = None
+
+
+class DeviceStream(DrivenStream):
+    """Batches on a device, one of them under way while another is used."""
+
+    blocking = True
+
+    def __init__(
+        self,
+        upstream: PulledStream,
+        mover: Mover | JaxMover,
+        worker_pool: WorkerPool,
+        mask: PaddingMask | None = None,
+    ) -> None:
+        super().__init__()
+        self._upstream = upstream
+        self._mask = mask
+        self._mover = mover
+        self._worker_pool = worker_pool
+        self._under_way: deque[tuple[Item, Any]] = deque()
+        self._next: Item | None = None
+        self._over = False
+        self._raised: Exception | None = None
+        self.total = upstream.total
+
+    @property
+    def fresh(self) -> int:
+        return self._upstream.fresh
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return whether a batch is on its way to the device (0 or 1), and whether none is left."""
+        if self._peeked is None and not self._under_way:
+            self._begin_early()
+        ready = self._peeked is not None or bool(self._under_way) or self._raised is not None
+        return int(ready), self._over and not ready
+
+    def wait_for(self, count: int) -> None:
+        """Return when a batch is on its way to the device, or none is left."""
+        if self._peeked is None and not self._under_way and self._raised is None:
+            self._begin(wait=True)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for more on the host."""
+        return self._upstream.is_full
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many batches wait, on the host too, and since when there is no room there."""
+        ready, since = self._upstream.ready_since()
+        return ready + len(self._under_way), since
+
+    def _taken(self, may_block: bool) -> Item | None:
+        """Take the next batch on the device, and begin to move the one after it.
+
+        The consumer alone asks, and may always wait.
+        """
+        if not self._under_way and not self._begin(wait=True):
+            return None
+        item, move = self._under_way.popleft()
+        self._begin_early()
+        value = move if type(move) is Failure else self._tried(move, item)
+        return like(item, Ready(value), item.use_key, item.fresh)
+
+    def usable_bytes(self) -> int:
+        return self._mover.usable_bytes()
+
+    def recompute(self, number: int) -> Item:
+        item = self._upstream.recompute(number)
+        self._worker_pool.wait(item.task)
+        value = item.task.values[item.row]
+        if type(value) is not Failure:
+            value = self._tried(lambda: self._mover.start(value)(), item)
+        return like(item, Ready(value), item.use_key, item.fresh)
+
+    def _begin_early(self) -> None:
+        """Start to move the next batch if the host has it; what that raises is raised in turn."""
+        if self._raised is None:
+            try:
+                self._begin(wait=False)
+            except Exception as error:
+                pass_on(error)
+                self._raised = error
+
+    def _begin(self, *, wait: bool) -> bool:
+        """Start to move the next batch; without ``wait`` only if the host has it ready."""
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            raise error
+        if self._next is None:
+            try:
+                self._next = self._upstream.pull(may_block=wait)
+            except WouldBlock:
+                return False
+            self._over = self._next is None
+        item = self._next
+        if item is None or not (wait or item.task.done):
+            return False
+        self._worker_pool.wait(item.task)
+        self._next = None
+        value, item.task.values[item.row] = item.task.values[item.row], None
+        if type(value) is not Failure:
+            value = self._tried(lambda: self._mover.start(self._marked(value, item)), item)
+        self._under_way.append((item, value))
+        return True
+
+    def _marked(self, value: Any, item: Item) -> Any:
+        return value if self._mask is None else self._mask.added(value, item)
+
+    def _tried(self, move: Callable[[], Any], item: Item) -> Any:
+        try:
+            return move()
+        except StageError as error:
+            return Failure(error)
+        except Exception as error:
+            pass_on(error)
+            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
+
+    def clear(self) -> None:
+        self._under_way.clear()
+        self._next = self._peeked = None
+
+
+def interrupt(iterator: Iterator[Any] | None) -> None:
+    """Interrupt another thread that waits in ``next()`` of an iterator, if that can be done."""
+    tell = getattr(iterator, "interrupt", None)
+    if tell is not None:
+        tell()
+
+
+def batch_rows(batch: Any) -> int:
+    """Return how many examples a batch holds: the length of its first array, or else list."""
+    for leaf in pytree.leaves(batch):
+        is_array = isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf)
+        if is_array or pytree.is_jax_array(leaf):
+            return int(leaf.shape[0]) if leaf.ndim else 1
+    return _list_rows(batch) or 1
+
+
+def _list_rows(value: Any) -> int:
+    parts = pytree.children(value)
+    if parts is None:
+        return 0
+    if isinstance(value, list) and all(pytree.children(child) is None for _, child in parts):
+        return len(value)
+    return next((rows for rows in (_list_rows(child) for _, child in parts) if rows), 0)

@@ -1,0 +1,503 @@
+"""From a chain to what the engine runs: what lies between two pools is one segment of work.
+
+``lower`` lets the source and then each stage say what they need, in terms of ``Lowering``. The
+result is a ``Plan``: segments, and between them the points where items are kept, dropped, joined or
+moved. Plans are made once for a chain and shared by its epochs; nothing in them changes when they
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.schedule.orders import Selection
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.sources.source import IndexedSource, Rows, Source, UserObject
+from stoker.stages.batching.batch import Batch
+from stoker.stages.batching.pack import Pack
+from stoker.stages.cache import CacheStage
+from stoker.stages.echo import Echo
+from stoker.stages.filter import Filter
+from stoker.stages.functions.operation import Operation
+from stoker.stages.map import Map
+from stoker.stages.skip import RAISE, Budget
+from stoker.stages.stage import Stage
+from stoker.stages.to import To
+
+Caller = TypeVar("Caller", bound=IndexedSource | Stage)
+
+
+@dataclass
+class Segment:
+    """Stages that run together: examples in, examples or batches out; or batches throughout.
+
+    Attributes:
+        source: the source, in the first segment of an indexed chain.
+        operations: what is done to what comes in.
+        cache: the cache among them, in front of operation number ``cache_at``.
+        batch: the batching stage, if it is in this segment.
+        batch_maps: the maps behind it.
+        batches_in: whether what comes in are batches already.
+        on_device: whether it comes after ``.to(device)``.
+        at: its place among the parts.
+        into_pool: whether a pool keeps what comes out.
+        is_followed: whether that is the pool of an adaptive echo, on a device perhaps.
+        renumbered: whether what comes in was joined before, and is numbered anew.
+    """
+
+    source: IndexedSource | None = None
+    operations: list[Operation] = field(default_factory=list)
+    cache: CacheStage | None = None
+    cache_at: int = 0
+    batch: Batch | None = None
+    batch_maps: list[Map] = field(default_factory=list)
+    batches_in: bool = False
+    on_device: bool = False
+    at: int = 0
+    into_pool: bool = False
+    is_followed: bool = False
+    renumbered: bool = False
+    needs_work_behind = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing happens to single inputs on their way."""
+        return not self.operations and self.cache is None
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether some of what comes in may be left out by a filter."""
+        return any(not operation.makes_values for operation in self.operations)
+
+    @property
+    def rows(self) -> Rows | None:
+        """What gathers batches from arrays, where nothing is done to single examples."""
+        if self.source is None or not self.only_stacks:
+            return None
+        return self.source.rows
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether it is all image functions, but for what stoker itself does."""
+        if self.is_plain or self.batch_maps or self.cache is not None:
+            return False
+        is_own = self.source is None or not self.source.runs_user_code
+        collates = self.batch is not None and self.batch.collate is not None
+        return is_own and not collates and all(each.releases_gil for each in self.operations)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether what comes out are copies, in the rows of a batch."""
+        return self.batch is not None and self.batch.collate is None
+
+    @property
+    def only_stacks(self) -> bool:
+        """Whether inputs are but copied into a batch."""
+        return self.is_plain and self.stacks
+
+    @cached_property
+    def reading(self) -> int:
+        """How many of the first operations only read what they are given."""
+        return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
+
+    @property
+    def borrows(self) -> bool:
+        """Whether a pool lends it items: the first to get hold of them does not write."""
+        return self.reading > 0 or self.only_stacks
+
+    @property
+    def names(self) -> list[str]:
+        """The stages with a time of their own, in order."""
+        names = [operation.name for operation in self.operations]
+        if self.cache is not None:
+            names.insert(self.cache_at, self.cache.name)
+        if self.source is not None:
+            names.insert(0, self.source.name)
+        if self.batch is not None:
+            names.append(self.batch.name)
+        return names + [stage.name for stage in self.batch_maps]
+
+    @property
+    def callers(self) -> list[IndexedSource | Stage]:
+        """What may call objects of the user's, in order."""
+        each = [self.source, *self.operations, self.batch, *self.batch_maps]
+        return [one for one in each if one is not None]
+
+    @cached_property
+    def user_objects(self) -> list[UserObject]:
+        """The objects of the user's that it calls, in order."""
+        return [each for one in self.callers for each in one.user_objects()]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Segment:
+        """Return it with others in their place."""
+        rest = iter(objects)
+
+        def own(one: Caller) -> Caller:
+            made: Any = one.with_user_objects([next(rest) for _ in one.user_objects()])
+            twin: Caller = made
+            return twin
+
+        return replace(
+            self,
+            source=None if self.source is None else own(self.source),
+            operations=[own(each) for each in self.operations],
+            batch=None if self.batch is None else own(self.batch),
+            batch_maps=[own(each) for each in self.batch_maps],
+        )
+
+    def parts(self) -> list[tuple[str, object]]:
+        """Return the source and the stages, each by its name."""
+        parts = [self.source, *self.operations, self.cache, self.batch, *self.batch_maps]
+        return [(part.name, part) for part in parts if part is not None]
+
+    def counters(self) -> list[int]:
+        """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""
+        return [0] * (2 * len(self.names) + 5)
+
+
+@dataclass
+class FilterPoint:
+    """The point after a segment some of whose outputs do not survive.
+
+    Attributes:
+        budgets: the skip budgets, by account: 0 is the pipeline's, the others are those of stages
+            that have one of their own.
+        at: its place among the parts.
+    """
+
+    budgets: Mapping[int, Budget]
+    at: int = 0
+    needs_work_behind = True
+
+
+@dataclass
+class PackPoint:
+    """The point where sequences are joined into full ones.
+
+    Attributes:
+        pack: the stage.
+        at: its place among the parts.
+    """
+
+    pack: Pack
+    at: int = 0
+    needs_work_behind = True
+
+
+@dataclass
+class EchoPoint:
+    """A pool between two segments.
+
+    Attributes:
+        echo: the stage.
+        holds_batches: whether its items are batches.
+        on_device: whether it comes after ``.to(device)``.
+        group: how many items a step of its pool has: one, where those are batches.
+        leaks: whether uses may be left out behind it.
+        at: its place among the parts.
+    """
+
+    echo: Echo
+    holds_batches: bool
+    on_device: bool
+    group: int = 1
+    leaks: bool = False
+    at: int = 0
+    needs_work_behind = True
+
+
+@dataclass
+class DevicePoint:
+    """The point where batches move to a device.
+
+    Attributes:
+        to: the stage.
+        at: its place among the parts.
+    """
+
+    to: To
+    at: int = 0
+    needs_work_behind = False
+
+
+Part = Segment | FilterPoint | PackPoint | EchoPoint | DevicePoint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine runs for a chain.
+
+    Attributes:
+        indexed, iterable, loader: the source, as the one of these that it is.
+        selection: which examples an epoch has, and in what order.
+        buffer: how many examples of a stream are shuffled among each other, 1 for none.
+        parts: in the order that data meets them; none for a bare loader. A segment stands first
+            unless a loader does, and behind every filter point and pool, but that a pool may follow
+            a filter point or the way to a device.
+        group: the number of examples in a batch, 1 where examples are never batched.
+        mask: the field of batches that tells what of them is padding, if they have one.
+    """
+
+    indexed: IndexedSource | None
+    iterable: IterableSource | None
+    loader: LoaderSource | None
+    selection: Selection
+    buffer: int
+    parts: tuple[Part, ...]
+    group: int
+    mask: str | None = None
+
+    @property
+    def source(self) -> Source:
+        source = self.indexed or self.iterable or self.loader
+        assert source is not None
+        return source
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    @cached_property
+    def echoes(self) -> tuple[EchoPoint, ...]:
+        """The pools among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, EchoPoint))
+
+    @property
+    def filters(self) -> int:
+        """How many filter points there are."""
+        return sum(isinstance(part, FilterPoint) for part in self.parts)
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences are joined."""
+        return any(isinstance(part, PackPoint) for part in self.parts)
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether a filter is in the chain."""
+        return any(segment.has_filter for segment in self.segments)
+
+    @property
+    def maps(self) -> list[Map]:
+        """All maps, in order."""
+        each = [stage for part in self.segments for stage in (*part.operations, *part.batch_maps)]
+        return [stage for stage in each if isinstance(stage, Map)]
+
+    @property
+    def random_maps(self) -> list[Map]:
+        """The maps that draw, by their positions."""
+        return [stage for stage in self.maps if stage.is_random]
+
+    @property
+    def cache(self) -> CacheStage | None:
+        """The cache, if there is one."""
+        return next((part.cache for part in self.segments if part.cache is not None), None)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the factor of an echo follows the stall, now or in the run that it replays."""
+        return any(point.echo.is_adaptive for point in self.echoes)
+
+    @property
+    def carries_pool(self) -> bool:
+        """Whether a pool may go on in the next epoch: whatever is in it can be made again there.
+
+        That is so for a single echo that follows the stall, right behind the first segment, if
+        nothing can be left out, so that all epochs have equally many items; and if the next epoch
+        knows the order of this one, which dealing by this one's owners keeps from it.
+        """
+        if self.indexed is None or self.filters or len(self.echoes) != 1:
+            return False
+        if self.selection.is_dealt:
+            return False
+        point = self.echoes[0]
+        return point.echo.is_adaptive and not point.on_device and not point.leaks
+
+    def items_of_first(self, examples: int) -> int:
+        """Return how many outputs the first segment makes of so many examples."""
+        batch = self.segments[0].batch
+        return examples if batch is None else batch.count(examples)
+
+
+def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
+    """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
+    lowering = Lowering(budget)
+    source.lower(lowering)
+    for stage in stages:
+        stage.lower(lowering)
+    return lowering.plan()
+
+
+class Lowering:
+    """Collects what a chain needs from the engine, in order, as the parts of a plan.
+
+    The source calls one of the first three methods, then each stage one of the others.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._indexed: IndexedSource | None = None
+        self._iterable: IterableSource | None = None
+        self._loader: LoaderSource | None = None
+        self._selection = Selection()
+        self._buffer = 1
+        self._parts: list[Part] = []
+        self._segment: Segment | None = None  # the one at hand
+        self._on_device = False
+        self._renumbered = False
+        self._group = 1
+        self._mask: str | None = None
+        self._batches = False  # whether what comes by are batches
+
+    def read(self, source: IndexedSource) -> None:
+        """Examples are read by number."""
+        self._indexed = source
+        self._segment = Segment(source)
+
+    def take_examples(self, source: IterableSource) -> None:
+        """Examples are taken one after another."""
+        self._iterable = source
+        self._segment = Segment()
+
+    def take_batches(self, source: LoaderSource) -> None:
+        """Ready batches are taken one after another."""
+        self._loader = source
+        self._batches = True
+
+    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
+        """A new order every epoch, by blocks if their ends are given.
+
+        Streams are shuffled through a buffer of so many examples.
+        """
+        self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+
+    def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
+        """Only this rank's part of the epoch is read, dealt by who keeps what or not."""
+        self._selection = self._selection.shared(rank, world, uneven=uneven, dealt=dealt)
+
+    def pad(self, *, fills: bool, mask: str | None) -> None:
+        """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
+        self._selection, self._mask = self._selection.padded(fills=fills), mask
+
+    def take(self, count: int) -> None:
+        """Only the first ``count`` examples are read."""
+        self._selection = self._selection.taken(count)
+
+    def skip(self, count: int) -> None:
+        """The first ``count`` examples are left out."""
+        self._selection = self._selection.skipped(count)
+
+    def map(self, stage: Map) -> None:
+        """A function is applied to each item."""
+        segment = self._at_hand()
+        if segment.batch is not None:
+            segment.batch_maps.append(stage)
+        else:
+            segment.operations.append(stage)
+
+    def filter(self, stage: Filter) -> None:
+        """Some examples are left out."""
+        self._at_hand().operations.append(stage)
+
+    def cache(self, stage: CacheStage) -> None:
+        """What comes here is kept in a cache."""
+        segment = self._at_hand()
+        segment.cache, segment.cache_at = stage, len(segment.operations)
+
+    def batch(self, stage: Batch) -> None:
+        """Examples become batches."""
+        self._at_hand().batch = stage
+        self._group, self._batches = stage.n, True
+
+    def pack(self, stage: Pack) -> None:
+        """Sequences are joined; a segment of work comes right before."""
+        self._close()
+        if self._parts[-1].needs_work_behind:
+            self._parts.append(Segment())
+        self._parts.append(PackPoint(stage))
+        self._renumbered = True
+
+    def echo(self, stage: Echo) -> None:
+        """Items are used several times."""
+        self._close()
+        self._parts.append(EchoPoint(stage, self._batches, self._on_device))
+
+    def move(self, stage: To) -> None:
+        """Batches go to a device."""
+        self._close()
+        self._parts.append(DevicePoint(stage))
+        self._on_device = True
+
+    def plan(self) -> Plan:
+        """Return the plan of what was collected."""
+        self._close()
+        if self._parts and self._parts[-1].needs_work_behind:
+            self._parts.append(self._new())
+        into_pool = is_followed = leaks = False  # of what comes after the part at hand
+        for at, part in reversed(list(enumerate(self._parts))):
+            part.at = at
+            match part:
+                case Segment():
+                    part.into_pool, part.is_followed = into_pool, is_followed
+                    into_pool = is_followed = False
+                case FilterPoint() | PackPoint():
+                    leaks = True
+                case EchoPoint():
+                    part.group = 1 if part.holds_batches else self._group
+                    part.leaks = leaks
+                    into_pool, is_followed = True, part.echo.is_adaptive
+                case DevicePoint():
+                    into_pool = False
+        return Plan(
+            self._indexed,
+            self._iterable,
+            self._loader,
+            self._selection.in_batches(self._group),
+            self._buffer,
+            tuple(self._parts),
+            self._group,
+            self._mask,
+        )
+
+    def _at_hand(self) -> Segment:
+        if self._segment is None:
+            self._segment = self._new()
+        return self._segment
+
+    def _new(self) -> Segment:
+        return Segment(
+            batches_in=self._batches, on_device=self._on_device, renumbered=self._renumbered
+        )
+
+    def _close(self) -> None:
+        """End the segment at hand; between two pools there has to be one."""
+        if self._segment is not None or (self._parts and self._parts[-1].needs_work_behind):
+            self._parts += self._split(self._at_hand())
+        self._segment = None
+
+    def _split(self, segment: Segment) -> list[Part]:
+        """Split a segment behind its operations, if what comes out of them may not survive."""
+        if segment.batches_in or (segment.source is None and segment.is_plain):
+            return [segment]
+        each = segment.operations
+        budgets = {one.account: one.budget for one in each if one.budget is not None}
+        budgets[0] = self._budget
+        if not segment.has_filter and all(b == RAISE for b in budgets.values()):
+            return [segment]
+        again = segment.renumbered
+        first = Segment(segment.source, each, segment.cache, segment.cache_at, renumbered=again)
+        pieces: list[Part] = [first, FilterPoint(budgets)]
+        if segment.batch is not None:
+            pieces.append(
+                Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)
+            )
+        return pieces

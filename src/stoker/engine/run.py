@@ -1,0 +1,560 @@
+"""One epoch being run: a plan's streams, its worker pool, and where it stands.
+
+Called by the consumer alone, one thread at a time. In a forked child nothing of a run may be used
+(``is_inherited``). A run remembers where its last 64 outputs began, so that a trainer may
+acknowledge them late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stoker.basics import pytree
+from stoker.basics.process import OwningProcess
+from stoker.basics.warn import warn
+from stoker.engine import checkpoint
+from stoker.engine.build import EpochSetup, EpochStreams
+from stoker.engine.checkpoint import Position
+from stoker.engine.echo.adaptive_feed import AdaptiveFeed
+from stoker.engine.echo.rank_sync import AgreedPolicy
+from stoker.engine.items import Item, Tally
+from stoker.engine.survivors import FilteredStream
+from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
+from stoker.engine.workers.threads import TIMED
+from stoker.errors import StateError, StokerError
+from stoker.schedule import adaptive, rng
+from stoker.schedule.echo_record import Decisions, EchoRecord
+from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
+
+_PRUNE_BATCHES = 64
+_REMEMBERED = 64  # outputs that a wrapper may have read ahead of its trainer
+FORGOTTEN = (
+    f"more than {_REMEMBERED - 1} batches were handed out since the last that was acknowledged: "
+    "acknowledge batches when training has finished with them"
+)
+
+
+class _Handed(NamedTuple):
+    """How far an epoch was when an output had been handed out."""
+
+    yielded: int
+    uses: int
+    fresh: int
+    loaded: int
+
+
+class Run:
+    """An epoch of a plan, from its beginning or from a position; used by the consumer alone."""
+
+    def __init__(self, setup: EpochSetup) -> None:
+        plan, position = setup.plan, setup.position
+        self._setup = setup
+        self._plan = plan
+        self.steps = setup.steps
+        self.length = setup.length
+        self._left_ns = 0
+        self.began_at = position.yielded
+        self.flows = False  # whether another pass follows within its epoch
+        self.was_asked = False
+        self._has_looked = False  # ahead of ``next``, and what was found there
+        self._ahead: Item | Exception | None = None
+        self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
+        self.finished: int | None = None  # outputs that the trainer says it has finished with
+        self._owner = OwningProcess()
+        self.yielded = position.yielded
+        self.uses = position.uses
+        self.fresh = position.fresh
+        self.loaded = position.loaded
+        # Plain tuples, read as _Handed: one is made for each output.
+        self._handed: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
+        self._remember()
+        self._repeats = 0
+        self._last: Item | None = None
+        self._batch_bytes = 0
+        self._ended_ns = self._rested_ns = 0
+        self._resting_ns = 0  # since when it rests
+        self._began_ns = time.perf_counter_ns()
+        self.closed = False
+        self.complete = False
+        self._cache = plan.cache.cache if plan.cache is not None else None
+        self._cache_before = self._cache.counts() if self._cache is not None else None
+        if self._cache_before is not None:
+            setup.autotuner.begin_epoch(self._cache_before.misses)
+        self._streams = streams = EpochStreams(setup)
+        self._pools, self._planning = streams.pools, streams.planning
+        self._skip_log = streams.skip_log
+        self._segments = self._streams.segments
+        began = time.perf_counter_ns()
+        try:
+            self._streams.build()
+            if position.yielded and (plan.loader or (plan.iterable and plan.echoes)):
+                checkpoint.begin_empty(self._segments, position)
+            elif position.yielded or position.snapshots:
+                checkpoint.resume(self._segments, position)
+            if setup.carried:
+                (feed,) = self._pools.feeds
+                assert isinstance(feed, AdaptiveFeed)
+                feed.adopt(setup.carried)
+        except BaseException:
+            self.close()
+            raise
+        self._wait_ns = time.perf_counter_ns() - began  # iter() may start processes
+
+    @property
+    def total(self) -> int | None:
+        """The number of outputs of the epoch, or None."""
+        total = self._streams.last.total
+        limits = [limit for limit in (total, self.steps) if limit is not None]
+        return min(limits, default=None)
+
+    @property
+    def has_handed_out_all(self) -> bool:
+        """Whether every output was handed out, as far as the epoch's length tells."""
+        return self.yielded > self.began_at and self.yielded == self.length
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left; a loader, which may have more than its length, is asked."""
+        if not self.has_handed_out_all:
+            return False
+        if self.yielded == self.steps:
+            return True
+        streams = self._streams
+        return streams.head is None or streams.prefetcher is not None or streams.head.has_ended()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that runs this.
+
+        If so, nothing here may be used: the threads do not exist in the child, locks may stay held
+        for ever, and the worker processes belong to the parent.
+        """
+        return not self._owner.is_current
+
+    @property
+    def short(self) -> bool:
+        """Whether an epoch that is over had fewer outputs than its steps say."""
+        return self.steps is not None and self.yielded < self.steps
+
+    def why_empty(self) -> str:
+        """Say why there was no output, though there were examples; "" where neither is so."""
+        if self.yielded or self.together:
+            return ""
+        left_out = self._skip_log.filtered + self._skip_log.skipped
+        if left_out:
+            return f"filters and skip budgets left out {left_out:,} examples"
+        batch = next((s.segment.batch for s in self._segments if s.segment.batch), None)
+        dropped = self._dropped()
+        if batch is not None and dropped:
+            return (
+                f"drop_last left out {dropped:,} examples, and a batch has {batch.n:,}: take a "
+                "smaller batch, or keep the last one"
+            )
+        return ""
+
+    @property
+    def together(self) -> bool:
+        """Whether other ranks might take more steps, and then wait for this one.
+
+        Not where the length is known beforehand: parts of equal length end alike.
+        """
+        share = self._plan.selection.share
+        sharded = share is not None and share.world > 1 and self._streams.last.total is None
+        return self._setup.ranks is not None or sharded
+
+    def rest(self) -> None:
+        """Stop the clock until ``wake``: nobody iterates."""
+        self._resting_ns = self._resting_ns or time.perf_counter_ns()
+
+    def wake(self) -> None:
+        """Have the clock go on."""
+        if self._resting_ns:
+            self._rested_ns += time.perf_counter_ns() - self._resting_ns
+            self._resting_ns = 0
+
+    def next(self) -> Any:
+        """Return the next output.
+
+        Raises:
+            StopIteration: the epoch is over.
+            StageError: a stage failed on an example that this output needs.
+        """
+        self.was_asked = True
+        if self._streams.tally.misdrawn:
+            warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
+        for said in self._setup.kept_workers.warnings():
+            warn(said)
+        began = time.perf_counter_ns()
+        if self._has_looked:
+            item, self._ahead, self._has_looked = self._ahead, None, False
+        else:
+            item = self._pull(began)
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            raise StopIteration
+        task = item.task
+        if not task.done:
+            self._streams.last_pool.wait(task)
+        value, task.values[item.row] = task.values[item.row], None
+        if type(value) is Failure:
+            if isinstance(value.error, Rejected):
+                raise StateError(
+                    "a filter let an example through before the resume and rejects it now: filters "
+                    "must be deterministic"
+                )
+            raise value.error
+        if self._streams.mask is not None:
+            value = self._streams.mask.added(value, item)
+        self._left_ns = time.perf_counter_ns()
+        self._wait_ns += self._left_ns - began
+        if not self.yielded:
+            self._streams.last_pool.plan()
+        self.yielded += 1
+        if item.fresh > self.fresh:
+            self.fresh = item.fresh
+        self._last = item
+        self.uses += item.rows
+        self._repeats += item.repeats
+        if self._streams.head is not None:
+            self.loaded = self._streams.head.loaded_with(item, self.loaded)
+        self._remember()
+        if not self._batch_bytes:
+            self._batch_bytes = pytree.nbytes(value)
+            for feed in self._pools.feeds:
+                known = self._setup.sizes[feed.echo.position]
+                known.item_bytes = known.item_bytes or feed.item_bytes()
+        if self.yielded % _PRUNE_BATCHES == 0:
+            self._forget()
+        return value
+
+    def _pull(self, now: int) -> Item | None:
+        """Take the next output from the last stream, done or not; None at the end."""
+        if self.yielded == self.steps:
+            return None
+        planned = self._pools.planned
+        if planned is not None:
+            self._confer(planned, now)
+            if planned.over(self.yielded):
+                return None
+        item = self._streams.last.pull()
+        if item is None and planned is not None and not planned.alike and self.steps is None:
+            raise StokerError("no example is left on this rank, while others go on")
+        return item
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows the output handed out last.
+
+        Where only the end tells, the next output is taken from its stream, and kept for ``next``.
+        """
+        if self.length is not None and (self.yielded < self.length or self.is_over):
+            return self.yielded >= self.length
+        if not self._has_looked:
+            self._has_looked = True
+            try:
+                self._ahead = self._pull(time.perf_counter_ns())
+            except Exception as error:  # raised where the output is asked for
+                self._ahead = error
+        return self._ahead is None
+
+    def last_uses(self) -> Uses:
+        """Return what the examples handed out last are uses of."""
+        item = self._last
+        words, ages = (
+            ([], [])
+            if item is None
+            else item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
+        )
+        return Uses(
+            np.array([1 + rng.use_of(word) for word in words], np.int64),
+            np.array(ages, np.int64),
+            self._streams.valid(item) if item is not None else np.zeros(0, bool),
+        )
+
+    @property
+    def remainder(self) -> int:
+        """How many examples the last batches of all ranks hold; 0: there is no padding in them."""
+        padded = self._streams.padded
+        return 0 if padded is None else padded.remainder
+
+    @property
+    def ends_unequally(self) -> bool:
+        """Whether ranks have more or fewer examples than others."""
+        selection, source = self._plan.selection, self._plan.indexed
+        if selection.share is None or not selection.share.uneven or source is None:
+            return False
+        first, last = (
+            source.examples(replace(selection, share=replace(selection.share, rank=rank)))
+            for rank in (0, selection.share.world - 1)
+        )
+        return first != last
+
+    def _remember(self) -> None:
+        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
+
+    def _forget(self) -> None:
+        if self._streams.head is not None:
+            oldest = _Handed(*self._handed[0])
+            self._streams.head.forget_before(oldest.fresh, oldest.loaded)
+        if not self._planning.lock.acquire(blocking=False):
+            return  # another time will do
+        try:
+            checkpoint.forget(self._segments, _Handed(*self._handed[0]).yielded, self._planning)
+        finally:
+            self._planning.lock.release()
+
+    def _confer(self, planned: AgreedPolicy, now: int) -> None:
+        """Agree with other ranks where that is due."""
+        if self._left_ns:
+            planned.consumed(now - self._left_ns)
+        if planned.due(self.yielded):
+            feed = next(feed for feed in self._pools.feeds if isinstance(feed, AdaptiveFeed))
+            taken = 0
+            if feed.started:
+                taken = (
+                    feed.fresh if isinstance(feed.upstream, FilteredStream) else feed.pool.admitted
+                )
+            planned.agree(self.yielded, taken)
+            self._setup.autotuner.factor = planned.factor
+            self._streams.worker_pool.plan()  # planning may have stopped where nobody had agreed
+
+    def acknowledge(self, outputs: int) -> None:
+        """Take note that the trainer has finished with so many more outputs.
+
+        Raises ValueError when that is more than were handed out.
+        """
+        finished = (self.began_at if self.finished is None else self.finished) + outputs
+        if finished > self.yielded:
+            raise ValueError(
+                f"{finished - self.began_at} batches cannot be finished: "
+                f"{self.yielded - self.began_at} were handed out"
+            )
+        self.finished = finished
+        while len(self._handed) > 1 and _Handed(*self._handed[0]).yielded < finished:
+            self._handed.popleft()
+
+    def unfinished(self) -> deque[Position | None]:
+        """Return the start positions of the outputs not yet acknowledged, oldest first.
+
+        None for outputs that are no longer remembered. Empty if ``acknowledge`` was never called.
+        """
+        if self.finished is None:
+            return deque()
+        handed = [_Handed(*at) for at in self._handed]
+        known = [at for at in handed if self.finished <= at.yielded < self.yielded]
+        forgotten = self.late - len(known)
+        return deque([*[None] * forgotten, *map(self._position, known)])
+
+    @property
+    def late(self) -> int:
+        """The outputs that are not acknowledged; none if ``acknowledge`` was never called."""
+        return 0 if self.finished is None else self.yielded - self.finished
+
+    def position(self, late: int) -> Position:
+        """Return the position before so many of the outputs handed out last.
+
+        For a loader or a stream it has no snapshots, as nothing can be made again; and it does not
+        wait for the thread that may be reading.
+        """
+        if late >= len(self._handed):
+            raise StateError(FORGOTTEN)
+        return self._position(_Handed(*self._handed[-1 - late]))
+
+    def _position(self, at: _Handed) -> Position:
+        head = self._streams.head
+        if head is not None:
+            state, loaded = head.state_at(at.fresh, at.loaded)
+            return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
+        with self._planning.lock:
+            snapshots, records, packs = checkpoint.needed(
+                self._segments, at.yielded, self._planning
+            )
+            pools = [feed.pool for feed in self._pools.feeds] if snapshots else []
+            return Position(
+                at.yielded,
+                at.uses,
+                snapshots,
+                [pool.admitted if pool.ended else None for pool in pools],
+                records,
+                dict(self._skip_log.spent),
+                self._skip_log.filtered,
+                at.fresh,
+                owners=self._setup.owners,
+                packs=packs,
+            )
+
+    def next_start(self) -> Position | None:
+        """Return where the next epoch begins if the pool of this one, which is over, goes on in it.
+
+        None if the next epoch begins with nothing.
+        """
+        feed = self._carrying()
+        if feed is None:
+            return None
+        with self._planning.lock:
+            moment = adaptive.carried(feed.pool, self._segments[0].total or 0)
+        return Position(snapshots=[moment], items=[None])
+
+    def carried(self) -> dict[int, Item]:
+        """Return what the pool hands on to the next epoch, by the numbers that it has there."""
+        feed = self._carrying()
+        return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
+
+    def _carrying(self) -> AdaptiveFeed | None:
+        if not self._plan.carries_pool or self._setup.ranks is not None:
+            return None
+        (feed,) = self._pools.feeds
+        assert isinstance(feed, AdaptiveFeed)
+        return feed if feed.started and feed.pool.held else None
+
+    def close(self) -> None:
+        """End every thread and process of this run, and let go of a loader's iterator."""
+        if self.closed:
+            return
+        self.closed = True
+        self._ended_ns = time.perf_counter_ns()
+        with contextlib.ExitStack() as rest:
+            rest.callback(self.leave)
+            if self._setup.recycler is None:
+                rest.callback(self._streams.recycler.clear)
+            rest.callback(self._streams.close)
+
+    def leave(self) -> None:
+        """Tell what is read one item after another how far the consumer got."""
+        head = self._streams.head
+        if head is not None:
+            ended = self.complete and self.yielded != self.steps
+            head.leave(self.fresh, self.loaded, ended=ended)
+
+    def raised_by_loader(self, error: BaseException) -> bool:
+        """Tell whether a foreign loader raised an error, and may go on."""
+        head = self._streams.head
+        return head is not None and head.has_raised(error)
+
+    def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
+        """Return what each echo that follows the stall decided so far, by its position."""
+        found = {}
+        for feed in self._pools.feeds:
+            if isinstance(feed, AdaptiveFeed) and feed.started:
+                pool = feed.pool
+                echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
+                carried = adaptive.pack(feed.carried) if feed.carried else None
+                codes = bytes(pool.codes)
+                made = Decisions(self._setup.epoch, pool.first_step, codes, carried)
+                found[feed.echo.position] = echo, made
+        return found
+
+    def held(self) -> dict[int, int]:
+        """Return how many items each pool holds."""
+        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.started}
+
+    def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
+        """Return what happened so far."""
+        tally = self._streams.tally
+        with self._streams.worker_pool.lock:
+            stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
+            worker_time = self._worker_time(tally)
+        ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
+        ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
+        source = self._plan.loader or self._plan.iterable
+        worked_s = sum(stage.seconds for stage in stages)
+        return Stats(
+            epoch=self._setup.epoch,
+            fresh_examples=self.fresh,
+            uses=self.uses,
+            batches=self.yielded,
+            realised_factor=self._factor(),
+            dropped_uses=self._dropped(),
+            repeats_in_batches=self._repeats,
+            copy_distance=tally.distance_sum / tally.distances if tally.distances else 0.0,
+            elapsed_s=(ended_ns - self._began_ns - self._rested_ns) / 1e9,
+            consumer_wait_s=self._wait_ns / 1e9,
+            production_s_per_example=worked_s / self.fresh if self.fresh else 0.0,
+            stages=stages,
+            workers=self._streams.worker_pool.workers,
+            window_ready=ready,
+            window_size=size,
+            window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
+            pools=pools,
+            filtered_examples=self._skip_log.filtered,
+            skipped_examples=self._skip_log.skipped,
+            cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
+            skips=tuple(self._skip_log.skips),
+            parts=self._streams.part_stats(self.fresh),
+            read_bytes=tally.read_bytes,
+            thread_trial=self._streams.worker_pool.thread_trial,
+            worker_time=worker_time,
+            feed_lag_outputs=source.lag_outputs() if source is not None else None,
+        )
+
+    def _worker_time(self, tally: Tally) -> WorkerTime | None:
+        """Return what workers did with their time, by samples; asked with the pool's lock held."""
+        pool = self._streams.worker_pool
+        asleep_ns, are_told_apart = 0.0, True
+        sums = np.zeros(3)
+        for part, spent in tally.spent.items():
+            rows, *times = spent[TIMED]
+            if not rows:
+                continue
+            wall_ns, wanted_ns, _ = times
+            sums += times
+            blocked_ns = max(0, wall_ns - wanted_ns)
+            alone_ns = self._setup.autotuner.cost(part, self._plan.group).asleep_row_ns
+            # Where half a processor does all of it, the GIL is free most of the time.
+            sleeps = pool.remote or pool.active < 2 or pool.active * wanted_ns < 0.5 * wall_ns
+            if sleeps:
+                asleep_ns += blocked_ns
+            elif alone_ns is not None:
+                asleep_ns += min(blocked_ns, alone_ns * rows)
+            else:
+                are_told_apart = False
+        wall, wanted, cpu = sums.tolist()
+        if not wall:
+            return None
+        wanted = min(wall, wanted)
+        cpu = min(cpu, wanted)
+        blocked = wall - wanted
+        asleep = min(blocked, asleep_ns) / wall if are_told_apart else None
+        return WorkerTime(wall / 1e9, cpu / wall, (wanted - cpu) / wall, blocked / wall, asleep)
+
+    def _factor(self) -> float:
+        """Return the uses of each fresh example.
+
+        Where some are left out or joined, the two cannot be divided: there by what pools drew.
+        """
+        if not self._plan.echoes or not self.fresh:
+            return float(self.fresh > 0)
+        if self._plan.filters or self._plan.packs:
+            return math.prod(feed.factor for feed in self._pools.feeds)
+        return self.uses / self.fresh
+
+    def _window_bytes(self) -> int:
+        total = 0
+        echoes = [feed.echo.position for feed in self._pools.feeds]
+        for stream in self._segments:
+            unit = self._batch_bytes
+            if stream.segment.into_pool:  # the pool it fills is the next one that is left
+                known = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
+                unit = known.item_bytes if known else 0
+            total += stream.ahead() * unit
+        prefetcher = self._streams.prefetcher
+        if prefetcher is not None and self._pools.feeds:
+            known = self._setup.sizes.get(self._pools.feeds[0].echo.position)
+            total += prefetcher.size * (known.item_bytes if known else 0)
+        return total
+
+    def _dropped(self) -> int:
+        for stream in self._segments:
+            batch = stream.segment.batch
+            if batch is not None and batch.drop_last:
+                inputs = stream.inputs
+                return stream.dropped_inputs if inputs is None else inputs % batch.n
+        return 0

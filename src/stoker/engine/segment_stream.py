@@ -1,0 +1,460 @@
+"""What a segment makes of its inputs, in order, through a bounded window.
+
+A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
+are computed by tasks: one batch, or some examples for a pool (at least an eighth of a batch,
+because a task costs time), or a few batches that are gathered straight from arrays. What is done in
+a task is in ``segment_runner``.
+
+The window holds the outputs that were submitted and not taken yet:
+
+- in general ``max(2 * group, 8 * workers * chunk)`` examples, in whole outputs;
+- few batches where they are gathered from arrays or tables (``Rows.together``);
+- at least twice as many as a source that reads ahead has requests;
+- around an adaptive echo, see ``adaptive_feed``;
+- nothing inline, but for what is left of a few outputs that were made at once: of small ones for at
+  most 0.2 ms, where there may be workers, of gathered batches for at most 1 ms; and nothing after a
+  feed that blocks in the consumer's thread (a loader, a device).
+
+A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
+task would cost more.
+
+The consumer calls ``pull`` of the last stream, workers call its ``plan_ahead``. The other methods
+of ``Stream`` are called with the planning lock held. Outputs are appended to a window under that
+lock. From the last window the consumer alone takes, without the lock; from the others the planner
+takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from stoker.engine.items import (
+    Feed,
+    Item,
+    Planning,
+    PulledStream,
+    Ready,
+    Use,
+    WouldBlock,
+    done_item,
+    like,
+)
+from stoker.engine.segment_runner import SegmentRunner
+from stoker.engine.work import ENDED, Failure
+from stoker.engine.workers.threads import Task
+from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
+from stoker.schedule.orders import Order
+
+FOLLOWED_BATCHES = 8
+"""Batches in front of a pool whose factor follows the stall."""
+_HERE_OUTPUTS = 8  # made at once inline, to share what that costs
+_HERE_NS = 200_000  # so long they may take
+_GATHERED = 4  # batches of a task that gathers them
+_GATHERED_NS = 1_000_000  # or those that take no longer, as far as their source has so many
+
+
+class SegmentStream(PulledStream):
+    """What a segment makes of its inputs, in order, through a bounded window.
+
+    Args:
+        runner: does the work.
+        feed: where inputs come from; None for fresh examples, in ``order``.
+        order: the epoch's order, None where there is no addressed source.
+        examples: the number of fresh examples in the epoch.
+        group: the number of examples in a batch.
+        planning: the planning lock of this run.
+        read_ahead: how many examples a source wants to be told of before they are fetched.
+    """
+
+    def __init__(
+        self,
+        runner: SegmentRunner,
+        feed: Feed | None,
+        order: Order | None,
+        examples: int,
+        *,
+        group: int,
+        planning: Planning,
+        read_ahead: int = 0,
+    ) -> None:
+        self._runner = runner
+        self.feed = feed
+        self._order = order
+        self._examples = examples
+        self._group = group
+        self._planning = planning
+        self._read_ahead = read_ahead
+        self._worker_pool = runner.worker_pool
+        self.segment = segment = runner.segment
+        self._cost = cost = runner.cost
+        batch = segment.batch
+        self.inputs_each = batch.n if batch else 1
+        self._batches = batch is not None or segment.batches_in
+        self.inputs = inputs = examples if feed is None else feed.total
+        self.total = inputs if batch is None or inputs is None else batch.count(inputs)
+        rows = runner.rows
+        self._gathers_alone = rows is not None and not segment.batch_maps
+        self._gathers = self._gathers_alone and not segment.into_pool
+        self._passes = feed is not None and segment.batches_in and segment.is_plain
+        if feed is not None and segment.is_plain and not segment.batch_maps:
+            cost.light = True
+        if self._passes or (rows is not None and self._gathers_alone and rows.releases_gil):
+            cost.releases_gil = True
+            cost.inline_ns = GATHER_INLINE_BATCH_NS * (1 if rows is None else rows.parts)
+        elif segment.releases_gil:
+            cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
+        self._together = 1  # batches that are gathered at once, at most
+        if rows is not None and self._gathers:
+            self._together = rows.together(group)
+            cost.chunk_rows = self._together * group
+        work = runner.work
+        is_read_here = feed is None and work.reader is None and work.gather is None
+        self._is_read = is_read_here and not segment.into_pool
+        self._last_ns = 0  # what an output took that was made here
+        self._next = 0  # the output to be submitted next
+        self._window: deque[Item] = deque()
+        self._ended = False
+        self._pulled = False
+        self.dropped_inputs = 0  # where only the end tells
+        self.earlier: dict[int, SegmentStream] = {}  # makes what is numbered below 0 again
+
+    @property
+    def fresh(self) -> int:
+        """Fresh examples behind the outputs that were submitted."""
+        if self.feed is not None:
+            return self.feed.fresh
+        return min(self._examples, self._next * self.inputs_each)
+
+    @property
+    def _passes_here(self) -> bool:
+        """Whether the consumer copies uses itself, because a task would cost more than the copy."""
+        return self._passes and (
+            self._worker_pool.inline or self._cost.batch_ns() < INLINE_BATCH_NS
+        )
+
+    def pull(self, *, may_block: bool = True) -> Item | None:
+        """Return the next output, and have the window refilled.
+
+        Called by the consumer. It plans only if the window is empty; otherwise workers plan ahead.
+        """
+        if self._window:  # nobody else takes from it
+            item: Item | None = self._window.popleft()
+        else:
+            with self._planning.lock:
+                self._planning.may_block = may_block
+                if not self._window and self._passes_here:
+                    item = self._passed()
+                elif self._window or self._submit_next():
+                    item = self._window.popleft()
+                else:
+                    item = None
+        if item is not None and (self._pulled or self._gathers):
+            self._worker_pool.plan()
+        self._pulled = True  # the first output is handed out before planning ahead
+        return item
+
+    def plan_ahead(self) -> bool:
+        """Submit one more output if the window has room; return whether there is room for another.
+
+        Called by workers. Must not block: the holder of the planning lock may be waiting for this
+        worker (deadlock).
+        """
+        if self._worker_pool.closed or self._passes_here:  # its feed is filled with each use
+            return False
+        if not self._planning.lock.acquire(blocking=False):
+            return False
+        try:
+            self._planning.may_block = False
+            if len(self._window) >= self.ahead() or not self._submit_next():
+                return False
+            return len(self._window) < self.ahead()
+        except WouldBlock as error:
+            task = error.task
+        finally:
+            self._planning.lock.release()
+        return task is not None and self._worker_pool.plan_after(task)
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        """Yield the next ``count`` outputs, fewer only at the end; then fill the window up."""
+        window = self._window
+        while count:
+            # Inline there is no working ahead, so no more is begun than is wanted.
+            at_most = count if self._worker_pool.inline else None
+            if not window and not self._submit_next(at_most):
+                return
+            taken = min(count, len(window))
+            for _ in range(taken):
+                yield window.popleft()
+            count -= taken
+        self._fill(self.ahead())
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` outputs are ready, and whether they are the last.
+
+        Never blocks; inline, outputs are made here and now.
+        """
+        window = self._window
+        self._fill(count if self._worker_pool.inline else self.ahead())
+        ready = 0
+        for item in window:
+            if ready == count or not item.task.done:
+                break
+            ready += 1
+        return ready, ready == len(window) and (self._ended or self._next == self.total)
+
+    def _fill(self, least: int) -> None:
+        """Submit outputs until the window holds so many, or that would have to wait."""
+        window, inline = self._window, self._worker_pool.inline
+        may_block, self._planning.may_block = self._planning.may_block, False
+        try:
+            while len(window) < least:
+                if not self._submit_next(least - len(window) if inline else None):
+                    break
+        except WouldBlock:
+            pass
+        finally:
+            self._planning.may_block = may_block
+
+    def wait_for(self, count: int) -> None:
+        window = self._window
+        while len(window) < count and self._submit_next():
+            pass
+        for item in reversed(list(islice(window, count))):
+            if not item.task.done:
+                if not self._planning.may_block:
+                    raise WouldBlock(item.task)
+                self._worker_pool.wait(item.task)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window is full and done; always true inline."""
+        window = self._window
+        if self._worker_pool.inline:
+            return True
+        return len(window) >= self.ahead() and window[0].task.done and window[-1].task.done
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many outputs in the window are done, and since when all are and it is full."""
+        tasks = [item.task for item in tuple(self._window)]
+        done = sum(task.done for task in tasks)
+        if done < len(tasks) or done < self.ahead():
+            return done, None
+        return done, max((task.done_ns for task in set(tasks)), default=0)
+
+    def occupancy(self) -> tuple[int, int]:
+        """Return how many outputs in the window are done, and how many it may hold."""
+        return self.ready_since()[0], self.ahead()
+
+    def peek(self) -> Item | None:
+        """Return the next output without taking it; of examples no more than that one is begun."""
+        if not self._window and not self._submit_next(at_most=1):
+            return None
+        return self._window[0]
+
+    def recompute(self, number: int) -> Item:
+        if number < 0:
+            assert self.total is not None
+            back, there = divmod(number, self.total)
+            item = self.earlier[-back].recompute(there)
+            item.ordinal = number
+            return item
+        start = number * self.inputs_each
+        uses = None if self.feed is None else self.feed.recompute_uses(start, self.inputs_each)
+        return self._submit(number, 1, uses)[0]
+
+    def indices(self, start: int, stop: int) -> list[int]:
+        """Return the indices of fresh examples ``start .. stop - 1`` that the epoch has."""
+        assert self._order is not None
+        found: list[int] = self._order.span(start, max(start, min(stop, self._examples))).tolist()
+        return found
+
+    def index_before(self, ordinal: int) -> int:
+        """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
+        back, there = divmod(ordinal, self._examples)
+        return self.earlier[-back].indices(there, there + 1)[0]
+
+    def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
+        """Wrap what went wrong where an output was to be used."""
+        return self._runner.work.failure(stage, error, ordinal)
+
+    def start_at(self, number: int) -> None:
+        """Continue with output ``number``; what feeds this stream must be there already."""
+        self._next = number
+
+    def ahead(self) -> int:
+        """Return how many outputs the window holds besides the one that was asked for."""
+        pool = self._worker_pool
+        if pool.inline or (self.feed is not None and self.feed.blocking):
+            return 0
+        if self._gathers:
+            return 2 * self._at_once()
+        chunk = self._cost.chunk(pool.target_ns)
+        examples = max(2 * self._group, 8 * pool.workers * chunk, self._read_ahead)
+        if self.segment.is_followed:  # or jitter alone would call for echoing
+            examples = max(FOLLOWED_BATCHES * self._group, examples)
+        elif self.feed is not None and self.feed.follows:  # what is decided early is decided badly
+            examples = 2 * self._group
+        return -(-examples // self._group) if self._batches else examples
+
+    def clear(self) -> None:
+        for item in self._window:
+            item.task.waiting = item.task.items = None  # tasks that wait for each other are a cycle
+        self._window.clear()
+
+    def _passed(self) -> Item | None:
+        """Hand the next use on, here and now: a copy, or what is stored if it is the last."""
+        assert self._planning.is_held()
+        assert self.feed is not None
+        uses = self.feed.take(1)
+        if not uses or self._next == self.total:
+            return None
+        item = uses[0][0]
+        self._worker_pool.wait(item.task)
+        self._next += 1
+        began = time.perf_counter_ns()
+        (value,) = self._runner.taken([item], own=False)
+        self._cost.note(1, time.perf_counter_ns() - began)
+        return self._used(uses[0], Ready(value), self.feed.fresh)
+
+    def _used(self, use: Use, task: Any, fresh: int) -> Item:
+        """Return the item that one use of an item becomes."""
+        item, use_key, age = use
+        assert self.feed is not None
+        if self.feed.in_order:  # what was read by then for later ones does not count
+            return like(item, task, use_key, item.fresh)
+        made = like(item, task, use_key, fresh)
+        made.age, made.examples = age, None
+        return made
+
+    def _submit_next(self, at_most: int | None = None) -> bool:
+        assert self._planning.is_held()
+        number = self._next
+        if self._ended or number == self.total:
+            return False
+        here = self._count_here(at_most)
+        count = here or self._task_size(at_most)
+        if self.total is not None:
+            count = min(count, self.total - number)
+        if here:
+            self._make(number, count)
+            return True
+        self._last_ns = 0
+        uses = None
+        if self.feed is not None:
+            if not self._batches:
+                count = self.feed.together(count)
+            uses = self.feed.take(count * self.inputs_each)
+            batch = self.segment.batch
+            if not uses or (batch and batch.drop_last and len(uses) < batch.n):
+                self._ended = True
+                if not any(map(_ended_stream, uses)):
+                    self.dropped_inputs = len(uses)
+                    return False
+        self._next += count
+        self._window.extend(self._submit(number, count, uses))
+        return True
+
+    def _count_here(self, at_most: int | None) -> int:
+        """Return how many outputs are made here and now, as a task would cost more; 0: none."""
+        pool, cost = self._worker_pool, self._cost
+        if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
+            return 0
+        each_ns = max(cost.batch_ns(), self._last_ns)
+        if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
+            return 1 if self._gathers_alone and not pool.limit else 0
+        if self._gathers_alone:
+            return max(1, min(self._together, int(_GATHERED_NS / each_ns)))
+        return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+
+    def _at_once(self) -> int:
+        """Return how many batches a task gathers: many if they are quickly gathered."""
+        each_ns = self._cost.batch_ns()
+        quickly = int(_GATHERED_NS / each_ns) if each_ns else 0
+        return min(self._together, max(quickly, _GATHERED))
+
+    def _make(self, number: int, count: int) -> None:
+        """Make the next outputs here and now."""
+        assert self._order is not None
+        began, each = time.perf_counter_ns(), self.inputs_each
+        start = number * each
+        stop = min(start + count * each, self._examples)
+        for value in self._runner.made(number, self._order.span(start, stop), start):
+            end = min(start + each, stop)
+            self._window.append(done_item(value, self._next, 0, end, end - start))
+            self._next += 1
+            start = end
+        self._last_ns = (time.perf_counter_ns() - began) // count
+
+    def _task_size(self, at_most: int | None) -> int:
+        """Return how many outputs the next task makes."""
+        if self._batches:
+            return 1 if self._worker_pool.inline else self._at_once()
+        # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
+        # batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
+        group, cost = self._group, self._cost
+        chunk = cost.chunk(self._worker_pool.target_ns) if cost.row_ns else group
+        count = min(max(chunk, group // 8), group)
+        if self.segment.is_followed:
+            count = max(1, group // 8)
+        return count if at_most is None else min(count, at_most)
+
+    def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:
+        """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
+        needs: set[Task] = set()
+        if uses is None:
+            start = number * self.inputs_each
+            stop = min(start + count * self.inputs_each, self._examples)
+            task = Task(self._runner, number, stop - start)
+            assert self._order is not None
+            task.indices = self._order.span(start, stop)
+            task.ordinals = range(start, stop)
+            task.fresh = stop
+            self._runner.work.expect(task.indices)
+        else:
+            task = Task(self._runner, number, len(uses))
+            task.items = [item for item, _, _ in uses]
+            task.use_keys = [use_key for _, use_key, _ in uses]
+            task.ordinals = [item.ordinal for item in task.items]
+            task.fresh = self.fresh
+            needs = {item.task for item in task.items if not item.task.done}
+        self._runner.allocate(task)
+        self._worker_pool.submit(task, needs)
+        return self._outputs(task, number, uses)
+
+    def _outputs(self, task: Task, number: int, uses: list[Use] | None) -> list[Item]:
+        ordinals, rows = task.ordinals, task.rows
+        if self._gathers:
+            starts = range(0, rows, self._group)
+            stops = [min(start + self._group, rows) for start in starts]
+            return [
+                Item(task, i, number + i, 0, ordinals[0] + stop, stop - start)
+                for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
+            ]
+        if self.segment.batch is not None:
+            made = Item(task, 0, number, 0, task.fresh, rows)
+            if uses is not None:
+                made.repeats = rows - len(set(ordinals))
+                made.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
+            return [made]
+        if uses is None:
+            return [Item(task, row, n, 0, n + 1, 1) for row, n in enumerate(ordinals)]
+        if self._batches:
+            return [self._used(uses[0], task, task.fresh)]
+        assert self.feed is not None
+        return [
+            Item(
+                task, row, item.ordinal, key,
+                item.fresh if self.feed.in_order else task.fresh, 1, age=age,
+            )
+            for row, (item, key, age) in enumerate(uses)
+        ]  # fmt: skip
+
+
+def _ended_stream(use: Use) -> bool:
+    item = use[0]
+    value = item.task.values[item.row] if item.task.done else None
+    return type(value) is Failure and value.part == ENDED

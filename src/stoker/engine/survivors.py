@@ -1,0 +1,340 @@
+"""Streams whose items depend on the values of others: filters, skip budgets, joined sequences.
+
+So planning may have to wait for values. A thread that must not block gets ``WouldBlock`` instead,
+and planning is tried again when the value is there.
+
+Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
+known only once its value is computed (``decided``).
+
+A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
+plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
+drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
+it count survivors. Random maps go on with the ordinals of the source.
+
+A ``FilterRecord`` holds the numbers that were dropped, from the oldest that a resume needs on. It
+is saved, also for what was decided ahead of the position. So a resumed run drops the same examples,
+whether or not they fail again. A pool behind a filter learns its number of items at the end of the
+epoch; that number is saved as well.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from abc import abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stoker.engine.items import Item, Planning, Stream, WouldBlock
+from stoker.engine.plan import FilterPoint, Segment
+from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.work import Failure, Rejected
+from stoker.engine.workers.threads import Task, WorkerPool
+from stoker.errors import BudgetSpent, Skip, StageError
+from stoker.stages.skip import RAISE, Budget
+
+
+class DecidedStream(Stream):
+    """A stream of items that are decided upon in order, once what they are made of is there.
+
+    Args:
+        upstream: where that comes from.
+        worker_pool: who computes it.
+        planning: tells whether the planner may block.
+    """
+
+    def __init__(
+        self, upstream: SegmentStream, worker_pool: WorkerPool, planning: Planning
+    ) -> None:
+        self._upstream = upstream
+        self._worker_pool = worker_pool
+        self._planning = planning
+        self._arriving: deque[Item] = deque()
+        self._kept: deque[Item] = deque()  # what is decided
+        self._ended = False
+        self._fresh: int | None = None
+
+    @property
+    def fresh(self) -> int:
+        return self._upstream.fresh if self._fresh is None else self._fresh
+
+    def pull_many(self, count: int) -> Iterator[Item]:
+        self._have(count)
+        for _ in range(min(count, len(self._kept))):
+            item = self._kept.popleft()
+            self._fresh = item.fresh
+            yield item
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return how many of the next ``count`` items are ready, and if they are the last.
+
+        Called with the planning lock held; never blocks.
+        """
+        may_block, self._planning.may_block = self._planning.may_block, False
+        try:
+            self._have(count)
+        except WouldBlock:
+            pass
+        finally:
+            self._planning.may_block = may_block
+        kept = len(self._kept)
+        return min(count, kept), self._ended and kept <= count
+
+    def wait_for(self, count: int) -> None:
+        self._have(count)
+
+    @property
+    def is_full(self) -> bool:
+        return self._upstream.is_full
+
+    def peek(self) -> Item | None:
+        self._have(1)
+        return self._kept[0] if self._kept else None
+
+    def clear(self) -> None:
+        self._arriving.clear()
+        self._kept.clear()
+
+    @abstractmethod
+    def _decide(self, item: Item) -> None:
+        """Take the next input, which is done, into account. What raises leaves it to come again."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Take into account that no more inputs come."""
+
+    def _make(self) -> bool:
+        """Make an item of inputs that were taken already; return whether there was one."""
+        return False
+
+    def _have(self, count: int) -> None:
+        """Make ``count`` items available, or all that are left. May raise WouldBlock."""
+        assert self._planning.is_held()
+        while len(self._kept) < count and not self._ended:
+            if self._make():
+                continue
+            if not self._arriving:
+                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
+                if not self._arriving:
+                    self._ended = True
+                    self._end()
+                    return
+            task: Task = self._arriving[0].task
+            if not task.done:
+                if not self._planning.may_block:
+                    raise WouldBlock(task)
+                self._worker_pool.wait(task)
+            self._decide(self._arriving[0])
+            self._arriving.popleft()
+
+
+_log = logging.getLogger("stoker")
+_LISTED = 1_000  # skips that are kept with their details
+
+
+@dataclass
+class FilterRecord:
+    """Which numbers were left out, from some number on: enough to number both ways.
+
+    Attributes:
+        number, survivors: where the record begins: a number upstream, and one downstream.
+        seen: the number upstream up to which all is decided.
+        drops: those left out, ascending.
+        total: how many survive in the epoch, once that is known.
+    """
+
+    number: int = 0
+    survivors: int = 0
+    seen: int = 0
+    drops: array[int] = field(default_factory=lambda: array("q"))
+    total: int | None = None
+
+    def number_of(self, survivor: int) -> int:
+        """Return the number upstream of a survivor that is decided, or of the next one."""
+        if self.total is not None and survivor >= self.total:
+            return self.seen
+        away = survivor - self.survivors
+        drops, base = self.drops, self.number
+        dropped = bisect.bisect_right(range(len(drops)), away, key=lambda j: drops[j] - base - j)
+        return base + away + dropped
+
+    def covers(self, survivors: set[int]) -> bool:
+        """Tell whether survivors are known to it, or the next one, or the end."""
+        decided = self.survivors + self.seen - self.number - len(self.drops)
+        return all(n == self.total or self.survivors <= n <= decided for n in survivors)
+
+    def since(self, survivor: int) -> FilterRecord:
+        """Return the record from a survivor on."""
+        number = self.number_of(survivor)
+        drops = self.drops[bisect.bisect_left(self.drops, number) :]
+        return FilterRecord(number, survivor, self.seen, drops, self.total)
+
+
+class SkipLog:
+    """What was skipped in an epoch, against the budgets.
+
+    Attributes:
+        examples: the number of examples in the epoch, None if that is not known.
+
+    Args:
+        spent: what was skipped before a resume, by account.
+        filtered: what filters had left out by then.
+    """
+
+    def __init__(self, spent: dict[int, int], filtered: int) -> None:
+        self.examples: int | None = None
+        self.spent = dict(spent)
+        self.skips: list[Skip] = []
+        self.skipped = sum(spent.values())
+        self.filtered = filtered
+
+    def skip(self, error: StageError, account: int, budget: Budget, seen: int) -> None:
+        """Enter one skip. Raises BudgetSpent, and enters nothing, if the budget allows no more."""
+        count = self.spent.get(account, 0) + 1
+        skip = Skip(error.stage, error.index, error.path, _cause(error))
+        if not budget.allows(count, self.examples, seen):
+            stage = error.stage if account else None
+            skips = [s for s in (*self.skips, skip) if stage in (None, s.stage)]
+            raise BudgetSpent(str(budget), stage, skips, count) from error
+        self.spent[account] = count
+        self.skipped += 1
+        if len(self.skips) < _LISTED:
+            self.skips.append(skip)
+        _log.warning("skipped: %s", skip)
+
+
+def _cause(error: StageError) -> str:
+    return f"{type(error.__cause__).__name__}: {error.__cause__}"
+
+
+class FilteredStream(DecidedStream):
+    """A stream of the items that survive, in order.
+
+    Args:
+        point: which budgets apply.
+        upstream: where the items come from.
+        skip_log: where skips are entered.
+        planning: tells whether the planner may block.
+    """
+
+    def __init__(
+        self,
+        point: FilterPoint,
+        upstream: SegmentStream,
+        worker_pool: WorkerPool,
+        skip_log: SkipLog,
+        planning: Planning,
+    ) -> None:
+        super().__init__(upstream, worker_pool, planning)
+        self._point = point
+        self._part = point.at - 1  # the segment before it
+        self._skip_log = skip_log
+        self._known = FilterRecord()  # decided before a resume
+        self._spent = False
+        self.record = FilterRecord()
+
+    @property
+    def segment(self) -> Segment:
+        """The segment whose outputs are filtered."""
+        return self._upstream.segment
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Tell as for any stream. A spent budget counts as one item that is ready.
+
+        Taking it raises the error.
+        """
+        ready, ended = super().poll(count)
+        return min(count, max(ready, self._spent)), ended
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many items wait, decided or not, and since when there is no room for more."""
+        ready, since = self._upstream.ready_since()
+        return len(self._kept) + ready, since
+
+    def surviving(self, number: int) -> int:
+        """Return how many survivors wait of the items up to a number, once all are decided.
+
+        Raises WouldBlock if the planner must not block.
+        """
+        while self.record.seen < number and not self._ended:
+            self._have(len(self._kept) + 1)
+        return sum(item.fresh <= number for item in self._kept)
+
+    def recompute(self, number: int) -> Item:
+        """Make a survivor once more. That it survives was decided: now it may only fail."""
+        return self._upstream.recompute(self.record.number_of(number))
+
+    @property
+    def end(self) -> int | None:
+        """How many survive in the epoch, once that is known."""
+        return self.record.total if self.record.total is not None else self._known.total
+
+    def start_at(self, record: FilterRecord, survivor: int) -> int:
+        """Go on with a survivor, by what was decided before; return its number upstream."""
+        self._known = record
+        number = record.number_of(survivor)
+        # Numbers below stay known: items in a pool are made again by them.
+        self.record = FilterRecord(
+            record.number, record.survivors, number,
+            record.drops[: bisect.bisect_left(record.drops, number)], None,
+        )  # fmt: skip
+        return number
+
+    def needed(self, survivor: int) -> FilterRecord:
+        """Return all that is decided from a survivor on, also what was before a resume."""
+        record, known = self.record.since(survivor), self._known
+        if known.seen >= record.seen:
+            record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
+            record.seen = known.seen
+            if record.total is None:
+                record.total = known.total
+        return record
+
+    def forget_before(self, survivor: int) -> None:
+        """Drop what only survivors before this one would need."""
+        self.record = self.record.since(survivor)
+
+    def _end(self) -> None:
+        record = self.record
+        record.total = record.survivors + record.seen - record.number - len(record.drops)
+
+    def _decide(self, item: Item) -> None:
+        record, known = self.record, self._known
+        number = record.seen
+        value = item.task.values[item.row]
+        if number < known.seen:
+            at = bisect.bisect_left(known.drops, number)
+            drop = at < len(known.drops) and known.drops[at] == number
+        elif type(value) is not Failure:
+            drop = False
+        elif isinstance(value.error, Rejected):
+            drop = True
+            self._skip_log.filtered += 1
+        else:
+            drop = self._skipped(item, value)
+        record.seen += 1
+        if drop:
+            record.drops.append(number)
+            item.task.values[item.row] = None
+        else:
+            self._kept.append(item)
+
+    def _skipped(self, item: Item, failure: Failure) -> bool:
+        """Return whether a failure is skipped. Raise BudgetSpent if that exceeds the budget.
+
+        BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
+        """
+        budget = self._point.budgets.get(failure.account, RAISE)
+        error = failure.error
+        if failure.part != self._part or budget == RAISE or not isinstance(error, StageError):
+            return False
+        try:
+            self._skip_log.skip(error, failure.account, budget, item.fresh)
+        except BudgetSpent:
+            self._spent = True
+            if self._planning.may_block:
+                raise
+            raise WouldBlock(None) from None
+        return True

@@ -1,0 +1,359 @@
+"""Worker processes: each has its own copy of the dataset and does one request at a time.
+
+Two threads of the worker pool talk to one process, each through an arena of its own, so that the
+process finds its next request waiting: a thread that comes late, because all cores are busy, would
+leave it idle. What runs in the process is in ``worker``; how values cross is in ``ipc.channel``.
+
+- A message ends an idle process; a busy one is killed. A parent-death signal, a pidfd of the parent
+  and the closed pipe end it with its parent, however that dies.
+- An error loses what does not pickle, and carries its traceback as a note.
+- A map after ``.batch``, or a ``collate``, makes a process take whole batches.
+- Global generators are seeded anew for each use that a user's function or dataset sees, and for
+  each batch. So a dataset with ``__getitems__`` is asked for one example at a time there.
+- A forked process opens files anew that are open for reading: it would share their place.
+- No process is forked once JAX has started threads: one that uses JAX would hang.
+- A source that reads ahead is read in the training process; what was read is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
+
+from stoker.basics import resources
+from stoker.basics.process import end_with, has_jax_started
+from stoker.basics.resources import ThreadTimer
+from stoker.basics.signals import deferred, pass_on
+from stoker.engine.work import Failure, Misdrawn, Work
+from stoker.engine.workers.requests import RequestRunner, unloadable
+from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
+from stoker.errors import StageError, WorkerDied
+from stoker.replicas.reopening import reading_places, reopen
+from stoker.stages.functions.stray_draws import WORKER_NAME
+from stoker.transport import channel
+from stoker.transport.channel import Arena
+
+NO_DESCRIPTORS = 71
+"""The exit code of a process that lacked file descriptors: EX_OSERR of sysexits.h."""
+
+
+def serve(
+    connection: Connection,
+    not_ours: list[Connection],
+    slots: list[tuple[str | None, str | None]],
+    works: list[Work],
+    parent: int,
+    places: Mapping[int, int],
+    by_main_thread: bool,
+) -> None:
+    """Do requests for batches and chunks until the parent says that there are no more, or is gone.
+
+    Args:
+        connection: requests come and answers go here.
+        not_ours: connections that were inherited by a fork.
+        slots: the arenas for the arrays of requests, and of answers.
+        works: what may be asked for, by depth.
+        parent: the process that asks.
+        places: files that it has open for reading, inherited by a fork.
+        by_main_thread: whether its main thread has started this process.
+    """
+    for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
+        other.close()
+    reopen(places)
+    end_with(parent, by_main_thread)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    try:
+        _serve(connection, slots, works)
+    except OSError as error:
+        if not resources.lacks_descriptors(error):
+            raise
+        sys.exit(NO_DESCRIPTORS)
+
+
+def _serve(
+    connection: Connection, slots: list[tuple[str | None, str | None]], works: list[Work]
+) -> None:
+    inboxes, outboxes = (
+        [Arena.open(handle) if handle else None for handle in handles]
+        for handles in zip(*slots, strict=True)
+    )
+    runner = RequestRunner()
+    untimed_ns = SAMPLED_NS  # the first request that is not the very first is a sample
+    while True:
+        try:
+            slot, request = channel.receive(connection, inboxes)
+        except (EOFError, ConnectionError):
+            return
+        except channel.Unloadable as error:
+            channel.send(connection, (unloadable(error), [], []), error.slot, None)
+            continue
+        if request is None:
+            return
+        work = works[request.depth]
+        ns = work.segment.counters()
+        began_ns = time.perf_counter_ns()
+        timer = ThreadTimer() if untimed_ns > SAMPLED_NS else None
+        answer = runner.do(work, request, ns, outboxes[slot])
+        untimed_ns += time.perf_counter_ns() - began_ns
+        if timer is not None:
+            ns[TIMED], untimed_ns = (len(request.ordinals), *timer.read_ns()), 0
+        misdrawn = work.misdrawn
+        try:
+            channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as error:
+            if isinstance(error, OSError) and resources.lacks_descriptors(error):
+                raise
+            sendable = runner.sendable(work, request, answer, error)
+            channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
+        misdrawn.clear()
+
+
+_GRACE_S = 1.0
+_END_S = 8.0  # a cache in there writes what waits, for at most 5
+_SLOTS = 2  # requests that a process may have at a time
+
+_children: set[Any] = set()
+
+
+def _disown() -> None:
+    """In a forked child: have ``multiprocessing`` not end at exit what is the parent's."""
+    known: set[Any] = getattr(multiprocessing.process, "_children", set())
+    known -= _children
+    _children.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
+
+def _start_method() -> str:
+    return multiprocessing.get_start_method()
+
+
+def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
+    """Raise TypeError with the name of the source or stage that does not pickle."""
+    for name, part in itertools.chain.from_iterable(work.segment.parts() for work in works):
+        try:
+            ForkingPickler.dumps(part)
+        except Exception as own:
+            if (type(own), str(own)) == (type(error), str(error)):
+                raise TypeError(
+                    f"{name} cannot be sent to worker processes, which are started by "
+                    f"{_start_method()!r}: {error}. Define functions and classes at the top of a "
+                    "module; make locks and open files where they are first used, or leave them "
+                    "out in __getstate__; or take threads, .workers(n)"
+                ) from error
+
+
+class WorkerProcess:
+    """A worker process that several threads share: its answers come in turn."""
+
+    def __init__(self, process: Any, connection: Connection) -> None:
+        self._process = process
+        self._connection = connection
+        self._closed = False
+        self._has_answered = False
+        self._turns: deque[object] = deque()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._turns)
+
+    def ask(self, slot: int, request: Any, requests: Arena | None, answers: Arena | None) -> Any:
+        """Send a request and wait for its answer."""
+        me = object()
+        with self._lock:
+            self._turns.append(me)  # busy from here on: nobody else may send meanwhile
+            try:
+                with deferred():  # half a request would be read with the next one
+                    channel.send(self._connection, request, slot, requests)
+            except BaseException:
+                self._turns.remove(me)
+                self._changed.notify_all()
+                raise
+            while self._turns[0] is not me:
+                self._changed.wait()
+        try:
+            answer = channel.receive(self._connection, [answers] * _SLOTS)[1]
+            self._has_answered = True
+            return answer
+        finally:
+            with self._lock:
+                self._turns.popleft()
+                self._changed.notify_all()
+
+    def dismiss(self) -> None:
+        """Have it end: by asking if it is idle, by force if it is busy."""
+        if not self.is_busy:
+            with self._lock:
+                if not self.is_busy:
+                    with contextlib.suppress(OSError):  # it may have died by itself
+                        channel.send(self._connection, None, 0, None)
+                    return
+        self._process.kill()
+
+    def close(self) -> None:
+        """Wait for its end, which is forced in the end."""
+        if self._closed:
+            return
+        self._closed = True
+        self._process.join(_END_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        _children.discard(self._process)
+        self._process.close()
+        self._connection.close()
+
+    def how_it_ended(self) -> str:
+        """Say how a process that gives no answer has ended."""
+        with self._lock:  # the other thread asks, too
+            self._process.join(_GRACE_S)
+            code = cast(int | None, self._process.exitcode)
+        how = f"ended with exit code {code}"
+        if code and code < 0:
+            how = f"was killed by signal {signal.Signals(-code).name}"
+        hint = "; is memory short?" if code == -signal.SIGKILL else ""
+        if code == NO_DESCRIPTORS:
+            hint = f": {resources.no_descriptors()}"
+        elif code == 1 and not self._has_answered and _start_method() != "fork":
+            hint = (
+                ": what it printed says why. Where processes are started by "
+                f"{_start_method()!r}, each imports the program: keep what starts a pipeline "
+                'under if __name__ == "__main__", and datasets and functions in a module'
+            )
+        return f"worker process {self._process.pid} {how}{hint}"
+
+
+class ProcessSlot:
+    """A worker process, as one of the threads that use it sees it."""
+
+    def __init__(
+        self, process: WorkerProcess, number: int, requests: Arena | None, answers: Arena | None
+    ) -> None:
+        self.number = number
+        self._process = process
+        self._requests = requests
+        self._answers = answers
+
+    @contextlib.contextmanager
+    def run(self, request: Request) -> Iterator[tuple[Any, list[int], list[Misdrawn]]]:
+        """Have a request done; the answer's arrays are valid within the ``with`` alone.
+
+        Raises WorkerDied when the process ends without an answer.
+        """
+        try:
+            answer = self._process.ask(self.number, request, self._requests, self._answers)
+        except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and resources.lacks_descriptors(error):
+                raise OSError(error.errno, resources.no_descriptors()) from error
+            raise WorkerDied(self._process.how_it_ended()) from error
+        except Exception as error:  # of a value that does not survive pickling, on either way
+            pass_on(error)
+            cause = error.__cause__ if isinstance(error, channel.Unloadable) else error
+            assert isinstance(cause, Exception)
+            answer = Failure(StageError("worker process", cause)), [], []
+        yield answer
+
+    def stop(self) -> None:
+        """Have the process end, as ``WorkerProcess.dismiss`` does."""
+        if self.number == 0 or self._process.is_busy:
+            self._process.dismiss()
+
+    def close(self) -> None:
+        """End the process, and free what belonged to it; nobody may use it any more."""
+        self._process.close()
+        for arena in (self._requests, self._answers):
+            if arena is not None:
+                arena.close()
+        self._requests = self._answers = None
+
+
+def start(count: int, works: list[Work]) -> list[ProcessSlot]:
+    """Start worker processes by the start method that ``multiprocessing`` is set to.
+
+    Returns what threads use them by, two for each, first one of every process.
+
+    Raises TypeError where the start method pickles and something cannot be, which it names; OSError
+    where the system starts no more; RuntimeError where a fork would take JAX's threads away from a
+    child.
+    """
+    if has_jax_started() and multiprocessing.get_start_method() == "fork":
+        raise RuntimeError(
+            "JAX runs threads in this process, and a worker process that is forked from it hangs "
+            "as soon as it uses JAX: take threads, .workers(n), or call "
+            "multiprocessing.set_start_method('forkserver') where the program begins"
+        )
+    slots: list[ProcessSlot] = []
+    inherited: list[Connection] = []
+    with contextlib.ExitStack() as undo:
+        for number in range(count):
+            try:
+                started = _start_one(works, inherited)
+            except OSError as error:
+                why = resources.no_descriptors() if resources.lacks_descriptors(error) else error
+                raise OSError(
+                    error.errno, f"worker process {number + 1} of {count} cannot be started: {why}"
+                ) from error
+            for end in (*(slot.close for slot in started), *(slot.stop for slot in started)):
+                undo.callback(end)  # the last comes first
+            slots += started
+        undo.pop_all()
+    return sorted(slots, key=lambda slot: slot.number)
+
+
+def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSlot]:
+    """Start a process. Our end of its connection joins what processes forked later inherit."""
+    context: Any = multiprocessing.get_context()
+    with contextlib.ExitStack() as undo:
+        ours, theirs = context.Pipe()
+        arenas = [(Arena.create(), Arena.create()) for _ in range(_SLOTS)]
+        for opened in (ours, theirs, *itertools.chain(*arenas)):
+            if opened is not None:
+                undo.callback(opened.close)
+        process = context.Process(
+            target=serve,
+            args=(
+                theirs,
+                [*inherited, ours] if context.get_start_method() == "fork" else [],
+                [tuple(arena and arena.handle for arena in pair) for pair in arenas],
+                works,
+                os.getpid(),
+                reading_places() if context.get_start_method() == "fork" else {},
+                threading.current_thread() is threading.main_thread(),
+            ),
+            name=WORKER_NAME,
+            daemon=True,
+        )
+        with deferred():  # hooks of a fork swallow what is raised in them
+            try:
+                process.start()
+            except OSError:
+                raise
+            except Exception as error:
+                _name_what_cannot_be_sent(works, error)
+                raise
+            _children.add(process)
+        undo.pop_all()
+    theirs.close()
+    inherited.append(ours)
+    shared = WorkerProcess(process, ours)
+    return [ProcessSlot(shared, number, *pair) for number, pair in enumerate(arenas)]

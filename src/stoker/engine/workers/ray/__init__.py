@@ -1,0 +1,1 @@
+"""Actors of Ray as workers of a run."""

@@ -1,0 +1,221 @@
+"""What the threads of a run reach actors by: whoever has work takes a free seat at one of them.
+
+A seat is a connection, for one epoch. There are two at each actor, so that its next request is
+there when it is done with one. What a lost actor was asked for is asked of another one: a request
+says all that it takes to do it again. Where none is left the thread does it itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stoker.engine.work import WorkAddress
+from stoker.engine.workers.ray.actor_pool import Actor, Fleet
+from stoker.engine.workers.ray.link_channel import FlatValue, Inbox
+from stoker.engine.workers.ray.ray_actor import PURPOSE
+from stoker.engine.workers.threads import Answer, Request
+from stoker.errors import WorkerDied
+from stoker.transport.link import Link, LinkError
+from stoker.transport.tls import own_tls
+
+SILENCE_S = 10.0  # an actor that is at work says so every second
+SEATS = 2
+_RETRY_S = 0.05
+_FATAL_LOSSES = 3
+
+
+class ActorTeam:
+    """The actors that take part in an epoch: what a worker pool calls a remote.
+
+    Args:
+        fleet: where they are from.
+        works: what they are asked for, by depth.
+
+    Attributes:
+        busy_ns, rows: how long they worked, and what they got done.
+    """
+
+    def __init__(self, fleet: Fleet, works: Sequence[WorkAddress]) -> None:
+        self._fleet = fleet
+        self._works = FlatValue(list(works))
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._free: deque[_Seat] = deque()
+        self._taken: set[_Seat] = set()
+        self._closed = False
+        self.busy_ns = 0
+        self.rows = 0
+
+    @property
+    def actors(self) -> list[Actor]:
+        """Those that take part."""
+        with self._lock:
+            seats = (*self._free, *self._taken)
+            return [a for a in dict.fromkeys(seat.actor for seat in seats) if not a.is_leaving]
+
+    def add(self, actor: Actor) -> None:
+        """Have an actor take part."""
+        with self._lock:
+            self._free.extend(_Seat(actor, self._fleet.token) for _ in range(SEATS))
+            self._changed.notify_all()
+
+    def send_away(self, actor: Actor) -> None:
+        """Have an actor take part no more, and end when it has done what it was asked for."""
+        with self._lock:
+            actor.is_leaving = True
+            self._drop_free(actor)
+            is_idle = not any(seat.actor is actor for seat in self._taken)
+        if is_idle:
+            self._fleet.dismiss(actor)
+
+    @contextlib.contextmanager
+    def run(self, request: Request) -> Iterator[Answer | None]:
+        """Have a request done; the answer's arrays are valid within the ``with`` alone.
+
+        Yields None where no actor is left. Raises WorkerDied where one actor after another was lost
+        over this request.
+        """
+        flat = FlatValue(request)
+        losses = 0
+        while (seat := self._take()) is not None:
+            try:
+                answer = self._asked(seat, flat, anew=losses > 0)
+                if answer is not None:
+                    with self._lock:
+                        self.rows += len(request.ordinals)
+                    yield answer
+                    return
+            finally:
+                self._give_back(seat)
+            losses += seat.was_asked
+            if losses == _FATAL_LOSSES:
+                raise WorkerDied(
+                    f"{losses} actors were lost over the same examples, {seat.actor} last: does "
+                    "the pipeline crash on them, or is memory short?"
+                )
+        yield None
+
+    def stop(self) -> None:
+        """End what is under way."""
+        with self._lock:
+            self._closed = True
+            for seat in (*self._free, *self._taken):
+                seat.close()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let go of the connections. The actors stay, for the next epoch."""
+        with self._lock:
+            self._free.clear()
+
+    def _asked(self, seat: _Seat, request: FlatValue, *, anew: bool) -> Answer | None:
+        """Return an answer; None if the actor was lost."""
+        try:
+            answer, ns, misdrawn, busy_ns = seat.ask(self._works, request, anew=anew)
+        except (OSError, EOFError) as error:
+            self._lose(seat, error)
+            return None
+        with self._lock:
+            self.busy_ns += busy_ns
+        return answer, ns, misdrawn
+
+    def _take(self) -> _Seat | None:
+        with self._lock:
+            while self._taken and not self._free and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise RuntimeError("the iterator was closed")
+            if not self._free:
+                return None
+            seat = self._free.popleft()
+            self._taken.add(seat)
+            return seat
+
+    def _give_back(self, seat: _Seat) -> None:
+        actor = seat.actor
+        with self._lock:
+            self._taken.discard(seat)
+            if seat.is_usable and not actor.is_leaving:
+                self._free.append(seat)
+            self._changed.notify_all()
+            is_gone = actor.is_leaving and not any(s.actor is actor for s in self._taken)
+        if is_gone:
+            self._fleet.dismiss(actor)
+
+    def _lose(self, seat: _Seat, why: Exception) -> None:
+        """Do without an actor from now on."""
+        seat.is_usable = False
+        with self._lock:
+            if self._closed:  # that is why
+                return
+            self._drop_free(seat.actor)
+            for other in self._taken:
+                if other.actor is seat.actor:
+                    other.close()  # which wakes its thread
+        self._fleet.lose(seat.actor, why)
+
+    def _drop_free(self, actor: Actor) -> None:
+        self._free = deque(seat for seat in self._free if seat.actor is not actor)
+
+
+class _Seat:
+    """A connection to an actor, made when it is first needed; one thread at a time has it.
+
+    Attributes:
+        was_asked: whether the actor was there when the last request was sent.
+        is_usable: whether nothing went wrong so far.
+    """
+
+    def __init__(self, actor: Actor, token: bytes) -> None:
+        self.actor = actor
+        self.was_asked = False
+        self.is_usable = True
+        self._token = token
+        self._link: Link | None = None
+        self._inbox = Inbox()
+        self._closed = False
+
+    def ask(self, works: FlatValue, request: FlatValue, *, anew: bool) -> Any:
+        """Send a request and wait for its answer.
+
+        Args:
+            works: what the actor is asked for in this epoch.
+            request: the request.
+            anew: whether to connect for it, so that the actor is known to be there.
+
+        Raises LinkError, TimeoutError, EOFError.
+        """
+        self.was_asked = False
+        if self._link is None or anew:
+            self._link = self._connected()
+            if self._closed:
+                raise LinkError("the iterator was closed")
+            works.send(self._link)
+            self.was_asked = True
+        request.send(self._link)
+        return self._inbox.receive(self._link, wait_s=SILENCE_S)
+
+    def _connected(self) -> Link:
+        """Connect, for as long as somebody may be there who is too busy to answer."""
+        address, tls = self.actor.place.address, own_tls()
+        until = time.monotonic() + SILENCE_S
+        while True:
+            try:
+                return Link.connect(address, self._token, PURPOSE, timeout_s=SILENCE_S, tls=tls)
+            except LinkError as error:
+                is_gone = isinstance(error.__cause__, ConnectionRefusedError)
+                if is_gone or self._closed or time.monotonic() > until:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def close(self) -> None:
+        """End the connection, from any thread."""
+        self._closed = True
+        link = self._link
+        if link is not None:
+            link.close()

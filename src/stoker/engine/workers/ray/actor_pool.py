@@ -1,0 +1,186 @@
+"""The actors of one pipeline: ordered from Ray, kept from epoch to epoch, gone with the pipeline.
+
+Nothing ends them but Ray: it does when the last reference to an actor is dropped, and when the
+process that asked for it is gone, however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.basics.process import OwningProcess
+from stoker.engine.plan import Plan
+from stoker.engine.workers.ray.autoscaler import Borrowing
+from stoker.engine.workers.ray.ray_actor import ActorPlace, PreparingActor
+from stoker.engine.workers.ray.worker_spec import Program
+from stoker.transport.ray_session import check_installed, joined_ray
+from stoker.transport.token import new_token
+
+_ONE_CORE = {"num_cpus": 1}
+_OURS = {"lifetime", "name", "namespace", "get_if_exists", "max_restarts", "max_task_retries"}
+_WHAT = '.workers(kind="ray")'
+_inherited: list[Fleet] = []
+"""Fleets that a forked child inherited. Freeing them would end the parent's actors."""
+_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
+
+
+def check(options: Any) -> None:
+    """Raise ImportError without Ray, TypeError and ValueError for options that cannot be."""
+    check_installed(_WHAT)
+    if not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
+        raise TypeError(f"ray_options are a dict with names of Ray's options, not {options!r}")
+    refused = sorted(_OURS & options.keys())
+    if refused:
+        raise ValueError(f"actors end with their pipeline: {', '.join(refused)} cannot be given")
+
+
+class Actor:
+    """An actor that came up.
+
+    Attributes:
+        handle: Ray's.
+        place: where it runs.
+        is_leaving: whether it is to end as soon as nothing of it is at work.
+    """
+
+    def __init__(self, handle: Any, place: ActorPlace) -> None:
+        self.handle = handle
+        self.place = place
+        self.is_leaving = False
+
+    def __str__(self) -> str:
+        name = self.handle._actor_id.hex()[:12]
+        return f"actor {name} (process {self.place.pid} on node {self.place.node})"
+
+
+class Fleet:
+    """The actors of one pipeline.
+
+    Args:
+        plan: what they are sent, once.
+        options: for Ray: where they are placed, and what each takes.
+        insecure: whether what crosses the network to them is not encrypted.
+
+    Attributes:
+        plan: that plan.
+        token: what connections to them need.
+        actors: those that came up and are not known to be gone.
+        losses: what to warn of: which actors were lost.
+        borrowing: decides how many there are to be, where that is not given.
+    """
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
+        ray = joined_ray(_WHAT)
+        self.plan = plan
+        self.borrowing = Borrowing()
+        self._owner = OwningProcess()
+        self.token = new_token()
+        self._insecure = insecure
+        self.actors: list[Actor] = []
+        self.losses: list[str] = []
+        self._lock = threading.RLock()
+        self._ordered: dict[Any, Any] = {}  # actors by what tells that they have come up
+        self._options = {**_ONE_CORE, **options}
+        program = Program(plan.segments, plan.selection, plan.indexed)
+        # As bytes: arrays would come out of Ray's own memory, and could not be written to.
+        self._program = ray.put(ray.cloudpickle.dumps(program))
+        _fleets.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this process's, and not one's that this was forked from."""
+        return self._owner.is_current
+
+    @property
+    def ordered(self) -> int:
+        """How many actors have been asked for that did not come up yet."""
+        return len(self._ordered)
+
+    def order(self, count: int) -> None:
+        """Ask Ray for so many more actors."""
+        import ray
+
+        make = ray.remote(PreparingActor).options(**self._options)
+        for _ in range(count):
+            handle = make.remote()
+            begun = handle.begin.remote(self._program, self.token, self._insecure)
+            self._ordered[begun] = handle
+
+    def cancel_orders(self) -> None:
+        """Do without the actors that did not come up yet."""
+        self._ordered.clear()
+
+    def collect(self, wait_s: float) -> list[Actor]:
+        """Return the actors that have come up; wait for the first of them for so long.
+
+        Raises what an actor raised while it took the pipeline; what Ray raises for one that it
+        cannot make.
+        """
+        import ray
+
+        if not self._ordered:
+            return []
+        up, _ = ray.wait(list(self._ordered), num_returns=1, timeout=wait_s)
+        found = []
+        for each in up:
+            handle = self._ordered.pop(each)
+            try:
+                place = ray.get(each)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.as_instanceof_cause()
+                cause.add_note(
+                    "In an actor, which was sent the pipeline: what that uses must be there on the "
+                    "cluster's nodes (ray.init(runtime_env=...) can bring it there)."
+                )
+                raise cause from None
+            except ray.exceptions.RayActorError as error:
+                self.losses.append(f"an actor was lost before it came up: {error}")
+                continue
+            found.append(Actor(handle, ActorPlace(*place)))
+        self.actors += found
+        return found
+
+    def lose(self, actor: Actor, why: object) -> None:
+        """Count an actor as lost, and have Ray end what is left of it."""
+        with self._lock:
+            if actor in self.actors:
+                rest = len(self.actors) - 1
+                by = f"{rest} others" if rest > 1 else "another one" if rest else "this process"
+                self.losses.append(f"{actor} was lost: {why}. What it was to do is done by {by}")
+        self.dismiss(actor)
+
+    def dismiss(self, actor: Actor) -> None:
+        """Have Ray end an actor."""
+        import ray
+
+        with self._lock:
+            if actor not in self.actors:
+                return
+            self.actors.remove(actor)
+        ray.kill(actor.handle)
+
+    def room(self) -> int:
+        """Return for how many more actors the cluster has room now."""
+        import ray
+
+        free = ray.available_resources()
+        wanted = {
+            {"num_cpus": "CPU", "num_gpus": "GPU"}.get(name, name): amount
+            for name, amount in self._options.items()
+            if name in ("num_cpus", "num_gpus", "memory") and amount
+        }
+        wanted |= self._options.get("resources") or {}
+        rooms = [int(free.get(name, 0) / amount) for name, amount in wanted.items()]
+        return min(rooms, default=0)
+
+
+def _keep_in_children() -> None:
+    _inherited.extend(_fleets)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_in_children)

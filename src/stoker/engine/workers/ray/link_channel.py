@@ -1,0 +1,81 @@
+"""Values on a connection between hosts: pickled, the arrays beside the pickle.
+
+Both ends of such a connection have shown that they have the pipeline's token, so what comes is
+unpickled. A frame without a header says that the other side is alive and at work.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+
+from stoker.transport.flatten import Flattener, starts_of
+from stoker.transport.link import Buffer, Link, LinkError
+
+_ALIVE = b""
+_IN_PICKLE_BYTES = 4096  # buffers up to this size
+_PADDING = bytes(64)
+
+
+class FlatValue:
+    """A value made ready to be sent. Raises what pickling raises.
+
+    Args:
+        value: the value; its arrays must not change before it is sent.
+    """
+
+    def __init__(self, value: Any) -> None:
+        flattener = _OnLink()
+        buffers = [memoryview(flattener.flatten(value)), *flattener.buffers]
+        sizes = [buffer.nbytes for buffer in buffers]
+        starts = starts_of(sizes)
+        self._header = struct.pack(f"<{len(sizes)}Q", *sizes)
+        self._parts: list[Buffer] = []
+        for n, buffer in enumerate(buffers):
+            self._parts += (buffer, _PADDING[: starts[n + 1] - starts[n] - sizes[n]])
+
+    def send(self, link: Link) -> None:
+        """Send it. Raises LinkError."""
+        link.send(self._header, *self._parts)
+
+
+class Inbox:
+    """Receives values into one piece of memory: the arrays of one are valid until the next."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def receive(self, link: Link, *, wait_s: float | None = None) -> Any:
+        """Return the next value; who sends it says at least every ``wait_s`` that it is alive.
+
+        Raises TimeoutError, EOFError and LinkError, as ``Link.receive`` does; what unpickling does.
+        """
+        header = _ALIVE
+        while header == _ALIVE:
+            header, body = link.receive(self._place, wait_s=wait_s)
+        sizes = struct.unpack(f"<{len(header) // 8}Q", header[: len(header) // 8 * 8])
+        starts = starts_of(sizes)
+        if not sizes or len(header) % 8 or starts[-1] != body.nbytes:
+            raise LinkError(f"{link.peer} sent a frame whose parts do not fit")
+        first, *rest = (
+            body[start : start + size] for start, size in zip(starts, sizes, strict=False)
+        )
+        return pickle.loads(first, buffers=rest)
+
+    def _place(self, header: bytes, body_bytes: int) -> memoryview:
+        if body_bytes > self._memory.nbytes:
+            self._memory = np.empty(body_bytes * 5 // 4, np.uint8)
+        return self._memory[:body_bytes].data
+
+
+def say_alive(link: Link) -> None:
+    """Tell the other side that its answer is being worked on. Raises LinkError."""
+    link.send(_ALIVE)
+
+
+class _OnLink(Flattener):
+    def is_in_header(self, buffer: memoryview) -> bool:
+        return buffer.nbytes <= _IN_PICKLE_BYTES

@@ -1,0 +1,118 @@
+"""What runs in an actor of Ray: it prepares what a trainer asks for over the actor's own socket.
+
+Ray places the actor and ends it with its trainer. The pipeline reaches it once, through Ray. Each
+connection is for one epoch: which that is comes first, then one request after another. One is done
+at a time; that of another connection is received meanwhile, and its answer sent.
+
+An actor outlives the raylet that started it, and would hold what nobody accounts for any more. So
+it ends with that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stoker.basics.process import end_with
+from stoker.engine.workers.ray.link_channel import FlatValue, Inbox, say_alive
+from stoker.engine.workers.ray.worker_spec import Program
+from stoker.engine.workers.requests import RequestRunner
+from stoker.transport.link import Link, LinkError
+from stoker.transport.listener import Listener
+from stoker.transport.tls import own_tls
+
+PURPOSE = "worker"
+BEAT_S = 1.0  # how often an actor says that it is at work
+_PATIENCE_S = 86_400.0  # a trainer may be stopped for long, and go on; Ray ends what has none
+
+
+class ActorPlace(NamedTuple):
+    """Where an actor runs.
+
+    Attributes:
+        address: where it listens, ``host:port``.
+        node: its node's address in the cluster.
+        pid: its process there.
+    """
+
+    address: str
+    node: str
+    pid: int
+
+
+class PreparingActor:
+    """Prepares examples and batches; Ray makes an actor of it."""
+
+    def begin(self, program: bytes, token: bytes, insecure: bool) -> ActorPlace:
+        """Take the pipeline's work, and listen for those who have the token."""
+        import ray
+
+        end_with(os.getppid(), by_main_thread=False)  # the raylet
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
+        self._program: Program = pickle.loads(program)
+        self._runner = RequestRunner()
+        self._turn = threading.Lock()
+        self._at_work: dict[Link, threading.Lock] = {}
+        threading.Thread(target=self._beat, name="stoker-beat", daemon=True).start()
+        node = ray.util.get_node_ip_address()
+        self._listener = Listener(
+            node,
+            0,
+            token,
+            PURPOSE,
+            self._serve,
+            timeout_s=_PATIENCE_S,
+            tls=own_tls(),
+            insecure=insecure,
+        )
+        return ActorPlace(self._listener.address, node, os.getpid())
+
+    def _serve(self, link: Link) -> None:
+        """Do requests until the trainer closes the connection."""
+        inbox = Inbox()
+        works = self._program.works(inbox.receive(link))
+        while True:
+            request = inbox.receive(link)
+            with self._working(link) as sending:
+                with self._turn:
+                    began = time.perf_counter_ns()
+                    work = works[request.depth]
+                    ns = work.segment.counters()
+                    answer = self._runner.do(work, request, ns)
+                    spent = time.perf_counter_ns() - began
+                rest = ns, list(work.misdrawn), spent
+                work.misdrawn.clear()
+                try:
+                    reply = FlatValue((answer, *rest))
+                except Exception as error:
+                    reply = FlatValue((self._runner.sendable(work, request, answer, error), *rest))
+                with sending:
+                    reply.send(link)
+
+    @contextlib.contextmanager
+    def _working(self, link: Link) -> Iterator[threading.Lock]:
+        """Say now and then that an answer will come; yields the turn to send."""
+        self._at_work[link] = sending = threading.Lock()
+        try:
+            yield sending
+        finally:
+            del self._at_work[link]
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            for link, sending in list(self._at_work.items()):
+                if sending.acquire(blocking=False):  # else the answer is on its way
+                    try:
+                        say_alive(link)
+                    except LinkError:
+                        pass  # its own thread is told, too
+                    finally:
+                        sending.release()

@@ -1,0 +1,36 @@
+"""What workers on other hosts are sent: once the pipeline's work, then a few numbers an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.engine.plan import Segment
+from stoker.engine.work import Misdrawn, Work, WorkAddress
+from stoker.schedule.orders import Selection
+from stoker.sources.source import IndexedSource
+
+
+@dataclass(frozen=True)
+class Program:
+    """A pipeline's work: everything that does not change from epoch to epoch."""
+
+    segments: Sequence[Segment]
+    selection: Selection
+    source: IndexedSource | None
+
+    def works(self, addresses: Sequence[WorkAddress]) -> list[Work]:
+        """Return what may be asked for in an epoch, by depth."""
+        misdrawn: list[Misdrawn] = []
+        segments = {segment.at: segment for segment in self.segments}
+        works = []
+        for address in addresses:
+            _, seed, epoch, rank = address
+            order = None
+            if self.source is not None:
+                order = self.source.order(self.selection, seed, epoch)
+            segment = segments[address.at]
+            works.append(
+                Work(segment, seed, epoch, self.source, order, rank=rank, misdrawn=misdrawn)
+            )
+        return works

@@ -1,0 +1,171 @@
+"""What a worker outside the training process does with a request: fetches, maps and batches.
+
+In a worker process and in an actor alike. Global generators are seeded anew for each use that a
+user's function or dataset sees, so one request is done at a time in a process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.engine.work import Failure, Rejected, Work
+from stoker.engine.workers.threads import Request
+from stoker.errors import StageError
+from stoker.schedule import rng
+from stoker.stages.batching.batch import Builder, Misfits, UnlikeError, collated
+from stoker.transport.channel import Arena
+from stoker.transport.flatten import Flattener
+
+_AHEAD = 16  # examples that wait for their maps
+_AHEAD_BYTES = 1 << 20
+_BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
+
+
+class RequestRunner:
+    """Does requests, one at a time."""
+
+    def __init__(self) -> None:
+        self._recycler = Recycler()
+
+    def do(self, work: Work, request: Request, ns: list[int], outbox: Arena | None = None) -> Any:
+        """Do a request; arrays of its answer may lie in ``outbox``, which is to send it."""
+        values = self._examples(work, request, ns)
+        batch = work.segment.batch
+        for i, value in enumerate(values):
+            if isinstance(value, Failure) and not isinstance(value.error, Rejected):
+                values[i] = _plained(value)
+                if batch is not None:
+                    return values[i]
+        if batch is None:
+            return values
+        if not request.whole or (batch.collate is None and not work.segment.batch_maps):
+            try:
+                return collated(values, outbox or self._recycler)
+            except Exception as error:
+                if isinstance(error, UnlikeError) and not request.whole:
+                    return Misfits(values)
+                failure = work.batch_failure(error, request.number, request.ordinals)
+                return Failure(_plain(failure.error))
+        builder = Builder(len(values), batch.collate, self._recycler)
+        try:
+            builder.put(0, values)
+            made = builder.finish()
+        except Exception as error:
+            failure = work.batch_failure(error, request.number, request.ordinals)
+            return Failure(_plain(failure.error))
+        self._reseed(work, request.number, _BATCHES)
+        made = work.finish(made, request.number, 0, ns, len(values))
+        return Failure(_plain(made.error)) if isinstance(made, Failure) else made
+
+    def sendable(self, work: Work, request: Request, answer: Any, error: Exception) -> Any:
+        """Return what can be sent in place of an answer, by the error of sending that."""
+        if work.segment.batch is None:  # say which
+            return _sendable(work, answer, request.ordinals)
+        return Failure(StageError("worker process", _plain(error), batch=request.number))
+
+    def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
+        segment, indices, use_keys = work.segment, request.indices, request.use_keys
+        values = _separate(request.values or [])
+        source = segment.source
+        draws = source is not None and source.runs_user_code
+        if indices is None and segment.is_plain:
+            return values
+        if indices is not None and segment.is_plain and not draws:
+            return work.fetch(indices, ns)
+        most = 1 if draws else _AHEAD  # each is read behind its seeds
+        coming = iter(values) if indices is None else _read(work, indices, ns, most)
+        examples = []
+        for i, ordinal in enumerate(request.ordinals):
+            self._reseed(work, ordinal, use_keys[i] if use_keys else 0)
+            one = [next(coming)]
+            work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
+            examples.append(one[0])
+        return examples
+
+    def _reseed(self, work: Work, ordinal: int, use_key: int) -> None:
+        """Seed the global generators by the example's address, as old datasets draw from them."""
+        seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        generator = getattr(sys.modules.get("torch"), "default_generator", None)
+        if generator is not None:  # not so while torch is being imported
+            generator.manual_seed(seed)
+
+
+def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> Iterator[Any]:
+    """Yield examples. Up to ``most`` are read together, but no more than a MiB of them."""
+    start, count = 0, 1
+    while start < len(indices):
+        before = ns[-1]
+        values = work.fetch(indices[start : start + count], ns)
+        start += len(values)
+        each = (ns[-1] - before) // len(values)
+        count = max(1, min(most, _AHEAD_BYTES // max(1, each)))
+        values.reverse()
+        while values:
+            yield values.pop()
+
+
+def unloadable(error: Exception) -> Failure:
+    """Return what is answered to a request that cannot be loaded here."""
+    return Failure(StageError("worker process", _plain(error.__cause__ or error)))
+
+
+def _sendable(work: Work, values: list[Any], ordinals: Sequence[int]) -> list[Any]:
+    """Return values with failures for what cannot be sent."""
+    checked = []
+    for value, ordinal in zip(values, ordinals, strict=True):
+        try:
+            Flattener().flatten(value)
+        except Exception as error:
+            value = _plained(work.send_failure(error, ordinal))
+        checked.append(value)
+    return checked
+
+
+def _separate(values: list[Any]) -> list[Any]:
+    """Copy what came twice: pickling keeps two uses of one item one object, maps may write."""
+    seen: set[int] = set()
+    separate = []
+    for value in values:
+        separate.append(pytree.copied(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return separate
+
+
+def _plained(failure: Failure) -> Failure:
+    return Failure(_plain(failure.error), failure.part, failure.account)
+
+
+def _plain(error: BaseException) -> BaseException:
+    """Return an exception that survives pickling, with the worker's traceback as a note."""
+    cause = error.__cause__ if isinstance(error, StageError) and error.__cause__ else error
+    note = "In a worker process:\n" + "".join(traceback.format_exception(cause)).rstrip()
+    try:
+        if type(pickle.loads(pickle.dumps(cause))) is not type(cause):
+            raise TypeError
+    except Exception:
+        cause = RuntimeError(f"{type(cause).__name__}: {cause}")
+    cause.__traceback__ = None
+    cause.__cause__ = cause.__context__ = None
+    cause.add_note(note)
+    if isinstance(error, StageError):
+        return StageError(
+            error.stage,
+            cause,
+            index=error.index,
+            path=error.path,
+            batch=error.batch,
+            number=error.number,
+        )
+    return cause

@@ -1,0 +1,506 @@
+"""Who does the work: the threads of one run, or the consumer itself.
+
+A task is a group of rows (examples of a batch, or items for a pool) that workers claim in
+chunks of about a millisecond of measured work. A task becomes ready when the tasks that it needs
+are done. Downstream tasks go first, so that the work nearest to the consumer is finished first.
+Several workers may write rows of one batch; the last to finish completes it.
+
+How many threads take part is decided by timing (``autotune``). Those that do not wait on a
+condition of their own, because they would swallow a call to work.
+
+Guarantees:
+
+- No function of the user runs under ``WorkerPool.lock``, and nobody waits for another lock under
+  it.
+- Planning ahead runs in a worker, in turns with other work (it holds the GIL that others need). It
+  never blocks.
+- What breaks a worker is raised by ``wait``. ``close`` never waits for its own thread, nor for
+  ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.resources import ThreadTimer, usable_cores
+from stoker.engine.workers.tuning import Autotuner, CostEstimate, Tuning
+from stoker.replicas.replica import USER_LOCK
+from stoker.stages.functions.stray_draws import WORKER_NAME
+from stoker.stats import ThreadTrial
+
+CHUNK_NS = 1_000_000
+TIMED = slice(-5, -1)
+"""Of a segment's counters, what samples of its work took: rows, and what ``ThreadTimer`` reads."""
+SAMPLED_NS = 16_000_000  # of work without a sample, which costs 20 to 50 us: under 0.3 %
+PROCESS_CHUNK_NS = 20_000_000  # larger: each chunk costs two wake-ups
+_JOIN_S = 5.0
+
+
+def is_worker() -> bool:
+    """Tell whether the current thread is a worker of some run."""
+    return threading.current_thread().name.startswith(WORKER_NAME)
+
+
+def holds_user_lock() -> bool:
+    """Tell whether the calling thread holds ``USER_LOCK``."""
+    lock: Any = USER_LOCK
+    return bool(lock._is_owned())  # as a Condition asks its lock
+
+
+class OwnCopies(Protocol):
+    """The copies of the user's objects that threads call, each its own (``thread_copies``)."""
+
+    def begin(self) -> None:
+        """Take note that threads are about to begin."""
+        ...
+
+    def join(self, *, at_once: bool) -> None:
+        """Let the calling thread call copies: it makes them now, or when they are wanted."""
+        ...
+
+    def leave(self) -> None:
+        """Take note that the calling thread ends."""
+        ...
+
+    def end(self) -> None:
+        """Take note that all threads have ended."""
+        ...
+
+
+class TaskRunner(Protocol):
+    """A kind of task: what to do with its rows, and how long one took so far."""
+
+    depth: int
+    cost: CostEstimate
+
+    def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+        """Do rows ``start .. stop - 1``; return the counters of their segment."""
+        ...
+
+    def account(self, spent: list[int]) -> None:
+        """Count time that was spent; called under the worker pool's lock."""
+        ...
+
+    def complete(self, task: Task) -> None:
+        """Finish a task whose rows are all done."""
+        ...
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Task:
+    """Rows to be done; what comes of them is in ``values``.
+
+    Attributes:
+        claimed, finished: how many rows were begun, and are over.
+        pending: how many tasks are not done that this one needs; ``waiting``: what needs this one.
+        done_ns: when it was done, by ``time.perf_counter_ns``.
+        builder, batch: where its rows are written, if they make a batch.
+        indices, items: what its rows are made of: examples of the source, or items.
+        failed: the first of its rows that failed, and the failure.
+    """
+
+    runner: Any
+    number: int
+    rows: int
+    claimed: int = 0
+    finished: int = 0
+    pending: int = 0
+    done: bool = False
+    done_ns: int = 0
+    waiting: list[Task] | None = None
+    values: list[Any] = field(default_factory=list)
+    builder: Any = None
+    batch: Any = None
+    indices: Any = None
+    items: list[Any] | None = None
+    ordinals: Any = None
+    use_keys: list[int] | None = None
+    fresh: int = 0
+    failed: tuple[int, Any] | None = None
+
+
+class Request(NamedTuple):
+    """Rows of a task, as a worker process is asked for them.
+
+    Attributes:
+        depth: the segment's number among those of the host.
+        indices, values: what the rows are made of: examples of the source, or values.
+        ordinals, use_keys: their addresses.
+        number: that of the task; ``whole``: whether these are all its rows.
+    """
+
+    depth: int
+    indices: NDArray[np.int64] | None
+    values: list[Any] | None
+    ordinals: Sequence[int]
+    use_keys: list[int] | None
+    number: int
+    whole: bool
+
+
+Answer = tuple[Any, list[int], list[tuple[int, str]]]
+"""What a remote worker made of a request: values, the counters of its segment, and which random
+maps drew from global generators."""
+
+
+class WorkerPool:
+    """The workers of one run.
+
+    Args:
+        threads: how many there may be; with 0 everything is done by the consumer.
+        depths: how many segments there are.
+        autotuner: the pipeline's memory of its speed.
+        remotes: worker processes, as each thread uses one, or one for all; None for threads.
+        threads_each: how many threads use a worker.
+
+    Attributes:
+        copies: what the threads call in place of the user's own objects, if there are any.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        depths: int,
+        autotuner: Autotuner,
+        remotes: list[Any] | None = None,
+        *,
+        threads_each: int = 1,
+    ) -> None:
+        self.copies: OwnCopies | None = None
+        self.lock = threading.RLock()
+        self._work = threading.Condition(self.lock)
+        self._bench = threading.Condition(self.lock)
+        self._progress = threading.Condition(self.lock)
+        self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
+        self.limit = threads
+        self._remotes = remotes
+        self.closed = False
+        self._autotuner = autotuner
+        self._threads: list[threading.Thread] = []
+        self._broken: BaseException | None = None
+        self._chore: Callable[[], bool] | None = None
+        self._chore_due = False
+        self._chore_waits = False
+        self._works_first = False
+        is_tuned = threads and remotes is None and not autotuner.is_settled
+        self._tuning = Tuning(threads, autotuner) if is_tuned else None
+        if self._tuning is not None:
+            self.active = self._tuning.active
+        else:
+            self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
+        self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
+        self.remote = remotes is not None
+        self._threads_each = threads_each
+        self._untimed_ns = 0
+        self._waited_ns = 0
+        self._waiting_since_ns = 0
+
+    def work_ahead(self) -> None:
+        """Have all threads take part from the beginning, and work before they plan.
+
+        For planning that may block: what is there already is not kept back by it.
+        """
+        self.active, self._tuning, self._works_first = self.limit, None, True
+
+    def begin(self) -> None:
+        """Start the threads that take part from the beginning."""
+        if self.active:
+            self._start()
+
+    @property
+    def workers(self) -> int:
+        """How many threads or processes take part."""
+        return self.active // self._threads_each
+
+    @property
+    def thread_trial(self) -> ThreadTrial | None:
+        """How threads did when they were tried."""
+        speedup = self._autotuner.speedup
+        if speedup is None or self.remote:
+            return None
+        return ThreadTrial(self.limit, usable_cores(), speedup)
+
+    @property
+    def inline(self) -> bool:
+        """Whether the consumer does the work itself."""
+        return self.active == 0
+
+    def submit(self, task: Task, needs: Iterable[Task] = ()) -> None:
+        """Hand in a task that can start when all of ``needs`` are done.
+
+        Inline, it is done when this returns, unless the work turns out to be worth threads.
+        """
+        if self.active == 0 and all(need.done for need in needs):
+            while self.active == 0:
+                if self._do(task, *self._next_rows(task), None):
+                    return
+        with self.lock:
+            for need in needs:
+                if not need.done:
+                    if need.waiting is None:
+                        need.waiting = []
+                    need.waiting.append(task)
+                    task.pending += 1
+            if not task.pending:
+                self._make_ready(task)
+
+    def plan_with(self, chore: Callable[[], bool]) -> None:
+        """Name what plans a step ahead, for ``plan``, and tells whether another is due."""
+        self._chore = chore
+
+    def plan(self) -> None:
+        """Have a worker plan ahead, in turns with other work. Inline, do nothing."""
+        if self.active:
+            with self.lock:
+                self._chore_due = True
+                self._work.notify()
+
+    def plan_after(self, task: Task) -> bool:
+        """Have a worker plan ahead when a task is done; return True if it is done already."""
+        with self.lock:
+            self._chore_waits = not task.done
+            return task.done
+
+    def resize(self, threads: int, *, threads_each: int) -> None:
+        """Have so many threads take part from now on: remote workers have come or gone."""
+        with self.lock:
+            if self.closed or (threads, threads_each) == (self.active, self._threads_each):
+                return
+            self.active, self._threads_each = threads, threads_each
+            self.limit = max(self.limit, threads)
+            self._start()
+            self._call_all()
+
+    def waited_ns(self) -> int:
+        """Return how long the consumer has waited for tasks."""
+        with self.lock:
+            since_ns = self._waiting_since_ns
+            return self._waited_ns + (time.perf_counter_ns() - since_ns if since_ns else 0)
+
+    def fail(self, error: BaseException) -> None:
+        """Have ``wait`` raise what broke a worker."""
+        with self.lock:
+            self._broken = self._broken or error
+            self._progress.notify_all()
+
+    def wait(self, task: Task) -> None:
+        """Wait until a task is done. Raise a worker's unexpected error, if there was one.
+
+        All threads may be busy with work upstream of a pool. So a thread that waits for a task
+        downstream of it does some of that work itself.
+
+        Who holds ``USER_LOCK``, as a user's function does that asks a pipeline of its own, lets go
+        of it meanwhile: the workers may want it.
+        """
+        if task.done:
+            return
+        held = _let_go()
+        try:
+            self._wait(task)
+        finally:
+            _take_back(held)
+
+    def _wait(self, task: Task) -> None:
+        while not task.done:
+            helps = task.runner.depth if self._remotes is None else 0
+            with self.lock:
+                claim = None
+                while not task.done and claim is None:
+                    if self._broken is not None:
+                        raise self._broken
+                    if self.closed:
+                        raise RuntimeError("the iterator was closed while it was waited for")
+                    if self.active == 0 or helps:
+                        claim = self._claim(helps if self.active else 0)
+                    if claim is None:
+                        self._wait_for_progress()
+            if claim is not None:
+                self._do(*claim, None)
+
+    def _wait_for_progress(self) -> None:
+        self._waiting_since_ns = time.perf_counter_ns()
+        try:
+            self._progress.wait()
+        finally:
+            self._waited_ns += time.perf_counter_ns() - self._waiting_since_ns
+            self._waiting_since_ns = 0
+
+    def shut(self) -> None:
+        """Begin nothing any more."""
+        with self.lock:
+            self.closed = True
+            for queue in self._ready:
+                queue.clear()
+            self._call_all()
+
+    def close(self) -> None:
+        """End the threads after the example that each is at. Never waits for its own thread."""
+        self.shut()
+        remotes, self._remotes = self._remotes or [], None
+        for remote in remotes:
+            remote.stop()
+        deadline = time.monotonic() + _JOIN_S
+        held = _let_go()
+        try:
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            _take_back(held)
+        if self.copies is not None:
+            self.copies.end()
+        for remote in remotes:
+            remote.close()
+        self._chore = None
+        self._broken = None  # its traceback holds all that ran
+
+    def made_here(self, wall: int) -> None:
+        """Take in that the consumer made outputs without a task; with the lock held."""
+        if self._tuning is not None:
+            self._tuning.made_here(wall)
+
+    def _call_all(self) -> None:
+        """Have everybody see what changed."""
+        for condition in (self._work, self._bench, self._progress):
+            condition.notify_all()
+
+    def _start(self) -> None:
+        if self.copies is not None:
+            self.copies.begin()
+        for number in range(len(self._threads), self.active):
+            thread = threading.Thread(
+                target=self._run, args=(number,), name=f"{WORKER_NAME}-{number}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def _run(self, number: int) -> None:
+        remotes = self._remotes
+        remote = remotes[number % len(remotes)] if remotes is not None else None
+        planned = more = False
+        copies = self.copies
+        try:
+            if copies is not None:
+                copies.join(at_once=remote is None and number < self.active)
+            while True:
+                chore = None
+                with self.lock:
+                    claim = None
+                    self._chore_due = self._chore_due or more
+                    while claim is None and chore is None:
+                        if self.closed:
+                            return
+                        if number < self.active:
+                            # Planning first, but in turns: it holds the GIL that others need.
+                            if planned or self._works_first or not self._chore_due:
+                                claim = self._claim()
+                            if claim is None and self._chore_due:
+                                self._chore_due, chore = False, self._chore
+                                break
+                        if claim is None:
+                            # Who does not take part waits apart, or would swallow a call to work.
+                            (self._work if number < self.active else self._bench).wait()
+                planned = chore is not None
+                if claim is not None:
+                    self._do(*claim, remote)
+                more = chore is not None and chore()
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            if copies is not None:
+                copies.leave()
+
+    def _claim(self, depth: int = 0) -> tuple[Task, int, int] | None:
+        for queue in reversed(self._ready[depth:]):
+            if queue:
+                task = queue[0]
+                start, stop = self._next_rows(task)
+                if stop == task.rows:
+                    queue.popleft()
+                return task, start, stop
+        return None
+
+    def _next_rows(self, task: Task) -> tuple[int, int]:
+        start = task.claimed
+        task.claimed = stop = min(task.rows, start + task.runner.cost.chunk(self.target_ns))
+        return start, stop
+
+    def _make_ready(self, task: Task) -> None:
+        if self.closed:
+            return
+        self._ready[task.runner.depth].append(task)
+        if self.active:
+            self._work.notify(self.active if task.rows > 1 else 1)
+
+    def _do(self, task: Task, start: int, stop: int, remote: Any) -> bool:
+        """Do rows of a task; return whether it is done."""
+        trial = self._tuning.trial if self._tuning is not None else None
+        is_sampled = self._untimed_ns > SAMPLED_NS and remote is None and self.active > 0
+        began = time.perf_counter_ns()
+        timer = ThreadTimer() if trial is not None or is_sampled else None
+        runner = task.runner
+        spent = runner.run(task, start, stop, remote)
+        rows = stop - start
+        last = rows == task.rows
+        if not last:
+            with self.lock:
+                task.finished += rows
+                last = task.finished == task.rows
+        if last:
+            runner.complete(task)
+        timed = timer.read_ns() if timer is not None else None
+        _, busy, cpu = timed or (0, 0, 0)
+        wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
+        with self.lock:
+            runner.cost.note(rows, wall)
+            self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
+            if is_sampled and timed is not None:
+                spent[TIMED] = rows, *timed
+            runner.account(spent)
+            if last:
+                task.done_ns = began + wall
+                self._settle(task)
+            tuning = None if self.closed else self._tuning  # the next epoch has one of its own
+            if tuning is not None and tuning.note(
+                runner.cost, rows, wall, busy, trial, cpu, self.waited_ns()
+            ):
+                self.active = tuning.active
+                if tuning.is_over:
+                    self._tuning = None
+                self._start()
+                self._call_all()
+        return last
+
+    def _settle(self, task: Task) -> None:
+        task.done = True
+        if self._chore_waits:
+            self._chore_waits, self._chore_due = False, True
+            self._work.notify()
+        if task.waiting is not None:
+            for waiter in task.waiting:
+                waiter.pending -= 1
+                if not waiter.pending:
+                    self._make_ready(waiter)
+            task.waiting = None
+        self._progress.notify_all()
+
+
+def _let_go() -> Any:
+    """Let go of ``USER_LOCK``, if the calling thread holds it; return how often it did, or None."""
+    lock: Any = USER_LOCK
+    return lock._release_save() if holds_user_lock() else None
+
+
+def _take_back(held: Any) -> None:
+    """Hold ``USER_LOCK`` again as before ``_let_go``."""
+    if held is not None:
+        lock: Any = USER_LOCK
+        lock._acquire_restore(held)

@@ -1,0 +1,461 @@
+"""How many threads of a run take part: none, one or all, decided by timed trials and the measured
+cost of work.
+
+Examples differ, and other programs run. So two trials are not compared by how long their rows took,
+but by how much longer than their threads had, or wanted, a processor: that is how long they waited
+for each other. Threads that take the GIL from one another all the time need far more of the
+processor for the same, beyond what examples differ: that counts, too.
+
+Never a number between. The stream does not depend on it. The decision:
+
+1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
+   batch then costs more than 1 ms over all segments, all threads start. So they do where it costs
+   less, but the consumer does something else for longer than that, so that there is something to
+   hide it behind: a step of training. Otherwise it stays inline, and keeps looking. Gathering from
+   arrays releases the GIL: from 0.04 ms a batch on all threads take part, without a trial. So do
+   they with ``stoker-native`` for windows of tokens, and for image functions where an image takes
+   0.2 ms or more.
+2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
+   half a core busy, they were sleeping (reads, latency), and all stay. So they do if they waited so
+   little for each other that one could never do nearly as much.
+3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
+   one. If a batch had cost less than 1 ms inline, or costs one thread less, and the better of the
+   two is not clearly faster than that, the work goes back to the consumer; but not where batches
+   came faster, during the trial, than the consumer would get to them.
+4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
+   it is repeated, longer and ever more rarely, and what most of the last three say counts.
+
+``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
+one in which examples were missing from a cache: what is found there costs less.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+INLINE_BATCH_NS = 1_000_000
+GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
+IMAGE_ROW_NS = 200_000  # smaller images are mostly Python's own work
+
+
+class CostEstimate:
+    """Measured work of one segment, kept from epoch to epoch."""
+
+    def __init__(self, rows_per_batch: int) -> None:
+        self.rows_per_batch = rows_per_batch
+        self.row_ns: float | None = None
+        self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
+        self.asleep_row_ns: float | None = None  # by a trial with a single thread
+        self.whole = False  # whether a chunk is always a whole batch
+        self.light = False  # whether rows are but copied: nothing to be careful about at first
+        self.chunk_rows = rows_per_batch  # at most
+        self.releases_gil = False  # whether almost all of it is done without the GIL
+        self.gil_row_ns = 0  # if so, from which time of a row on: what it needs the GIL for
+        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
+        self.work_ns = 0
+        self.rows = 0
+
+    def chunk(self, target_ns: int) -> int:
+        """Return how many rows make a chunk."""
+        if self.whole:
+            return self.rows_per_batch
+        if self.row_ns is None:
+            return self.chunk_rows if self.light else 1
+        return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether threads are sure to do it faster."""
+        return self.releases_gil and (self.row_ns or 0.0) >= self.gil_row_ns
+
+    def batch_ns(self) -> float:
+        """Return what a batch costs, 0 while that is not known."""
+        return (self.row_ns or 0.0) * self.rows_per_batch
+
+    def note(self, rows: int, work_ns: int) -> None:
+        """Take a measurement in."""
+        each = work_ns / rows
+        if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
+            self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
+        else:
+            # Once another process had the processor for a while, that is no news about the work.
+            self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
+        self.rows += rows
+        self.work_ns += work_ns
+
+
+_TRIAL_TASKS = 12
+_CLEARLY = 0.9  # of the time: what counts as faster
+_THEIRS = 2.5  # times the work of threads: so much slower they can make the consumer
+_BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
+_COMPUTES = 0.5  # of its time, a thread alone; else threads may well wait for storage
+_CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
+
+
+def choose_threads(
+    limit: int,
+    work_ns: Mapping[int, float],
+    inline_ns: float,
+    own_ns: float = 0.0,
+    period_ns: float = 0.0,
+) -> int:
+    """Return how many threads are to take part; 0: none, the consumer does the work.
+
+    Args:
+        limit: how many there are.
+        work_ns: the work of a batch, summed over the threads that do it, by how many take part:
+            for all of them, and for a single one where that was tried.
+        inline_ns: the same for the consumer alone; 0: not known.
+        own_ns: what the consumer does between two batches, besides.
+        period_ns: how long it was from one batch to the next in the last of these trials.
+    """
+    many = max(work_ns)
+    best, batch_ns = limit, work_ns[many] / many
+    if many > 1 and 1 in work_ns:
+        best = many
+        if batch_ns > _CLEARLY * work_ns[1]:
+            best, batch_ns = 1, work_ns[1]
+    if not 0 < inline_ns < INLINE_BATCH_NS:
+        return best
+    # Threads that take the GIL from the consumer make it slower, but not without limit.
+    # What is beyond that is its own work, which has become more.
+    takes_ns = max(batch_ns, period_ns if best == min(work_ns) else 0.0)
+    is_theirs = takes_ns <= own_ns + _THEIRS * max(batch_ns, inline_ns)
+    return 0 if is_theirs and takes_ns > own_ns + _CLEARLY * inline_ns else best
+
+
+class _Spent:
+    """What rows of one segment took of time; for how long threads had or wanted a processor."""
+
+    def __init__(self) -> None:
+        self.rows = self.wall = self.busy = self.cpu = 0
+
+    def add(self, rows: int, wall: int, busy: int, cpu: int) -> None:
+        self.rows += rows
+        self.wall += wall
+        self.busy += busy
+        self.cpu += cpu
+
+    def slowed(self, other: _Spent) -> float:
+        """Return how much longer rows took than they had to, compared with the other trial."""
+        waited = self.wall / max(1, self.busy)
+        burnt = self.cpu * other.rows / max(1, other.cpu * self.rows)
+        return waited * burnt if burnt > _BURNS else waited
+
+
+class Trial:
+    """Work measured while a given number of threads took part.
+
+    Args:
+        threads: how many.
+        least_ns: of work of each of them.
+        before: the trial with all of them, if this is the one with a single thread.
+
+    Attributes:
+        speedup: once there is a verdict, how many times as fast all of them were as the single one;
+            None where only one number was tried, or where even that one did not compute mostly.
+    """
+
+    def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
+        self.threads = threads
+        self._least_ns = threads * least_ns
+        self._before = before
+        self.speedup: float | None = None
+        self._pieces = 0
+        self._all = _Spent()
+        self._each: dict[CostEstimate, _Spent] = {}
+        # From one piece to the next of the same epoch: the time, what of it the consumer waited,
+        # and the work that was done.
+        self._latest: tuple[int, int] | None = None
+        self._period_ns = self._waited_ns = self._work_ns = 0
+
+    def resume(self) -> None:
+        """Go on in another epoch."""
+        self._latest = None
+
+    def note(
+        self,
+        cost: CostEstimate,
+        rows: int,
+        wall: int,
+        busy: int,
+        cpu: int,
+        now_ns: int,
+        waited_ns: int,
+    ) -> None:
+        """Take a measurement in; and how long the consumer has waited in this epoch so far."""
+        if self._latest is not None:
+            self._period_ns += now_ns - self._latest[0]
+            self._waited_ns += waited_ns - self._latest[1]
+            self._work_ns += wall
+        self._latest = now_ns, waited_ns
+        self._pieces += 1
+        self._all.add(rows, wall, busy, cpu)
+        self._each.setdefault(cost, _Spent()).add(rows, wall, busy, cpu)
+
+    @property
+    def over(self) -> bool:
+        """Whether it was long enough."""
+        return self._pieces >= _TRIAL_TASKS and self._all.wall >= self._least_ns
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one thread need not be tried, too."""
+        if self.threads == 1 or self._all.busy < 0.5 / self.threads * self._all.wall:
+            return True  # more of those that mostly sleep always help
+        each = self._each.items()
+        work_ns = sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
+        least_ns = sum(spent.busy / spent.rows * cost.rows_per_batch for cost, spent in each)
+        return work_ns / self.threads <= _CERTAINLY * least_ns
+
+    def verdict(self, limit: int, own_ns: float) -> int:
+        """Return how many threads are to take part; for ``own_ns`` see ``Autotuner``.
+
+        Of that the consumer has no more than it did not wait for batches in this trial.
+        """
+        before = self._before
+        shared = before._each.keys() & self._each.keys() if before is not None else set()
+        if before is not None and shared:
+            work_ns = {before.threads: 0.0, self.threads: 0.0}
+            for cost in shared:
+                many, one = before._each[cost], self._each[cost]
+                cost.asleep_row_ns = max(0, one.wall - one.busy) / one.rows
+                row_ns = (many.busy + one.busy) / (many.rows + one.rows) * cost.rows_per_batch
+                work_ns[before.threads] += row_ns * many.slowed(one)
+                work_ns[self.threads] += row_ns * one.slowed(many)
+            if self._all.busy > _COMPUTES * self._all.wall:
+                many_ns = max(1.0, work_ns[before.threads] / before.threads)
+                self.speedup = work_ns[self.threads] / many_ns
+        else:
+            each = self._each.items()
+            work_ns = {self.threads: sum(s.wall / s.rows * c.rows_per_batch for c, s in each)}
+        inline_ns = sum(self._inline_row_ns(c) * c.rows_per_batch for c in self._each)
+        batch_ns = sum(s.wall / s.rows * c.rows_per_batch for c, s in self._each.items())
+        batches = max(1, self._work_ns) / batch_ns
+        period_ns = self._period_ns / batches
+        own_ns = min(own_ns, (self._period_ns - self._waited_ns) / batches)
+        return choose_threads(limit, work_ns, inline_ns, own_ns, period_ns)
+
+    def _inline_row_ns(self, cost: CostEstimate) -> float:
+        """Return what a row costs the consumer, 0 where it never made one.
+
+        What it made first may have cost more than later ones do: files were opened, caches were
+        empty. It would not take longer than a thread alone.
+        """
+        spent, made = self._each[cost], cost.inline_row_ns or 0.0
+        return min(made, spent.wall / spent.rows) if self.threads == 1 else made
+
+
+_INLINE_TRIAL_NS = 5_000_000
+_LOOK_NS = 1_000_000  # of inline work, from one look at it to the next
+_TRIAL_NS = 20_000_000  # of each thread
+_LATER_TRIAL_NS = 100_000_000
+_REST_NS = 500_000_000  # of work of each thread, from the first trial to the next; then doubled
+_LONGEST_REST_NS = 64 * _REST_NS
+_VOTES = 3
+_WORTH_HIDING = 0.03  # of the time between two batches
+
+
+class Autotuner:
+    """What a pipeline learnt about its own speed; outlives its epochs.
+
+    Attributes:
+        active: how many threads take part, or None while nothing is known of that.
+        is_settled: whether that stays, since there is nothing to try.
+        trial: what is tried out now; it goes on in the next epoch.
+        rest_ns: the work that is done until it is tried out again.
+        trial_ns: how long that takes, of each thread.
+        own_ns: what the consumer did between two batches, besides making them, while it was inline.
+        factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
+    """
+
+    def __init__(self) -> None:
+        self.factor: int | None = None
+        self.costs: dict[int, CostEstimate] = {}
+        self._misses = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.active: int | None = None
+        self.is_settled = False
+        self.trial: Trial | None = None
+        self.rest_ns = 0
+        self.trial_ns = _TRIAL_NS
+        self.own_ns = 0.0
+        self._speedups: deque[float] = deque(maxlen=_VOTES)
+        self._rest_ns = _REST_NS
+        self._verdicts: deque[int] = deque(maxlen=_VOTES)
+
+    def begin_epoch(self, misses: int) -> None:
+        """Forget what was learnt if a cache has missed more examples than an epoch ago."""
+        if misses != self._misses:
+            self._misses = misses
+            self._forget()
+            self.costs.clear()
+
+    def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
+        """Return the cost of a segment."""
+        return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
+
+    def note_own(self, batch_ns: float, for_each: float) -> None:
+        """Take in for how long the consumer did something else, for each unit of inline work.
+
+        A pause between epochs is none of what it does between two batches, and counts little.
+        """
+        own_ns = batch_ns * max(0.0, for_each)
+        self.own_ns += 0.2 * (min(own_ns, 2 * self.own_ns + batch_ns) - self.own_ns)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast all threads are as one, by the last trials; None: not known."""
+        found = sorted(self._speedups)[len(self._speedups) // 2 :][:1]
+        return found[0] if found and found[0] < math.inf else None
+
+    def judge(self, threads: int, speedup: float | None) -> None:
+        """Take in what a trial said; what most of the last ones say counts, more in a tie.
+
+        Args:
+            threads: how many are to take part.
+            speedup: see ``Trial``.
+        """
+        if threads:
+            self._speedups.append(math.inf if speedup is None else speedup)
+            self._verdicts.append(threads)
+            self.active = max(self._verdicts, key=lambda each: (self._verdicts.count(each), each))
+            self.rest_ns, self.trial_ns = self._rest_ns * self.active, _LATER_TRIAL_NS
+        else:
+            self._speedups.clear()
+            self._verdicts.clear()
+            self.active, self.rest_ns, self.trial_ns = None, self._rest_ns, _TRIAL_NS
+        self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
+
+    def settle(self, threads: int) -> None:
+        """Have so many threads take part from now on."""
+        self.active, self.is_settled = threads, True
+
+
+class Tuning:
+    """Decides how many threads of one run take part. All of it runs under the pool's lock.
+
+    Args:
+        limit: how many there are.
+        autotuner: what is known of the run's segments, and is told the decision.
+        clock_ns: tells the time.
+
+    Attributes:
+        active: how many take part now.
+        is_over: whether ``active`` stays.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        autotuner: Autotuner,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._limit = limit
+        self._autotuner = autotuner
+        self._clock_ns = clock_ns
+        self._unlooked_ns = _LOOK_NS
+        self._looked_ns: int | None = None
+        self._made_ns = 0
+        self.active = min(autotuner.active or 0, limit)
+        if self.trial is not None:
+            self.trial.resume()
+            self.active = min(self.trial.threads, limit)
+
+    @property
+    def trial(self) -> Trial | None:
+        """What is tried out now; measurements then need the threads' busy time, too."""
+        return self._autotuner.trial
+
+    @property
+    def is_over(self) -> bool:
+        return self._autotuner.is_settled
+
+    def note(
+        self,
+        cost: CostEstimate,
+        rows: int,
+        wall: int,
+        busy: int = 0,
+        trial: Trial | None = None,
+        cpu: int = 0,
+        waited: int = 0,
+    ) -> bool:
+        """Take a measurement in; return whether ``active`` may be another now.
+
+        Args:
+            cost: of the segment whose rows were done.
+            rows: how many.
+            wall: the time that took.
+            busy: how long the thread had a processor for it, or waited for one, in a trial.
+            trial: the one under way when they were begun.
+            cpu: how long the thread had a processor for it, in a trial.
+            waited: how long the consumer has waited so far.
+        """
+        if self.active == 0:
+            return self._leaves_inline(cost, wall)
+        now = self.trial
+        if now is None:
+            self._autotuner.rest_ns -= wall
+            return self._autotuner.rest_ns <= 0 and self._try(self._limit)
+        if trial is not now:
+            return False
+        now.note(cost, rows, wall, busy, cpu, self._clock_ns(), waited)
+        if not now.over:
+            return False
+        if not now.is_clear:
+            return self._try(1, before=now)
+        self._autotuner.trial = None
+        threads = now.verdict(self._limit, self._autotuner.own_ns)
+        self._autotuner.judge(threads, now.speedup)
+        self.active = self._autotuner.active or 0
+        if not threads:  # until a batch turns out to be costly after all
+            cost.inline_ns = INLINE_BATCH_NS
+            self._looked_ns, self._unlooked_ns = None, _LOOK_NS
+        return True
+
+    def made_here(self, wall: int) -> None:
+        """Take in that the consumer made batches that are not noted."""
+        self._made_ns += wall
+
+    def _try(self, threads: int, before: Trial | None = None) -> bool:
+        self._autotuner.trial = Trial(threads, self._autotuner.trial_ns, before)
+        self.active = threads
+        return True
+
+    def _leaves_inline(self, cost: CostEstimate, wall: int) -> bool:
+        tuner = self._autotuner
+        tuner.rest_ns -= wall
+        self._unlooked_ns += wall
+        if self._unlooked_ns < _LOOK_NS:
+            return False
+        worked_ns, before_ns = self._unlooked_ns + self._made_ns, self._looked_ns
+        self._unlooked_ns, self._made_ns, self._looked_ns = 0, 0, self._clock_ns()
+        costs = tuner.costs.values()
+        slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
+        known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
+        known = known and cost.rows > 1  # the first row of all imports modules
+        for each in costs:
+            each.inline_row_ns = each.row_ns
+        batch_ns = sum(each.batch_ns() for each in costs)
+        if before_ns is not None:
+            tuner.note_own(batch_ns, (self._looked_ns - before_ns) / worked_ns - 1)
+        if not known:
+            return False
+        if batch_ns <= min(each.inline_ns for each in costs) and not self._can_hide(batch_ns):
+            return False
+        self.active = self._limit
+        if all(each.is_parallel for each in costs):  # then there is nothing to try
+            tuner.settle(self.active)
+        return True
+
+    def _can_hide(self, batch_ns: float) -> bool:
+        """Whether it is time to try to make batches while the consumer does something else."""
+        own_ns = self._autotuner.own_ns
+        is_worth = batch_ns > max(GATHER_INLINE_BATCH_NS, _WORTH_HIDING * (own_ns + batch_ns))
+        return is_worth and own_ns > batch_ns and self._autotuner.rest_ns <= 0

@@ -1,0 +1,1 @@
+"""The feeder: makes the outputs of one pipeline once, and hands them to all jobs."""

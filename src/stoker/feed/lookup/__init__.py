@@ -1,0 +1,1 @@
+"""How a job finds the feeder that prepares for it."""

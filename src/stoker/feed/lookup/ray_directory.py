@@ -1,0 +1,147 @@
+"""Which node of a Ray cluster a shared feed is on, in Ray's own key-value store.
+
+It is as old as the cluster, lives as long, and needs no process of its own that could be lost. Each
+claim of a feed has a number, and only one node can enter the next: so whoever finds a feed lost,
+only one node starts it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from stoker.basics.future import OneShot
+from stoker.errors import ClusterError
+from stoker.transport.ray_session import check_installed, joined_ray
+from stoker.transport.token import new_token
+
+_WHAT = 'stoker.share(cluster="ray")'
+_NAMESPACE = "stoker-feeds"
+_TOKEN = "token"  # no claim: those have a number
+_ANSWER_S = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FeedPlace:
+    """Where a feed is.
+
+    Attributes:
+        token: the secret of the cluster's feeds.
+        claim: the number of the claim.
+        is_here: whether this node has it, or is to start it.
+        address: ``host:port``; empty while it is not known.
+    """
+
+    token: bytes
+    claim: int
+    is_here: bool
+    address: str
+
+
+class _Claim(msgspec.Struct):
+    """What is said of a feed under the number of a claim."""
+
+    node: str
+    address: str
+
+
+class Directory:
+    """The cluster that this process has joined, as it knows feeds.
+
+    Raises ClusterError where it has joined none or its head does not answer, ImportError without
+    Ray.
+
+    Attributes:
+        host: this node's address on the cluster's network.
+    """
+
+    def __init__(self) -> None:
+        check_installed(_WHAT)
+        self._ray: Any = joined_ray(_WHAT)
+        from ray.experimental import internal_kv
+
+        self._store = internal_kv
+        self._node: str = self._ray.get_runtime_context().get_node_id()
+        self.host: str = self._ray.util.get_node_ip_address()
+
+    def find(self, name: str, lost: int) -> FeedPlace:
+        """Say where a feed is; one that is nowhere, or whose claim is ``lost``, is to be here."""
+        return _answered(lambda: self._find(name, lost))
+
+    def tell(self, name: str, address: str) -> None:
+        """Say that a feed listens on this node."""
+        _answered(lambda: self._tell(name, address))
+
+    def _tell(self, name: str, address: str) -> None:
+        number, claim = self._latest(name)
+        if claim is None or claim.node != self._node:
+            number += 1  # it was given up in between, and is there after all
+        self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
+
+    def _find(self, name: str, lost: int) -> FeedPlace:
+        while True:
+            number, claim = self._latest(name)
+            is_here = claim is not None and claim.node == self._node
+            if claim is not None and (is_here or (number != lost and self._is_alive(claim.node))):
+                return FeedPlace(self._token(), number, is_here, claim.address)
+            if self._enter(name, number + 1):
+                self._store._internal_kv_del(_key(name, number), namespace=_NAMESPACE)
+                return FeedPlace(self._token(), number + 1, True, "")
+
+    def _latest(self, name: str) -> tuple[int, _Claim | None]:
+        keys = self._store._internal_kv_list(f"{name}/", namespace=_NAMESPACE)
+        number = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
+        data = self._store._internal_kv_get(_key(name, number), namespace=_NAMESPACE)
+        return number, None if data is None else msgspec.msgpack.decode(data, type=_Claim)
+
+    def _enter(self, name: str, number: int) -> bool:
+        """Claim a feed; tell whether no other node was faster."""
+        return self._put(_key(name, number), _Claim(self._node, ""), overwrite=False)
+
+    def _put(self, key: str, claim: _Claim, *, overwrite: bool) -> bool:
+        data = msgspec.msgpack.encode(claim)
+        return not self._store._internal_kv_put(
+            key, data, overwrite=overwrite, namespace=_NAMESPACE
+        )
+
+    def _is_alive(self, node: str) -> bool:
+        return any(each["NodeID"] == node and each["Alive"] for each in self._ray.nodes())
+
+    def _token(self) -> bytes:
+        """Return the secret of the cluster's feeds; the first who asks makes it."""
+        self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=_NAMESPACE)
+        token: bytes = self._store._internal_kv_get(_TOKEN, namespace=_NAMESPACE)
+        return token
+
+
+def _answered(call: Callable[[], T]) -> T:
+    """Return what a call of Ray's returns, unless that takes too long: it could be for ever.
+
+    Raises ClusterError.
+    """
+    answer: OneShot[T] = OneShot()
+
+    def ask() -> None:
+        try:
+            answer.give(call())
+        except BaseException as error:
+            answer.give(error=error)
+
+    threading.Thread(target=ask, name="stoker-feed-directory", daemon=True).start()
+    try:
+        return answer.wait(_ANSWER_S)
+    except Exception as error:  # Ray's are of many kinds
+        raise ClusterError(
+            f"{_WHAT}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({str(error) or f'within {_ANSWER_S:.0f} s'})"
+        ) from error
+
+
+def _key(name: str, number: int) -> str:
+    return f"{name}/{number}"

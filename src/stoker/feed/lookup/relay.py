@@ -1,0 +1,34 @@
+"""How jobs find the relay of their host for a feed of another host.
+
+It is found, started and replaced like the feeder of a ``share``: under the feed's URL as its name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from stoker.adapters.entrypoint import FeedSettings
+from stoker.feed.autostart import connect_or_start
+from stoker.feed.connection import FeedAddress
+from stoker.feed.relay.url import FeedUrl
+from stoker.feed.token import find_token
+from stoker.transport.tls import own_tls
+
+_PATIENCE_S = 60.0  # of a feeder, where nothing else is known
+
+
+def relayed(url: FeedUrl) -> FeedAddress:
+    """Return the address of a feed on another host, through the relay on this one.
+
+    Raises TokenError where the relay could not read the token, or how to encrypt.
+    """
+    find_token()
+    own_tls()
+    settings = relay_settings(url)
+    return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
+
+
+def relay_settings(url: FeedUrl, patience_s: float = _PATIENCE_S) -> FeedSettings:
+    """Return what a relay serves. It has half the patience that the feeder has for itself."""
+    text, path = str(url), tuple(sys.path)
+    return FeedSettings(text, text, patience_s=patience_s / 2, autostarted=True, path=path)

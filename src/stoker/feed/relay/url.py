@@ -1,0 +1,39 @@
+"""Feeds of other hosts by name: ``tcp://host:port/NAME``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.feed.local_socket import check_name
+from stoker.transport.link import split_address
+
+_SCHEME = "tcp://"
+
+
+def is_url(text: object) -> bool:
+    """Tell whether a feed is meant that is on another host."""
+    return isinstance(text, str) and text.startswith(_SCHEME)
+
+
+@dataclass(frozen=True)
+class FeedUrl:
+    """Where a feed is: ``host:port``, and its name there."""
+
+    address: str
+    name: str
+
+    @staticmethod
+    def of(text: str) -> FeedUrl:
+        """Read a URL. Raises ValueError."""
+        address, _, name = text.removeprefix(_SCHEME).partition("/")
+        try:
+            split_address(address)
+            check_name(name)
+        except ValueError as error:
+            raise ValueError(
+                f"{text!r} names no feed ({error}): tcp://host:port/NAME does"
+            ) from None
+        return FeedUrl(address, name)
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.address}/{self.name}"

@@ -1,0 +1,23 @@
+"""The token of feeds across hosts: the user's own, or in a cluster that has one, the cluster's.
+
+The latter is handed to feeders and relays in their environment, which only their user can read.
+"""
+
+from __future__ import annotations
+
+import os
+
+from stoker.transport.token import make_token_file, read_token, token_path
+
+IN_ENVIRONMENT = "STOKER_FEED_TOKEN"
+
+
+def find_token() -> bytes:
+    """Return the token. Raises TokenError where there is none."""
+    given = os.environ.get(IN_ENVIRONMENT)
+    return bytes.fromhex(given) if given else read_token(token_path())
+
+
+def find_or_make_token() -> bytes:
+    """Return the token; where there is none, a new one is written into the user's file."""
+    return find_token() if IN_ENVIRONMENT in os.environ else make_token_file(token_path())

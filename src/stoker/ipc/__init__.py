@@ -1,1 +1,0 @@
-"""Shared memory and transport, for worker processes and feeds alike."""

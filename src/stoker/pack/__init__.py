@@ -1,0 +1,1 @@
+"""Many files into shards."""

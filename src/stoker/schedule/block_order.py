@@ -1,0 +1,135 @@
+"""Shuffling by blocks: where examples are cheap to read only beside their neighbours.
+
+Blocks (a shard, a row group, a run of neighbours) come in random order. Each is cut into
+``WINDOW`` slices of neighbours, beginning anywhere in it. The epoch is a row of windows: window
+``t`` has the first slice of block ``t``, the second of the block before it, and so on, shuffled.
+So a window draws from ``WINDOW`` blocks, the next one from all of these but one, and each block is
+read through in ``WINDOW`` windows that follow one another. It wraps around: blocks of the end also
+stand in the first windows.
+
+It is a permutation, and any place of it follows from the key. It takes 32 bytes a block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.schedule import rng
+from stoker.schedule.numbering import Numbering
+
+WINDOW = 16
+"""Blocks that are drawn from at a time."""
+LARGEST = 1 << 20
+"""Examples in a block; larger ones are taken for several."""
+_REMEMBERED = 2  # windows
+
+
+class BlockOrder:
+    """A permutation by blocks, or ``count`` places of it from ``first`` on.
+
+    Args:
+        ends: of each block, the number behind its last example; ascending, of none twice.
+        key: keys the permutation.
+        first, count: the places; by default all.
+    """
+
+    def __init__(
+        self,
+        ends: NDArray[np.int64],
+        key: NDArray[np.uint64],
+        first: int = 0,
+        count: int | None = None,
+    ) -> None:
+        self._made_of = ends, key, first, count
+        self._key, self._first = key, first
+        self._count = int(ends[-1]) - first if count is None else count
+        sizes = np.diff(ends, prepend=0)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        blocks = generator.permutation(len(ends))
+        self._starts, self._sizes = (ends - sizes)[blocks], sizes[blocks]
+        self._turns = generator.integers(0, self._sizes)  # where the first slice begins
+        windows = np.zeros(len(ends), np.int64)
+        for number in range(WINDOW):
+            windows += np.roll(_cut(self._sizes, number + 1) - _cut(self._sizes, number), number)
+        self._numbering = Numbering(windows)
+        self._random = rng.Rekeyed()
+        self._windows: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockOrder, self._made_of
+
+    def __len__(self) -> int:
+        return self._count
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        if stop <= start:
+            return np.empty(0, np.int64)
+        low, high = self._first + start, self._first + stop
+        first, last = self._numbering.parts(np.array([low, high - 1])).tolist()
+        parts = []
+        for number in range(first, last + 1):
+            window, begins = self._window(number), int(self._numbering.starts[number])
+            parts.append(window[max(low - begins, 0) : high - begins])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def index(self, ordinal: int) -> int:
+        return int(self.span(ordinal, ordinal + 1)[0])
+
+    def _window(self, number: int) -> NDArray[np.int64]:
+        """Return the indices of a window, in their order."""
+        with self._lock:
+            window = self._windows.get(number)
+            if window is None:
+                if len(self._windows) == _REMEMBERED:
+                    self._windows.popitem(last=False)
+                # Counters from 1 on: the order of the blocks was drawn from 0.
+                generator = self._random.at(self._key, number + 1)
+                window = self._windows[number] = generator.permutation(self._slices(number))
+            return window
+
+    def _slices(self, number: int) -> NDArray[np.int64]:
+        """Return the indices of a window as they lie in their blocks."""
+        slices = np.arange(WINDOW)
+        blocks = (number - slices) % len(self._sizes)
+        sizes = self._sizes[blocks]
+        low = _cut(sizes, slices)
+        lengths = _cut(sizes, slices + 1) - low
+        of = np.repeat(slices, lengths)
+        within = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        places = (self._turns[blocks] + low)[of] + within
+        indices: NDArray[np.int64] = self._starts[blocks][of] + places % sizes[of]
+        return indices
+
+
+def runs(length: int, size: int) -> NDArray[np.int64]:
+    """Return the ends of blocks of ``size`` neighbours; the last one may have fewer."""
+    return np.minimum(np.arange(size, length + size, size, dtype=np.int64), length)
+
+
+def cut_to(ends: NDArray[np.int64], first: int, length: int) -> NDArray[np.int64]:
+    """Return the ends of blocks cut to examples ``first .. first + length - 1``, from 0 on."""
+    cut = np.clip(ends - first, 0, length)
+    return cut[np.diff(cut, prepend=0) > 0]
+
+
+def not_too_large(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ends of blocks, of which none is larger than can be shuffled in memory."""
+    sizes = np.diff(ends, prepend=0)
+    pieces = -(-sizes // LARGEST)
+    if not len(ends) or pieces.max() <= 1:
+        return ends
+    of = np.repeat(np.arange(len(ends)), pieces)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces) + 1
+    cut: NDArray[np.int64] = (ends - sizes)[of] + sizes[of] * number // pieces[of]
+    return cut
+
+
+def _cut(sizes: Any, number: Any) -> Any:
+    """Return where a slice begins in blocks of these sizes."""
+    return sizes * number // WINDOW

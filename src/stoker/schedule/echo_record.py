@@ -1,0 +1,237 @@
+"""What echoes that follow the stall decided: on record, so that a run can be repeated exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.basics import compact_integers
+from stoker.errors import StateError
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, Moment, unpack
+
+FORMAT = 2
+_MOST_STEPS = 1 << 24  # in an epoch of unknown length: a byte each
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What one echo decided in one epoch.
+
+    Attributes:
+        epoch: the epoch.
+        first: the first step on record: 0, or where a run was resumed.
+        codes: a byte a step.
+        carried: the pool that the epoch began with, packed; None if that was empty.
+    """
+
+    epoch: int
+    first: int
+    codes: bytes
+    carried: Mapping[str, Any] | None = None
+
+    def code(self, step: int) -> int | None:
+        """Return the code of a step, None behind the last. Raises StateError before the first."""
+        if step < self.first:
+            raise StateError(
+                f"the record of epoch {self.epoch} begins at batch {self.first}: load the state "
+                "that the recorded run went on from"
+            )
+        at = step - self.first
+        return self.codes[at] if at < len(self.codes) else None
+
+    def spent(self, step: int) -> None:
+        """Say that nothing is left, though the epoch goes on. Raises StateError."""
+        raise StateError(
+            f"the record of epoch {self.epoch} ends at batch {step}, where the recorded run was "
+            "left: without replay= the epoch goes on from there"
+        )
+
+    def cannot_be(self, step: int) -> None:
+        """Say that no run could decide so. Raises StateError."""
+        raise StateError(f"the record of epoch {self.epoch} is damaged at batch {step}")
+
+    def after(self, earlier: Decisions | None) -> Decisions:
+        """Return these with what is on record from before them."""
+        if earlier is None or earlier.first > self.first:
+            return self
+        kept = earlier.codes[: self.first - earlier.first]
+        if len(kept) < self.first - earlier.first:
+            return self
+        carried = earlier.carried if self.first else self.carried
+        return Decisions(self.epoch, earlier.first, kept + self.codes, carried)
+
+
+@dataclass(frozen=True)
+class EchoRecord:
+    """What one echo decided in a run, and what its decisions rest on.
+
+    Attributes:
+        max_factor: how often an item is used at most.
+        min_distance: how many steps lie between two uses of an item at least.
+        size, group: items in a full pool, and in a step.
+        epochs: its decisions by epoch.
+    """
+
+    max_factor: int
+    min_distance: int
+    size: int
+    group: int
+    epochs: Mapping[int, Decisions]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What ``pipeline.record()`` returned, read.
+
+    Attributes:
+        seed: the run's.
+        pipeline: what must be alike for the record to fit, as in states.
+        echoes: what each echo decided, by its position.
+    """
+
+    seed: int
+    pipeline: list[str]
+    echoes: Mapping[int, EchoRecord]
+
+    def of(self, position: int, epoch: int) -> Decisions:
+        """Return the decisions of an echo in an epoch.
+
+        Raises StateError when there are none.
+        """
+        epochs = self.echoes[position].epochs
+        found = epochs.get(epoch)
+        if found is None:
+            known = sorted(epochs)
+            raise StateError(f"the record has no epoch {epoch}; it has {_listed(known)}")
+        return found
+
+    def echo(self, position: int, name: str) -> EchoRecord:
+        """Return what is on record of an echo. Raises StateError when nothing is."""
+        if position not in self.echoes:
+            raise StateError(
+                f"the record has no decisions of {name}, number {position} that echoes"
+            )
+        return self.echoes[position]
+
+    def carried(self, position: int, epoch: int, items: int) -> Moment | None:
+        """Return the pool that an echo began an epoch with, None if it was empty.
+
+        Args:
+            items: how many fresh items every epoch has.
+
+        Raises StateError when it is not on record, or damaged.
+        """
+        found, echo = self.of(position, epoch), self.echoes[position]
+        if found.carried is None:
+            return None
+        fits = {"max_factor": echo.max_factor, "size": echo.size, "group": echo.group}
+        try:
+            return unpack(found.carried, **fits, items=items, earlier=epoch * items)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
+
+    def size(self, position: int, name: str, group: int) -> int:
+        """Return the size of an echo's pool. Raises StateError if batches had another size."""
+        echo = self.echo(position, name)
+        if echo.group != group:
+            raise StateError(
+                f"the record was made with {echo.group} items in a step of {name}, not {group}"
+            )
+        return echo.size
+
+
+def _listed(epochs: list[int]) -> str:
+    return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
+
+
+def difference_of(theirs: list[str], ours: list[str]) -> str:
+    """Say where two outlines differ."""
+    for a, b in zip(theirs, ours, strict=False):
+        if a != b:
+            there = a if type(a) is str and len(a) < 200 else compact_integers.shown(a)
+            return f"it has {there} where this one has {b}"
+    return f"it has {len(theirs)} stages, this one {len(ours)}"
+
+
+def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
+    """Write a record; everything in it goes into JSON. At most 1.25 bytes a step, and a little."""
+    return {
+        "format": FORMAT,
+        "seed": seed,
+        "pipeline": pipeline,
+        "echoes": {
+            str(at): {
+                "max_factor": echo.max_factor,
+                "min_distance": echo.min_distance,
+                "pool": echo.size,
+                "group": echo.group,
+                "epochs": {
+                    str(epoch): {
+                        "first": each.first,
+                        "codes": compact_integers.packed_bytes(np.frombuffer(each.codes, np.uint8)),
+                        **({"carried": dict(each.carried)} if each.carried else {}),
+                    }
+                    for epoch, each in echo.epochs.items()
+                },
+            }
+            for at, echo in echoes.items()
+        },
+    }
+
+
+def read(record: Any, items: int | None) -> RunRecord:
+    """Read what ``written`` wrote.
+
+    Args:
+        items: how many fresh items an epoch has at most, None if that is not known.
+
+    Raises StateError when it is something else, or damaged.
+    """
+    if isinstance(record, str):
+        try:
+            record = json.loads(record)
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"this is no record of a stoker run: {error}") from error
+    if not isinstance(record, Mapping) or "echoes" not in record:
+        raise StateError("this is no record of a stoker run (pipeline.record() makes one)")
+    if record.get("format") != FORMAT:
+        raise StateError(
+            f"the record has format {record.get('format')}; this version reads {FORMAT}"
+        )
+    try:
+        echoes = {int(at): _echo(echo, items) for at, echo in record["echoes"].items()}
+        return RunRecord(
+            compact_integers.whole(record["seed"], 0, None), _texts(record["pipeline"]), echoes
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
+
+
+def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
+    most, group = (
+        compact_integers.whole(echo["max_factor"], 2, MOST_FACTOR),
+        compact_integers.whole(echo["group"], 1),
+    )
+    size = compact_integers.whole(echo["pool"], 1)
+    steps = _MOST_STEPS if items is None else most * (items + size) // group + 1
+    epochs = {
+        int(epoch): Decisions(
+            int(epoch),
+            compact_integers.whole(each["first"]),
+            compact_integers.unpacked_bytes(each["codes"], steps).tobytes(),
+            each.get("carried"),
+        )
+        for epoch, each in echo["epochs"].items()
+    }
+    apart = compact_integers.whole(echo["min_distance"], 2, MOST_DISTANCE)
+    return EchoRecord(most, apart, size, group, epochs)
+
+
+def _texts(lines: Any) -> list[str]:
+    if type(lines) is not list or not all(type(line) is str for line in lines):
+        raise TypeError("the outline is no list of texts")
+    return list(lines)

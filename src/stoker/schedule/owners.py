@@ -1,0 +1,288 @@
+"""Which node keeps which example: weighted rendezvous hashing over slots with a bounded load, and
+the snapshot of it by which an epoch is dealt.
+
+The numbers of examples are spread over ``SLOTS`` slots. For each slot every member draws a number
+whose smallness is by chance and grows with the member's weight, and the smallest wins. So a member
+that comes or goes moves only what it gains or had. No member has more than ``21/20`` of the slots
+that its weight calls for: where more would win, those of its slots in which it won by the largest
+number go to the next in their own order. (Slots propose, members hold on to the best: the outcome
+depends on no order, and changes little when members change.)
+
+Everything is computed in integers, so that all nodes that know the same members make the same map,
+whatever their processors and libraries.
+
+A cluster's map changes as nodes come and go. What an epoch is dealt by does not: it is taken when
+the epoch begins, and saved in the state, so that each example comes once and a resumed epoch goes
+on as it would have. (Reading goes by the cluster's own map: what has moved is nearer or further,
+and no example is lost.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.basics.compact_integers import whole
+
+_SLOT_BITS = 16
+SLOTS = 1 << _SLOT_BITS
+_MOST_OF_FAIR = (21, 20)
+
+_Words = npt.NDArray[np.uint64]
+
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: neighbours come far apart
+_LOG_BITS = 26
+_TABLE_BITS = 10
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node that keeps a part of the cache.
+
+    Attributes:
+        name: what the node is called for as long as it keeps its part; unique in the cluster.
+        address: where its keeper listens, ``"host:port"``.
+        weight_bytes: how much it may keep, at least 1: its part is in proportion.
+    """
+
+    name: str
+    address: str
+    weight_bytes: int
+
+
+class OwnerMap:
+    """Says for every example which member owns it, and who comes next.
+
+    Members are numbered in the order of their names.
+
+    Attributes:
+        members: those who own something, by number.
+        version: grows whenever the members change. Maps of equal version are equal.
+    """
+
+    def __init__(self, members: tuple[Member, ...], version: int) -> None:
+        self.members = members
+        self.version = version
+        names = (blake2b(member.name.encode(), digest_size=8).digest() for member in members)
+        self._seeds: _Words = np.array([int.from_bytes(n, "little") for n in names], np.uint64)
+        most = max((member.weight_bytes for member in members), default=1)
+        # The draws are divided by the weights: 16 bits behind the point, ratios to 2**15.
+        self._divisors: _Words = np.array(
+            [min((most << 16) // member.weight_bytes, (1 << 31)) for member in members], np.uint64
+        )
+        self._owners = self._bounded()
+
+    @staticmethod
+    def of(members: Iterable[Member], version: int) -> OwnerMap:
+        """The map of some members.
+
+        Raises ValueError if two have one name, or one may keep nothing.
+        """
+        ordered = tuple(sorted(members, key=lambda member: member.name))
+        names = {member.name for member in ordered}
+        if len(names) < len(ordered):
+            raise ValueError(f"two members have one name: {[m.name for m in ordered]}")
+        for member in ordered:
+            if member.weight_bytes < 1:
+                raise ValueError(f"{member.name} may keep {member.weight_bytes} bytes: nothing")
+        return OwnerMap(ordered, version)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def owner(self, index: int) -> int:
+        """The number of the member that owns an example."""
+        return int(self._owners[_slot(index)])
+
+    def owners(self, indices: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """The numbers of the members that own examples, in their order."""
+        spread = indices.astype(np.uint64) * _SPREAD
+        found: npt.NDArray[np.int32] = self._owners[spread >> np.uint64(64 - _SLOT_BITS)]
+        return found
+
+    def ranked(self, index: int) -> Sequence[int]:
+        """All members by number: the owner of an example, then who owns it if those before go."""
+        slot = _slot(index)
+        owner = int(self._owners[slot])
+        order = np.argsort(self._draws_for(np.array([slot], np.uint64))[0], kind="stable")
+        return [owner, *(int(member) for member in order if member != owner)]
+
+    def _draw(self, slots: _Words, member: int) -> _Words:
+        """What a member draws in slots: the smallest of all wins; 0 is drawn by nobody."""
+        words = _mixed(slots * _SPREAD ^ self._seeds[member])
+        draws: _Words = _minus_log2(words) * self._divisors[member]
+        return draws
+
+    def _draws_for(self, slots: _Words) -> _Words:
+        """What all members draw in slots, of shape [slots, members]."""
+        return np.stack([self._draw(slots, m) for m in range(len(self))], axis=1)
+
+    def _bounded(self) -> npt.NDArray[np.int32]:
+        owners = np.zeros(SLOTS, np.int32)
+        if len(self) < 2:
+            return owners
+        slots = np.arange(SLOTS, dtype=np.uint64)
+        smallest = self._draw(slots, 0)
+        for member in range(1, len(self)):
+            draw = self._draw(slots, member)
+            better = draw < smallest
+            owners[better] = member
+            smallest[better] = draw[better]
+        limits = self._limits()
+        while True:
+            counts = np.bincount(owners, minlength=len(self))
+            if (counts <= limits).all():
+                return owners
+            order = np.lexsort((smallest, owners))
+            place = np.arange(SLOTS) - (np.cumsum(counts) - counts)[owners[order]]
+            refused = np.sort(order[place >= limits[owners[order]]])
+            # Each goes to the next in its own order. Equal draws of two members do no harm.
+            draws = self._draws_for(refused.astype(np.uint64))
+            draws[draws <= smallest[refused, None]] = np.iinfo(np.uint64).max
+            owners[refused] = draws.argmin(axis=1)
+            smallest[refused] = draws.min(axis=1)
+
+    def _limits(self) -> npt.NDArray[np.int64]:
+        over, under = _MOST_OF_FAIR
+        total = sum(member.weight_bytes for member in self.members)
+        most = [-(-SLOTS * m.weight_bytes * over // (total * under)) for m in self.members]
+        return np.array(most, np.int64)
+
+
+def _slot(index: int) -> int:
+    return (index * int(_SPREAD) & 0xFFFFFFFFFFFFFFFF) >> (64 - _SLOT_BITS)
+
+
+def _mixed(words: _Words) -> _Words:
+    """Words in which every bit depends on every bit of those given (SplitMix64)."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _minus_log2(words: _Words) -> _Words:
+    """-log2 of words as fractions of 2**64, with ``_LOG_BITS`` bits behind the point; at least 1.
+
+    52 bits of a word, which a float holds exactly, have their exponent in the float; a table with
+    a line between its entries gives the rest.
+    """
+    bits = ((words >> np.uint64(12)) | np.uint64(1)).astype(np.float64).view(np.uint64)
+    exponent = (bits >> np.uint64(52)) - np.uint64(1023)
+    entry = (bits >> np.uint64(52 - _TABLE_BITS)) & np.uint64((1 << _TABLE_BITS) - 1)
+    beyond = (bits >> np.uint64(52 - _TABLE_BITS - 16)) & np.uint64((1 << 16) - 1)
+    table = _logarithms()
+    low = table[entry]
+    fraction = low + ((table[entry + np.uint64(1)] - low) * beyond >> np.uint64(16))
+    logarithm = (exponent << np.uint64(_LOG_BITS)) + fraction
+    drawn: _Words = np.uint64(52 << _LOG_BITS) - logarithm + np.uint64(1)
+    return drawn
+
+
+@cache
+def _logarithms() -> _Words:
+    """log2(1 + i / 2**_TABLE_BITS), with ``_LOG_BITS`` bits behind the point: bit by bit."""
+    entries = 1 << _TABLE_BITS
+    x = np.arange(entries, 2 * entries, dtype=np.uint64) << np.uint64(31 - _TABLE_BITS)
+    logarithm = np.zeros(entries, np.uint64)
+    for _ in range(_LOG_BITS):
+        x = x * x >> np.uint64(31)
+        over = x >> np.uint64(32)
+        x >>= over
+        logarithm = logarithm << np.uint64(1) | over
+    return np.append(logarithm, np.uint64(1 << _LOG_BITS))
+
+
+_MOST_MEMBERS = 1 << 13
+_MOST_NAME = 1 << 10
+
+
+class OwnersKnown(Protocol):
+    """A cluster, as far as dealing asks."""
+
+    @property
+    def node(self) -> str:
+        """The name that this process's node has, or would have, among the members."""
+        ...
+
+    def owner_map(self) -> OwnerMap:
+        """Return the map as it is now."""
+        ...
+
+
+@dataclass(frozen=True)
+class PinnedOwners:
+    """A map of owners, and the ranks on their nodes. Of the members names and weights count.
+
+    Attributes:
+        version: of the map.
+        members: the name and the weight of each, in the order of their numbers.
+        ranks: of each rank the number of its node among the members; -1 on a node that is none.
+    """
+
+    version: int
+    members: tuple[tuple[str, int], ...]
+    ranks: tuple[int, ...]
+
+    @staticmethod
+    def of(known: OwnerMap, ranks: tuple[int, ...]) -> PinnedOwners:
+        """Pin a map for ranks on these nodes."""
+        members = tuple((member.name, member.weight_bytes) for member in known.members)
+        return PinnedOwners(known.version, members, ranks)
+
+    @staticmethod
+    def read(saved: Any, world: int) -> PinnedOwners:
+        """Read what ``saved`` made, for so many ranks.
+
+        Raises KeyError, TypeError or ValueError for what it cannot have made.
+        """
+        if type(saved["members"]) is not list or type(saved["ranks"]) is not list:
+            raise TypeError("members and ranks are lists")
+        if len(saved["members"]) > _MOST_MEMBERS:
+            raise ValueError(f"{len(saved['members'])} members are more than {_MOST_MEMBERS}")
+        members = tuple((_name(name), whole(weight, 1)) for name, weight in saved["members"])
+        names = [name for name, _ in members]
+        if names != sorted(set(names)):
+            raise ValueError("members are not in the order of their names")
+        if len(saved["ranks"]) != world:
+            raise ValueError(f"{len(saved['ranks'])} ranks are not {world}")
+        ranks = tuple(whole(node, -1, len(members) - 1) for node in saved["ranks"])
+        return PinnedOwners(whole(saved["version"]), members, ranks)
+
+    def saved(self) -> dict[str, Any]:
+        """Return this, ready for JSON."""
+        members = [list(member) for member in self.members]
+        return {"version": self.version, "members": members, "ranks": list(self.ranks)}
+
+    @property
+    def digest(self) -> int:
+        """What equals another's only if this does: above 0, in 56 bits."""
+        text = json.dumps(self.saved(), sort_keys=True).encode()
+        return 1 + int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
+
+    @cached_property
+    def nodes(self) -> npt.NDArray[np.int64]:
+        """``ranks`` as an array."""
+        return np.array(self.ranks, np.int64)
+
+    def owners(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return the numbers of the members that own examples, in their order."""
+        return _map_of(self.members, self.version).owners(indices)
+
+
+@lru_cache(maxsize=2)
+def _map_of(members: tuple[tuple[str, int], ...], version: int) -> OwnerMap:
+    """Return the map; epochs that follow each other mostly have one."""
+    return OwnerMap.of((Member(name, "", weight) for name, weight in members), version)
+
+
+def _name(name: Any) -> str:
+    if type(name) is not str or not 0 < len(name) <= _MOST_NAME:
+        raise TypeError("a member has a name")
+    return name

@@ -1,1 +1,0 @@
-"""Turning a source into shards: ``stoker pack``."""

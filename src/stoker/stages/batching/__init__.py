@@ -1,0 +1,1 @@
+"""Examples become batches, and short sequences full ones."""

@@ -1,0 +1,1 @@
+"""Users' functions: how stages call them, and what they may draw."""

@@ -1,0 +1,184 @@
+"""Functions of users that are applied to single items: what maps and filters have in common."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.buffers import only_reads
+from stoker.images.image_map import releases_gil
+from stoker.sources.source import UserObject, check_fields
+from stoker.stages.functions.stray_draws import GlobalDraws
+from stoker.stages.functions.transforms import takes_seed
+from stoker.stages.skip import RAISE, Budget, OnError, budget_of
+from stoker.stages.stage import PoolSize, Stage
+
+if TYPE_CHECKING:
+    from stoker.chain.chain import Chain
+
+AnyOperation = TypeVar("AnyOperation", bound="Operation")
+
+
+class OfPart(NamedTuple):
+    """A part of a mixture."""
+
+    number: int
+    """Among its parts, from 1."""
+    indices: range
+    """Of its examples."""
+
+
+@dataclass(frozen=True)
+class Operation(Stage):
+    """A stage that calls a function of the user's with each item: a map, or a filter.
+
+    Attributes:
+        fn: the user's function.
+        on: the field that it is given, or None for the whole example or batch.
+        budget: its own skip budget, or None for the pipeline's.
+        account: tells its budget from those of other stages; 0 where it has none.
+        part: of a mixture, the part whose examples alone it is applied to.
+        draws: looks at where it draws from; shared by all pipelines that this stage is in.
+        makes_values: whether what the function returns takes the place of what it was given, so
+            that None is a mistake.
+        repeats_only: whether first uses pass it untouched.
+    """
+
+    fn: Callable[..., Any]
+    on: str | int | None
+    budget: Budget | None = None
+    account: int = 0
+    part: OfPart | None = None
+    draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False, kw_only=True)
+
+    makes_values = True
+    repeats_only = False
+    draws_instead = "Use .random_map(fn), and draw from the rng that fn(x, rng) is given"
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """The method of ``Pipeline`` that makes it."""
+
+    @property
+    def name(self) -> str:
+        called = getattr(self.fn, "__name__", type(self.fn).__name__)
+        on = "" if self.on is None else f", on={self.on!r}"
+        return f"{self.method}({called}{on})" + self._of_part
+
+    @property
+    def _of_part(self) -> str:
+        return "" if self.part is None else f" of part {self.part.number}"
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether its function is declared to change nothing that it is given."""
+        return only_reads(self.fn)
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether its function is an image function, whose work is done without the GIL."""
+        return releases_gil(self.fn)
+
+    @property
+    def skips(self) -> bool:
+        """Whether it may leave out examples on which it fails, by a budget of its own."""
+        return self.budget is not None and self.budget != RAISE
+
+    def placed_on(self: AnyOperation, before: Chain) -> AnyOperation:
+        """Return it behind ``before``, after a check of its field."""
+        if all(stage.traits.keeps_fields for stage in before.stages):
+            check_fields(before.source, self.on)
+        # A cache changes no state, and so does not count.
+        account = 1 + sum(not stage.traits.caches for stage in before.stages)
+        return replace(self, account=0 if self.budget is None else account)
+
+    def outline(self) -> str:
+        """Return its kind, and the field."""
+        return self.method + ("" if self.on is None else f" on {self.on!r}") + self._of_part
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say what its own budget lets it skip."""
+        if self.budget is None:
+            return ""
+        return "  raises" if self.budget == RAISE else f"  skips what fails, at most {self.budget}"
+
+    def user_objects(self) -> list[UserObject]:
+        return [UserObject(self.name, self.fn)]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Self:
+        (fn,) = objects
+        return replace(self, fn=fn)
+
+    @abstractmethod
+    def compile(self, rejected: object) -> Callable[..., Any]:
+        """Return a function of an item, and of a generator if it has a key.
+
+        A filter's returns the item, or ``rejected``. It pickles if the user's function does.
+        """
+
+    def key(self, seed: int, epoch: int, rank: int) -> NDArray[np.uint64] | None:
+        """Return what keys its generator in an epoch, None if it draws nothing."""
+        return None
+
+    def watched(
+        self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
+    ) -> Callable[..., Any]:
+        """Return what ``compile`` returned, looked at in its first calls for global generators.
+
+        ``tell`` is called once, with their names, and with the stage that draws from them; a random
+        map by its position, for it may be one in another process.
+        """
+        if not self.draws.looks:
+            return fn
+        return self.draws.watched_alone(fn, lambda names: tell(self, names))
+
+    def says_of(self, names: str) -> str:
+        """Return what to tell the user who drew from these generators."""
+        return (
+            f"{self.name} drew from {names} in each of its first calls: no seed repeats what it "
+            f"draws, and no resume. {self.draws_instead}"
+        )
+
+
+def checked_budget(
+    method: str, fn: Any, on: Any, on_error: OnError | None, *, is_random: bool = False
+) -> Budget | None:
+    """Check the arguments of an operation; return its own budget, None for the pipeline's.
+
+    Raises TypeError with what to do, at the place where the chain is written, where ``fn`` cannot
+    be called as the stage will call it, or ``on`` is no name, key or position.
+    """
+    if not callable(fn):
+        raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
+    if method == "filter" or not takes_seed(fn):
+        _check_signature(method, fn, is_random)
+    if on is not None and (isinstance(on, bool) or not isinstance(on, (str, int))):
+        raise TypeError(f"on= takes a field's name, key or position, not {on!r}")
+    return None if on_error is None else budget_of(on_error)
+
+
+def _check_signature(method: str, fn: Callable[..., Any], is_random: bool) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # built-ins without a signature
+    name = getattr(fn, "__name__", type(fn).__name__)
+    try:
+        signature.bind(*([None] * (2 if is_random else 1)))
+    except TypeError:
+        if is_random:
+            raise TypeError(
+                f".random_map() calls fn(x, rng), which {name}{signature} does not take: give it "
+                "a second parameter, rng, or use .map() if it draws nothing"
+            ) from None
+        raise TypeError(
+            f".{method}() calls fn(x), which {name}{signature} does not take: give it one "
+            "parameter" + ("" if method == "filter" else ", or use .random_map() for fn(x, rng)")
+        ) from None

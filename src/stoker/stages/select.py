@@ -1,0 +1,225 @@
+"""Which examples, in which order: shuffling, taking the first, leaving out the first."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.validate import is_whole_number
+from stoker.schedule.block_order import WINDOW, not_too_large, runs
+from stoker.sources.source import IndexedSource
+from stoker.stages.stage import PoolSize, Stage, Traits, first_with
+
+if TYPE_CHECKING:
+    from stoker.chain.chain import Chain
+    from stoker.engine.plan import Lowering
+
+
+@dataclass(frozen=True)
+class Take(Stage):
+    """The stage ``.take(n)``: only numbers decide, so nothing else is read.
+
+    Attributes:
+        n: how many examples go on at most.
+    """
+
+    n: int
+    traits = Traits(selects=True, keeps_fields=True)
+
+    @staticmethod
+    def of(n: Any) -> Take:
+        """Check the argument of ``.take()``."""
+        if not is_whole_number(n):
+            raise TypeError(f".take() takes a whole number of examples, not {n!r}")
+        if n < 1:
+            raise ValueError(f".take() leaves at least one example, not {n}")
+        return Take(int(n))
+
+    @property
+    def name(self) -> str:
+        return f"take({self.n:,})"
+
+    def placed(self, before: Chain) -> Take:
+        """Check that numbers alone say which examples are the first."""
+        if before.source.yields_batches:
+            raise ValueError(
+                f".take() counts examples, and a loader yields batches: .steps({self.n}) ends an "
+                "epoch after so many"
+            )
+        stage = first_with(
+            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
+        )
+        if stage is not None:
+            raise ValueError(
+                f".take() cannot follow {stage.name}: put it before (.steps(n) ends an epoch after "
+                "n batches)"
+            )
+        return self
+
+    def lower(self, to: Lowering) -> None:
+        to.take(self.n)
+
+    def count(self, items: int) -> int:
+        return min(self.n, items)
+
+    def outline(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class SkipFirst(Stage):
+    """The stage ``.skip(n)``: only numbers decide; of what has numbers, nothing else is read.
+
+    Attributes:
+        n: how many examples do not go on.
+    """
+
+    n: int
+    traits = Traits(selects=True, keeps_fields=True)
+
+    @staticmethod
+    def of(n: Any) -> SkipFirst:
+        """Check the argument of ``.skip()``."""
+        if not is_whole_number(n):
+            raise TypeError(f".skip() takes a whole number of examples, not {n!r}")
+        if n < 0:
+            raise ValueError(f".skip() leaves out examples from 0 on, not {n}")
+        return SkipFirst(int(n))
+
+    @property
+    def name(self) -> str:
+        return f"skip({self.n:,})"
+
+    def placed(self, before: Chain) -> SkipFirst:
+        """Check that numbers alone say which examples are the first, in each epoch alike."""
+        if before.source.yields_batches:
+            raise ValueError(
+                f".skip() counts examples, and a loader yields batches: .resume_at({self.n}) "
+                f"starts the next epoch after {self.n} batches"
+            )
+        if before.source.has_own_order:
+            raise ValueError(
+                "an epoch of a mixture continues at the end of the last one: skip in its parts, "
+                f"stoker.mix({{a.skip({self.n}): 2, b: 1}})"
+            )
+        stage = first_with(
+            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
+        )
+        if stage is not None:
+            raise ValueError(
+                f".skip() cannot follow {stage.name}: put it before (.resume_at(n) starts the next "
+                "epoch after n batches)"
+            )
+        return self
+
+    def lower(self, to: Lowering) -> None:
+        to.skip(self.n)
+
+    def count(self, items: int) -> int:
+        return max(0, items - self.n)
+
+    def outline(self) -> str:
+        return self.name
+
+
+DEFAULT_BUFFER = 1_000
+"""Examples in a shuffle buffer, unless the user says otherwise."""
+
+
+@dataclass(frozen=True)
+class Shuffle(Stage):
+    """The stage ``.shuffle()``: a permutation keyed by seed and epoch (see ``orders``).
+
+    Attributes:
+        buffer: of a stream, how many examples are shuffled among each other; None otherwise.
+        block: of neighbours, how many are a block; True for the source's own blocks, False for
+            none, None where the source says which.
+        ends: of the blocks, where there are some.
+    """
+
+    buffer: int | None = None
+    block: int | bool | None = None
+    ends: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
+    traits = Traits(selects=True, shuffles=True, keeps_fields=True)
+
+    @property
+    def name(self) -> str:
+        if self.ends is not None:
+            return f"shuffle({len(self.ends):,} blocks)"
+        return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
+
+    def placed(self, before: Chain) -> Shuffle:
+        """Check that there is an order to draw, and how."""
+        source = before.source
+        if source.yields_batches:
+            raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
+        if source.has_own_order:
+            raise ValueError(
+                "shuffle each part of a mixture by itself: stoker.mix({a.shuffle(): 2, "
+                "b.shuffle(): 1})"
+            )
+        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins)
+        if stage is not None:
+            raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
+        if isinstance(source, IndexedSource):
+            if self.buffer is not None:
+                raise ValueError(
+                    "buffer= is for streams; this source needs none to be shuffled as a whole: "
+                    ".shuffle()"
+                )
+            return replace(self, ends=self._ends(source))
+        if self.block is not None:
+            raise ValueError("block= needs examples with numbers; for a stream, use buffer=")
+        buffer: Any = DEFAULT_BUFFER if self.buffer is None else self.buffer
+        if not is_whole_number(buffer) or buffer < 2:
+            raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
+        return Shuffle(int(buffer))
+
+    def lower(self, to: Lowering) -> None:
+        to.shuffle(self.buffer or 1, self.ends)
+
+    def count(self, items: int) -> int:
+        return items
+
+    def outline(self) -> str:
+        if self.ends is None:
+            return self.name
+        return f"shuffle({len(self.ends):,} blocks, {zlib.crc32(self.ends.tobytes()):08x})"
+
+    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+        """Say what blocks cost in randomness."""
+        if self.ends is None:
+            return ""
+        blocks, batch = len(self.ends), chain.batch_size
+        each = int(self.ends[-1]) / blocks
+        drawn = WINDOW * (1 - (1 - 1 / WINDOW) ** batch) + max(0.0, batch / each - 1)
+        shown = f"a batch draws from about {min(batch, blocks, round(drawn)):,} of them"
+        if not chain.is_batched:
+            shown = f"{WINDOW} of them at a time"
+        return f"  of {each:,.0f} examples; {shown}"
+
+    def _ends(self, source: IndexedSource) -> NDArray[np.int64] | None:
+        """Return the ends of the blocks in which a source is shuffled, None for none."""
+        block: Any = self.block
+        if block is None or isinstance(block, bool):
+            own = source.blocks
+            if block and own is None:
+                raise ValueError(
+                    f"{source.name} has no blocks of its own: give a number of neighbours, such as "
+                    "block=1000"
+                )
+            if own is None or not (source.prefers_blocks if block is None else block):
+                return None
+            ends = not_too_large(own)
+        elif not is_whole_number(block):
+            raise TypeError(f"block= is a number of neighbours, True or False, not {block!r}")
+        elif block < 1:
+            raise ValueError(f"a block has at least one example, not {block}")
+        else:
+            ends = not_too_large(runs(len(source), min(int(block), len(source) or 1)))
+        return ends if len(ends) > WINDOW else None

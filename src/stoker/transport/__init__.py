@@ -1,0 +1,1 @@
+"""Values on their way: as bytes, in shared memory, between processes and between hosts."""

@@ -1,0 +1,137 @@
+"""Values flattened: a header, and the buffers of the arrays in it.
+
+The header is a pickle (protocol 5). The buffers are what it leaves out: the bytes of arrays and
+tensors, which the receiver finds in shared memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree
+
+ALIGNMENT = 64  # of buffers in shared memory, in bytes
+
+
+class Flattener:
+    """Pickles a value into a header; the bytes of its arrays and tensors become buffers.
+
+    An array that occurs twice is one array in what comes out. Subclasses of arrays and tensors, and
+    tensors that are not dense or not on the CPU, are pickled as they say themselves.
+
+    Attributes:
+        buffers: what is not in the header, in order, each contiguous.
+    """
+
+    read_only = False
+    """Whether arrays come out read-only; else those are that went in so."""
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+
+    def flatten(self, value: Any) -> bytes:
+        """Return the header of a value. Raises what pickling raises."""
+        header = BytesIO()
+        # A pickler with callbacks of its own would be a cycle, kept until it is collected; and
+        # Python 3.11 crashes when it collects a cycle that a memoryview is in.
+        pickler = _Pickler(header, 5, buffer_callback=self._keep)
+        pickler.reducer_override = self.reduced
+        pickler.dump(value)
+        return header.getvalue()
+
+    def reduced(self, value: Any) -> Any:
+        """Say how to pickle arrays and tensors."""
+        if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
+            if value.flags.c_contiguous and not self.read_only:
+                return NotImplemented  # NumPy's own way does the same, faster
+            return _array, self._parts(value, self.read_only or not value.flags.writeable)
+        if pytree.is_tensor(value):
+            return self._reduced_tensor(value)
+        return NotImplemented
+
+    def is_in_header(self, buffer: memoryview) -> bool:
+        """Tell whether a buffer is pickled with the rest."""
+        return False
+
+    def has_place(self, array: NDArray[Any]) -> bool:
+        """Tell whether an array can be handed over where it lies, gaps included."""
+        return False
+
+    def _keep(self, pickled: pickle.PickleBuffer) -> bool:
+        buffer = pickled.raw()
+        if self.is_in_header(buffer):
+            return True
+        self.buffers.append(buffer)
+        return False
+
+    def _reduced_tensor(self, tensor: Any) -> Any:
+        import torch
+
+        plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+        if not plain or tensor.is_quantized or tensor.device.type != "cpu":
+            return NotImplemented
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        try:
+            return _tensor, (None, *self._parts(tensor.numpy(), read_only=False))
+        except TypeError:  # a dtype that NumPy does not have
+            word = (torch.uint8, torch.int16, torch.int32, torch.int64)
+            array = tensor.contiguous().view(word[tensor.dtype.itemsize.bit_length() - 1]).numpy()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            return _tensor, (dtype, *self._parts(array, read_only=False))
+
+    def _parts(self, array: NDArray[Any], read_only: bool) -> tuple[Any, ...]:
+        if not (array.flags.forc or self.has_place(array)):
+            array = np.ascontiguousarray(array)
+        span = _Span(array, read_only)
+        buffer = pickle.PickleBuffer(np.asarray(span).data)
+        strides = None if array.flags.c_contiguous else array.strides
+        return buffer, array.dtype, array.shape, span.start, strides
+
+
+class _Pickler(pickle.Pickler):
+    reducer_override: Any
+
+
+class _Span:
+    """All bytes from an array's lowest to its highest; its first element is at ``start``."""
+
+    def __init__(self, array: NDArray[Any], read_only: bool) -> None:
+        first = array.__array_interface__["data"][0]
+        low, high = first, first + array.nbytes
+        if not array.flags.c_contiguous:
+            low, high = np.lib.array_utils.byte_bounds(array)
+        self.start = first - low
+        self._array = array  # whoever refers to the span keeps it
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (high - low,),
+            "data": (low, read_only),
+        }
+
+
+def _array(
+    buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, strides: Any
+) -> NDArray[Any]:
+    return np.ndarray(shape, dtype, buffer, start, strides)
+
+
+def _tensor(name: str | None, *parts: Any) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(_array(*parts))
+    return tensor if name is None else tensor.view(getattr(torch, name))
+
+
+def starts_of(sizes: Sequence[int]) -> list[int]:
+    """Return where buffers of these sizes start, one after another, and where the last one ends."""
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return starts

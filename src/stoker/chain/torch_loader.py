@@ -8,22 +8,33 @@ made of them, to skip the first batches or to wrap the rest, hands out what the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.utils.data
 
+from stoker.chain.chain import Chain
 from stoker.errors import StokerError
 
-if TYPE_CHECKING:
-    from stoker.chain.dataloader_api import LoaderFace
-
 _data: Any = torch.utils.data
+
+
+class Epochs(Protocol):
+    """What a ``DataLoader`` is made of: the part of a pipeline that counts and iterates epochs."""
+
+    @property
+    def chain(self) -> Chain: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def resume_at(self, outputs: int) -> Any: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
 class EpochPass:
     """One pass over an epoch whose outputs are asked for by number, one after another."""
 
-    def __init__(self, pipeline: LoaderFace) -> None:
+    def __init__(self, pipeline: Epochs) -> None:
         self._pipeline = pipeline
         self._iterator: Iterator[Any] | None = None
         self._next = 0
@@ -56,7 +67,7 @@ class Place(NamedTuple):
 class EpochDataset:
     """The next epoch of a pipeline, for a ``DataLoader`` without workers."""
 
-    def __init__(self, pipeline: LoaderFace) -> None:
+    def __init__(self, pipeline: Epochs) -> None:
         self.pipeline = pipeline
 
     def __len__(self) -> int:
@@ -148,7 +159,7 @@ class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
     use_stateful_dataloader = True
     _is_accelerate_prepared = True
 
-    def __init__(self, pipeline: LoaderFace, **_given: Any) -> None:
+    def __init__(self, pipeline: Epochs, **_given: Any) -> None:
         """What frameworks give when they make it anew (a sampler, above all) is not needed."""
         size, drop_last = pipeline.chain.batch_size, bool(pipeline.chain.drops_last)
         sampler = EpochSampler(EpochDataset(pipeline))

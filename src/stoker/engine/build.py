@@ -34,7 +34,8 @@ from stoker.engine.workers.threads import WorkerPool, holds_user_lock
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.adaptive import Moment
-from stoker.schedule.orders import Order, PaddedOrder
+from stoker.schedule.dealing import Order
+from stoker.schedule.orders import PaddedOrder
 from stoker.schedule.owners import PinnedOwners
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize

@@ -33,6 +33,7 @@ from stoker.stages.stage import Stage
 from stoker.stages.to import To
 
 Caller = TypeVar("Caller", bound=IndexedSource | Stage)
+StageKind = TypeVar("StageKind", bound=Stage)
 
 
 @dataclass
@@ -337,6 +338,15 @@ def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
     return lowering.plan()
 
 
+def _expect(kind: type[StageKind], stage: Stage) -> StageKind:
+    """Return a stage that the engine can run as a ``kind``; raises TypeError for any other."""
+    if not isinstance(stage, kind):
+        raise TypeError(
+            f"{stage.name} lowers itself as a {kind.__name__}, but a {type(stage).__name__} is none"
+        )
+    return stage
+
+
 class Lowering:
     """Collects what a chain needs from the engine, in order, as the parts of a plan.
 
@@ -396,43 +406,50 @@ class Lowering:
         """The first ``count`` examples are left out."""
         self._selection = self._selection.skipped(count)
 
-    def map(self, stage: Map) -> None:
+    def map(self, stage: Stage) -> None:
         """A function is applied to each item."""
+        stage = _expect(Map, stage)
         segment = self._at_hand()
         if segment.batch is not None:
             segment.batch_maps.append(stage)
         else:
             segment.operations.append(stage)
 
-    def filter(self, stage: Filter) -> None:
+    def filter(self, stage: Stage) -> None:
         """Some examples are left out."""
+        stage = _expect(Filter, stage)
         self._at_hand().operations.append(stage)
 
-    def cache(self, stage: CacheStage) -> None:
+    def cache(self, stage: Stage) -> None:
         """What comes here is kept in a cache."""
+        stage = _expect(CacheStage, stage)
         segment = self._at_hand()
         segment.cache, segment.cache_at = stage, len(segment.operations)
 
-    def batch(self, stage: Batch) -> None:
+    def batch(self, stage: Stage) -> None:
         """Examples become batches."""
+        stage = _expect(Batch, stage)
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
-    def pack(self, stage: Pack) -> None:
+    def pack(self, stage: Stage) -> None:
         """Sequences are joined; a segment of work comes right before."""
+        stage = _expect(Pack, stage)
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(Segment())
         self._parts.append(PackPoint(stage))
         self._renumbered = True
 
-    def echo(self, stage: Echo) -> None:
+    def echo(self, stage: Stage) -> None:
         """Items are used several times."""
+        stage = _expect(Echo, stage)
         self._close()
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
-    def move(self, stage: To) -> None:
+    def move(self, stage: Stage) -> None:
         """Batches go to a device."""
+        stage = _expect(To, stage)
         self._close()
         self._parts.append(DevicePoint(stage))
         self._on_device = True

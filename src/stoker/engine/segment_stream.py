@@ -47,7 +47,7 @@ from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import Task
 from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
-from stoker.schedule.orders import Order
+from stoker.schedule.dealing import Order
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall."""

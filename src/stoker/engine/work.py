@@ -37,7 +37,7 @@ from stoker.engine.plan import Segment
 from stoker.errors import CacheError, StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
-from stoker.schedule.orders import Order
+from stoker.schedule.dealing import Order
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.dataset import DatasetSource
 from stoker.sources.source import IndexedSource, Reader

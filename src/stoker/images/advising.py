@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,16 +24,28 @@ from stoker.basics.pytree import Field
 from stoker.images.decoding import decode, file_bytes, is_file
 from stoker.images.image_map import ImageMap, RandomImageMap
 
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.pipeline import Pipeline
-
 _IMAGES = 48
 _ROUNDS = 3
 
 _measured: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], CropAdvice]]
 _measured = weakref.WeakKeyDictionary()
 """What was last found for a crop, and of which source's images."""
+
+
+class SourceAndStages(Protocol):
+    """What is looked at of a chain."""
+
+    @property
+    def source(self) -> Any: ...
+    @property
+    def stages(self) -> Sequence[Any]: ...
+
+
+class HasChain(Protocol):
+    """What is looked at of a pipeline."""
+
+    @property
+    def chain(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ class CropAdvice:
         return "\n".join(lines)
 
 
-def advise(pipeline: Pipeline[Any]) -> CropAdvice:
+def advise(pipeline: HasChain) -> CropAdvice:
     """Measure which is cheaper on a pipeline's own images: crops of files, or decoding first.
 
     Reads up to 48 examples as the pipeline does, from the beginning of an epoch, and does both to
@@ -109,14 +121,15 @@ def advise(pipeline: Pipeline[Any]) -> CropAdvice:
         raise TypeError(f"advise takes a pipeline, not {type(pipeline).__name__}")
     stages = pipeline.chain.stages
     first, crop_at = _places(stages)
-    crop, on = stages[crop_at].fn, stages[first].on  # type: ignore[attr-defined]
+    crop, on = stages[crop_at].fn, stages[first].on
     reading = tuple(s for s in stages[:first] if not _is_passed_over(s))
     chain = dataclasses.replace(pipeline.chain, stages=reading, steps=None, flows=False)
-    with closing(iter(type(pipeline)(chain))) as examples:
+    anew: Any = type(pipeline)
+    with closing(iter(anew(chain))) as examples:
         files = [_file(example, on) for example in islice(examples, _IMAGES)]
     if not files:
         raise ValueError("there are no examples to try this with")
-    whole = stages[first].fn if first < crop_at else decode  # type: ignore[attr-defined]
+    whole = stages[first].fn if first < crop_at else decode
     files = _sound(files, whole, crop)
     costs_s = np.min([_costs_s(files, whole, crop) for _ in range(_ROUNDS)], axis=0).mean(axis=0)
     advice = CropAdvice(len(files), *(1000 * costs_s).tolist())
@@ -125,7 +138,7 @@ def advise(pipeline: Pipeline[Any]) -> CropAdvice:
     return advice
 
 
-def hint(chain: Chain, at: int) -> str:
+def hint(chain: SourceAndStages, at: int) -> str:
     """Return what ``print(pipeline)`` says behind a stage that is the first to be given files.
 
     That is which order is cheaper, once ``advise`` has measured it; and before, that it can, where

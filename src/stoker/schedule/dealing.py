@@ -13,16 +13,27 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from stoker.schedule.orders import Order
-
 _REMEMBERED = 64
 """Global batches whose dealing is remembered: as many as a resumed pool may reach back for."""
+
+
+class Order(Protocol):
+    """Maps ordinals to indices. Pickles; safe to use from any thread."""
+
+    def __len__(self) -> int: ...
+
+    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the indices of ordinals ``start .. stop - 1``, ``int64``; possibly a view."""
+        ...
+
+    def index(self, ordinal: int) -> int:
+        """Return the index of one ordinal."""
+        ...
 
 
 class Dealer(Protocol):

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.dealing import Order
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders import Order, Selection
+from stoker.schedule.orders import Selection
 from stoker.schedule.proportions import Proportions
 
 _BLOCK = 1 << 12

@@ -16,33 +16,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
 from stoker.schedule.block_order import WINDOW, BlockOrder, cut_to
-from stoker.schedule.dealing import Dealer, DealtOrder
+from stoker.schedule.dealing import Dealer, DealtOrder, Order
 
 TRUE_PERMUTATION_LIMIT = 1 << 20
 """Up to this many examples an epoch is shuffled by a true permutation."""
 
 FEISTEL_BLOCK = 1 << 16
-
-
-class Order(Protocol):
-    """Maps ordinals to indices. Pickles; safe to use from any thread."""
-
-    def __len__(self) -> int: ...
-
-    def span(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the indices of ordinals ``start .. stop - 1``, ``int64``; possibly a view."""
-        ...
-
-    def index(self, ordinal: int) -> int:
-        """Return the index of one ordinal."""
-        ...
 
 
 class Permuted:

@@ -21,16 +21,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
-from stoker.sources.source import Source
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
-
+from stoker.sources.source import ChainOfSource, Source, SourcePlan
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise."""
@@ -158,7 +153,7 @@ class IterableSource(Source):
         if self._log is not None:
             self._log.forget_before(number)
 
-    def check_state(self, chain: Chain) -> None:
+    def check_state(self, chain: ChainOfSource) -> None:
         """Refuse a state in the middle of an epoch that tells too little of what was left."""
         if not self.takes_state:
             raise StateError(
@@ -185,7 +180,7 @@ class IterableSource(Source):
             return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: SourcePlan) -> None:
         to.take_examples(self)
 
     def set_epoch(self, epoch: int) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.distributed.frameworks import warn_unsharded_loader
 from stoker.errors import StateError
 from stoker.sources.iterable import Passes, Standing
-from stoker.sources.source import Source
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.sources.source import ChainOfSource, Source, SourcePlan
 
 
 class LoaderSource(Source):
@@ -93,7 +89,7 @@ class LoaderSource(Source):
         self._standing.end()
         self.loader.load_state_dict(state)
 
-    def check_state(self, chain: Chain) -> None:
+    def check_state(self, chain: ChainOfSource) -> None:
         if not self._has_state and chain.flows:
             raise StateError(
                 "a pass over a loader has no state in its middle, because its batches cannot be "
@@ -120,7 +116,7 @@ class LoaderSource(Source):
         where = "a thread of its own" if is_followed else "the consumer's thread"
         return f"read in {where}, as its owner set it up"
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: SourcePlan) -> None:
         to.take_batches(self)
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:

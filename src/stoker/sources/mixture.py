@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.fingerprint import Fingerprint
-from stoker.schedule.dealing import Dealer
+from stoker.schedule.dealing import Dealer, Order
 from stoker.schedule.mixed_order import MixedOrder
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders import Order, Selection
+from stoker.schedule.orders import Selection
 from stoker.schedule.proportions import Proportions
 from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
 from stoker.stats import PartStats

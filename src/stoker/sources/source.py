@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,9 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.frameworks import warn_unsharded
-from stoker.schedule.dealing import Dealer
-from stoker.schedule.orders import Order, Selection
+from stoker.schedule.dealing import Dealer, Order
+from stoker.schedule.orders import Selection
 from stoker.stats import PartStats
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
 
 Indices = Sequence[int] | NDArray[np.int64]
 _TOGETHER_BYTES = 1 << 20  # of batches that are gathered at once: more would leave the CPU's caches
@@ -37,6 +33,40 @@ class UserObject(NamedTuple):
     name: str
     """What calls it, for people."""
     value: Any
+
+
+class ChainOfSource(Protocol):
+    """What a source sees of the chain that begins with it."""
+
+    @property
+    def selection(self) -> Selection: ...
+    @property
+    def stages(self) -> tuple[Any, ...]: ...
+    @property
+    def flows(self) -> bool:
+        """Whether epochs have a set number of outputs, and the data flows on beneath them."""
+        ...
+
+    @property
+    def has_fixed_echo(self) -> bool: ...
+    @property
+    def may_leave_out(self) -> bool: ...
+
+
+class SourcePlan(Protocol):
+    """What a source tells the engine; it calls one of these."""
+
+    def read(self, source: Any) -> None:
+        """Examples are read by number, from an ``IndexedSource``."""
+        ...
+
+    def take_examples(self, source: Any) -> None:
+        """Examples are taken one after another, from an ``IterableSource``."""
+        ...
+
+    def take_batches(self, source: Any) -> None:
+        """Ready batches are taken one after another, from a ``LoaderSource``."""
+        ...
 
 
 class Source(ABC):
@@ -103,7 +133,7 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def check_state(self, chain: Chain) -> None:
+    def check_state(self, chain: ChainOfSource) -> None:
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
 
     def outline(self) -> str:
@@ -119,7 +149,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: SourcePlan) -> None:
         """Tell the engine how to read it."""
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
@@ -304,7 +334,7 @@ class IndexedSource(Source):
     def count(self) -> int:
         return len(self)
 
-    def check_state(self, chain: Chain) -> None:
+    def check_state(self, chain: ChainOfSource) -> None:
         """Accept every position: any example can be made again."""
 
     def outline(self) -> str:
@@ -313,7 +343,7 @@ class IndexedSource(Source):
     def extent(self, *, is_followed: bool) -> str:
         return f"{len(self):,} examples"
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: SourcePlan) -> None:
         to.read(self)
 
 

@@ -16,13 +16,11 @@ from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
 from stoker.sources.source import IndexedSource, Source
-from stoker.stages.stage import PoolSize, Stage, Traits, first_with
+from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-    from stoker.chain.chain import Chain
     from stoker.cluster.partitioned import Gather
-    from stoker.engine.plan import Lowering
     from stoker.schedule.owners import OwnersKnown
 
 _SAMPLED = 64
@@ -65,7 +63,7 @@ class CacheStage(Stage):
 
     @staticmethod
     def of(
-        before: Chain,
+        before: ChainView,
         limit: Any,
         version: Any,
         keep_pages: Any,
@@ -121,12 +119,12 @@ class CacheStage(Stage):
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
 
-    def placed(self, before: Chain) -> CacheStage:
+    def placed(self, before: ChainView) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""
         _check_cacheable(before)
         return self
 
-    def begin(self, chain: Chain) -> None:
+    def begin(self, chain: ChainView) -> None:
         """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
         if self.cache.open():
             self._warn_of_what_cannot_help(chain)
@@ -145,7 +143,7 @@ class CacheStage(Stage):
             + ". Build a new pipeline, with another version= if it has one"
         )
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.cache(self)
 
     def count(self, items: int) -> int:
@@ -154,7 +152,7 @@ class CacheStage(Stage):
     def outline(self) -> None:
         return None
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it is, if not on this host alone."""
         return "  over several nodes, each of which keeps a part" if self.cluster else ""
 
@@ -249,7 +247,7 @@ class CacheStage(Stage):
         known = miss.fingerprint
         return known is not None and self._known(source, miss.index)[0] == known
 
-    def _warn_of_what_cannot_help(self, chain: Chain) -> None:
+    def _warn_of_what_cannot_help(self, chain: ChainView) -> None:
         source = chain.source
         assert isinstance(source, IndexedSource)
         if self.cache.is_shared_by_nodes:
@@ -276,7 +274,7 @@ class CacheStage(Stage):
             )
 
 
-def _check_cacheable(before: Chain) -> None:
+def _check_cacheable(before: ChainView) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
         raise ValueError(

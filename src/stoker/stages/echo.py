@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
@@ -16,11 +16,7 @@ from stoker.schedule.echo_record import RunRecord, difference_of
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
 from stoker.sources.mixture import MixtureSource
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import PoolSize, Stage, Traits, first_with
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
 
 Factor = float | Fraction | str | Sequence[float | Fraction]
 """``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
@@ -114,7 +110,7 @@ class Echo(Stage):
         """Whether it decides by what is ready, rather than by a factor or a record."""
         return self.is_adaptive and self.record is None
 
-    def placed(self, before: Chain) -> Echo:
+    def placed(self, before: ChainView) -> Echo:
         """Number it among the echoes, look up its record, and tell how often items are used.
 
         Raises ValueError behind a stage whose outputs cannot be made again one by one, and where
@@ -131,7 +127,7 @@ class Echo(Stage):
             self, position=position, max_factor=made.max_factor, min_distance=made.min_distance
         )
 
-    def begin(self, chain: Chain) -> None:
+    def begin(self, chain: ChainView) -> None:
         """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
         if self.follows_clock and not chain.has_workers:
             raise ValueError(
@@ -149,7 +145,7 @@ class Echo(Stage):
             difference = difference_of(self.record.pipeline, chain.outline())
             raise StateError(f"the record belongs to another pipeline: {difference}")
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.echo(self)
 
     def count(self, items: int) -> int:
@@ -168,7 +164,7 @@ class Echo(Stage):
         size = self.pool if self.pool is not None else self.pool_bytes
         return f"echo({', '.join(str(each.factor) for each in self.uses)}, pool={size})"
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it stands in the echoing paper's words, its pool, and who decides."""
         place, pool = self._insertion_point(chain), self._pool(chain, sizes)
         return f"  {place}; {pool}{self._decides()}{self._apart(chain, sizes)}"
@@ -190,7 +186,7 @@ class Echo(Stage):
                 "a batch distinct"
             )
 
-    def _counts(self, before: Chain) -> UseCounts | None:
+    def _counts(self, before: ChainView) -> UseCounts | None:
         """Tell how often each item is used; raises ValueError where its part is not known."""
         if len(self.uses) < 2:
             return self.uses[0] if self.uses else None
@@ -212,7 +208,7 @@ class Echo(Stage):
             )
         return UsesByPart(self.uses, source.proportions)
 
-    def _insertion_point(self, chain: Chain) -> str:
+    def _insertion_point(self, chain: ChainView) -> str:
         """Name where it stands (Choi et al., arXiv 1907.05550, section 2)."""
         at = chain.stages.index(self)
         before, behind = chain.stages[:at], chain.stages[at:]
@@ -226,11 +222,11 @@ class Echo(Stage):
             return "example echoing before augmentation"
         return "example echoing (nothing is augmented)"
 
-    def _holds_batches(self, chain: Chain) -> bool:
+    def _holds_batches(self, chain: ChainView) -> bool:
         before = chain.stages[: chain.stages.index(self)]
         return chain.source.yields_batches or bool(first_with(before, lambda t: t.batches))
 
-    def _pool(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def _pool(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         known = sizes.get(self.position)
         unit = "batches" if self._holds_batches(chain) else "examples"
         if known is None and self.record is not None:
@@ -256,7 +252,7 @@ class Echo(Stage):
             return "; follows the stall, on demand"
         return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
 
-    def _apart(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def _apart(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say how far apart copies are, where a rule says so."""
         if not self.is_adaptive:
             return ""

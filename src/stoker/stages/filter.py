@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.basics.pytree import Field
 from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.skip import OnError
-from stoker.stages.stage import Traits, not_known
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, StagePlan, Traits, not_known
 
 
 @dataclass(frozen=True)
@@ -35,13 +31,13 @@ class Filter(Operation):
             filters=True, skips=self.skips, keeps_fields=True, inside=self.part is not None
         )
 
-    def placed(self, before: Chain) -> Filter:
+    def placed(self, before: ChainView) -> Filter:
         """Check that single examples come here, with the field that it looks at."""
         if before.is_batched:
             raise ValueError(".filter() works on examples: put it before .batch()")
         return self.placed_on(before)
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.filter(self)
 
     def count(self, items: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,7 @@ from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.functions.transforms import called_alone, called_with_rng
 from stoker.stages.skip import OnError
-from stoker.stages.stage import PoolSize, Traits, not_known
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, PoolSize, StagePlan, Traits, not_known
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Map(Operation):
             inside=self.part is not None,
         )
 
-    def placed(self, before: Chain) -> Map:
+    def placed(self, before: ChainView) -> Map:
         """Check its field, and that it skips examples only; number it among random maps."""
         placed = self.placed_on(before)
         if self.budget is not None and before.is_batched:
@@ -80,7 +76,7 @@ class Map(Operation):
         position = sum(stage.traits.is_random for stage in before.stages)
         return replace(placed, position=position)
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.map(self)
 
     def count(self, items: int) -> int:
@@ -93,7 +89,7 @@ class Map(Operation):
         fn = called_with_rng(self.fn) if self.is_random else called_alone(self.fn)
         return fn if self.on is None else _OnField(fn, Field(self.on))
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say what its budget lets it skip, and where it may decode too much."""
         return super().note(chain, sizes) + hint(chain, chain.stages.index(self))
 

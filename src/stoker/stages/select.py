@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.block_order import WINDOW, not_too_large, runs
 from stoker.sources.source import IndexedSource
-from stoker.stages.stage import PoolSize, Stage, Traits, first_with
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Take(Stage):
     def name(self) -> str:
         return f"take({self.n:,})"
 
-    def placed(self, before: Chain) -> Take:
+    def placed(self, before: ChainView) -> Take:
         """Check that numbers alone say which examples are the first."""
         if before.source.yields_batches:
             raise ValueError(
@@ -61,7 +57,7 @@ class Take(Stage):
             )
         return self
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.take(self.n)
 
     def count(self, items: int) -> int:
@@ -95,7 +91,7 @@ class SkipFirst(Stage):
     def name(self) -> str:
         return f"skip({self.n:,})"
 
-    def placed(self, before: Chain) -> SkipFirst:
+    def placed(self, before: ChainView) -> SkipFirst:
         """Check that numbers alone say which examples are the first, in each epoch alike."""
         if before.source.yields_batches:
             raise ValueError(
@@ -117,7 +113,7 @@ class SkipFirst(Stage):
             )
         return self
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.skip(self.n)
 
     def count(self, items: int) -> int:
@@ -153,7 +149,7 @@ class Shuffle(Stage):
             return f"shuffle({len(self.ends):,} blocks)"
         return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
 
-    def placed(self, before: Chain) -> Shuffle:
+    def placed(self, before: ChainView) -> Shuffle:
         """Check that there is an order to draw, and how."""
         source = before.source
         if source.yields_batches:
@@ -180,7 +176,7 @@ class Shuffle(Stage):
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
         return Shuffle(int(buffer))
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.shuffle(self.buffer or 1, self.ends)
 
     def count(self, items: int) -> int:
@@ -191,7 +187,7 @@ class Shuffle(Stage):
             return self.name
         return f"shuffle({len(self.ends):,} blocks, {zlib.crc32(self.ends.tobytes()):08x})"
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say what blocks cost in randomness."""
         if self.ends is None:
             return ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
@@ -15,11 +15,7 @@ from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import launched
 from stoker.schedule.orders import PaddedDeal, Share
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import PoolSize, Stage, Traits, first_with
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Padding:
         mask = "" if self.mask is None else f", mask={self.mask!r}"
         return ("pad='full'" if self.fills else "pad=True") + mask
 
-    def check_before(self, before: Chain) -> None:
+    def check_before(self, before: ChainView) -> None:
         """Raise ValueError where what comes has no order that all ranks know, or another one."""
         source = before.source
         if not source.is_indexed:
@@ -74,7 +70,7 @@ class Padding:
                 f".shard({self}) is for evaluation, in the order of the data: leave .shuffle() out"
             )
 
-    def check_behind(self, chain: Chain) -> None:
+    def check_behind(self, chain: ChainView) -> None:
         """Raise ValueError where something behind it leaves examples out, or repeats them."""
         at = next(i for i, stage in enumerate(chain.stages) if stage.traits.shards)
         behind = chain.stages[at + 1 :]
@@ -193,7 +189,7 @@ class Shard(Stage):
         how += "" if self.padding is None else f", {self.padding}"
         return f"shard(rank={self.rank}, world={self.world}{how})"
 
-    def placed(self, before: Chain) -> Shard:
+    def placed(self, before: ChainView) -> Shard:
         """Check that it stands where numbers alone say what is whose."""
         if before.source.yields_batches:
             raise ValueError(
@@ -223,7 +219,7 @@ class Shard(Stage):
             )
         return self
 
-    def begin(self, chain: Chain) -> None:
+    def begin(self, chain: ChainView) -> None:
         """Raise ValueError where others came later, or nothing says what is near."""
         group = own_rank()
         if self.padding is not None:
@@ -253,7 +249,7 @@ class Shard(Stage):
                 "get all examples: build the pipeline after it, or give rank= and world="
             )
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near)
         if self.padding is not None:
             to.pad(fills=self.padding.fills, mask=self.padding.mask)
@@ -270,7 +266,7 @@ class Shard(Stage):
         padding = "" if self.padding is None else f", pad={self.padding.to}"
         return f"shard(world={self.world}{', near=cache' * self.near}{padding})"
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say how parts compare."""
         if self.assumed:
             return "  one process: there is no process group"

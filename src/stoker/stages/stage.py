@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
-from stoker.sources.source import UserObject
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
-    from stoker.sources.source import Source
+from stoker.schedule.owners import OwnersKnown
+from stoker.sources.source import ChainOfSource, Source, UserObject
+from stoker.stages.skip import Budget
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,65 @@ class PoolSize:
     item_bytes: int = 0
 
 
+class ChainView(ChainOfSource, Protocol):
+    """What a stage sees of the chain before it, or of the whole chain that it stands in."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def budget(self) -> Budget: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def cluster(self) -> OwnersKnown | None: ...
+    @property
+    def operations(self) -> tuple[Any, ...]:
+        """Its stages that call a function of the user's, in order."""
+        ...
+
+    @property
+    def echoes(self) -> tuple[Any, ...]: ...
+    @property
+    def is_batched(self) -> bool: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def drops_last(self) -> bool: ...
+    @property
+    def hands_out_uses(self) -> bool:
+        """Whether each output is one use of one item of an echo."""
+        ...
+
+    @property
+    def has_workers(self) -> bool: ...
+    def outline(self) -> list[str]:
+        """Return what a state must agree with, a line for the source and each stage."""
+        ...
+
+
+class StagePlan(Protocol):
+    """What a stage tells the engine; ``lower`` calls what it needs, in order.
+
+    What takes a ``stage`` takes one of the kind that it is named after, or of a subclass, and
+    raises TypeError for any other.
+    """
+
+    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
+    def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None: ...
+    def pad(self, *, fills: bool, mask: str | None) -> None: ...
+    def take(self, count: int) -> None: ...
+    def skip(self, count: int) -> None: ...
+    def map(self, stage: Stage) -> None: ...
+    def filter(self, stage: Stage) -> None: ...
+    def cache(self, stage: Stage) -> None: ...
+    def batch(self, stage: Stage) -> None: ...
+    def pack(self, stage: Stage) -> None: ...
+    def echo(self, stage: Stage) -> None: ...
+    def move(self, stage: Stage) -> None: ...
+
+
 class Stage(ABC):
     """One step of a chain: a frozen value."""
 
@@ -82,13 +141,13 @@ class Stage(ABC):
         """What it does, as far as others ask."""
 
     @abstractmethod
-    def placed(self, before: Chain) -> Stage:
+    def placed(self, before: ChainView) -> Stage:
         """Return the stage with its address behind ``before``.
 
         Raises ValueError, TypeError or LookupError where it cannot stand there.
         """
 
-    def begin(self, chain: Chain) -> None:  # noqa: B027 most have nothing to do
+    def begin(self, chain: ChainView) -> None:  # noqa: B027 most have nothing to do
         """Get ready for an epoch of the whole chain; called by each ``iter()``.
 
         Raises ValueError or StateError where it cannot run.
@@ -106,7 +165,7 @@ class Stage(ABC):
         return self
 
     @abstractmethod
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         """Tell the engine what to do."""
 
     @abstractmethod
@@ -120,7 +179,7 @@ class Stage(ABC):
     def outline(self) -> str | None:
         """Return its line of what a state must agree with; None if it changes no stream."""
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Return what ``print(pipeline)`` says of it after its name.
 
         Args:

@@ -15,18 +15,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree, resources
-from stoker.stages.stage import Stage, Traits, first_with
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
-
+from stoker.stages.stage import ChainView, Stage, StagePlan, Traits, first_with
 
 _NUMERIC = "biufc"
 _REGISTERED = 2  # NumPy's word for dtypes of other packages, as bfloat16 is
@@ -121,7 +116,7 @@ class To(Stage):
             return JaxMover(self.device, self.name)
         return Mover(self.device)
 
-    def placed(self, before: Chain) -> To:
+    def placed(self, before: ChainView) -> To:
         """Check that batches come here, from the host."""
         stage = first_with(before.stages, lambda t: t.moves)
         if stage is not None:
@@ -130,7 +125,7 @@ class To(Stage):
             raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
         return self
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.move(self)
 
     def count(self, items: int) -> int:

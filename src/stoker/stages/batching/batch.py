@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,7 @@ from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
 from stoker.sources.source import UserObject
 from stoker.stages.batching.stacking import stacked, write_rows
-from stoker.stages.stage import Stage, Traits, first_with
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, Stage, StagePlan, Traits, first_with
 
 Collate = Callable[[list[Any]], Any]
 
@@ -66,7 +62,7 @@ class Batch(Stage):
     def name(self) -> str:
         return f"batch({self.n})"
 
-    def placed(self, before: Chain) -> Batch:
+    def placed(self, before: ChainView) -> Batch:
         """Check that single examples come here, from pools that hold a batch."""
         if before.source.yields_batches:
             raise ValueError("a loader yields batches already: set its batch_size")
@@ -77,7 +73,7 @@ class Batch(Stage):
             echo.check_holds(self.n)
         return self
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.batch(self)
 
     def user_objects(self) -> list[UserObject]:

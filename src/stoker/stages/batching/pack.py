@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
-from stoker.stages.stage import PoolSize, Stage, Traits, first_with, not_known
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
-    from stoker.engine.plan import Lowering
+from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with, not_known
 
 
 class Packed(NamedTuple):
@@ -51,7 +47,7 @@ class Pack(Stage):
     def name(self) -> str:
         return f"pack({self.length:,})"
 
-    def placed(self, before: Chain) -> Pack:
+    def placed(self, before: ChainView) -> Pack:
         """Check that single sequences come here."""
         if before.source.yields_batches:
             raise ValueError(".pack() joins single sequences, and a loader yields batches")
@@ -60,7 +56,7 @@ class Pack(Stage):
             raise ValueError(f".pack() cannot follow {stage.name}: put it before .batch(), once")
         return self
 
-    def lower(self, to: Lowering) -> None:
+    def lower(self, to: StagePlan) -> None:
         to.pack(self)
 
     def count(self, items: int) -> int:
@@ -70,5 +66,5 @@ class Pack(Stage):
     def outline(self) -> str:
         return self.name
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         return "  sequences are joined, and cut where one is full"

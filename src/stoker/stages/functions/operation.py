@@ -6,7 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,7 @@ from stoker.sources.source import UserObject, check_fields
 from stoker.stages.functions.stray_draws import GlobalDraws
 from stoker.stages.functions.transforms import takes_seed
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import PoolSize, Stage
-
-if TYPE_CHECKING:
-    from stoker.chain.chain import Chain
+from stoker.stages.stage import ChainView, PoolSize, Stage
 
 AnyOperation = TypeVar("AnyOperation", bound="Operation")
 
@@ -91,7 +88,7 @@ class Operation(Stage):
         """Whether it may leave out examples on which it fails, by a budget of its own."""
         return self.budget is not None and self.budget != RAISE
 
-    def placed_on(self: AnyOperation, before: Chain) -> AnyOperation:
+    def placed_on(self: AnyOperation, before: ChainView) -> AnyOperation:
         """Return it behind ``before``, after a check of its field."""
         if all(stage.traits.keeps_fields for stage in before.stages):
             check_fields(before.source, self.on)
@@ -103,7 +100,7 @@ class Operation(Stage):
         """Return its kind, and the field."""
         return self.method + ("" if self.on is None else f" on {self.on!r}") + self._of_part
 
-    def note(self, chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say what its own budget lets it skip."""
         if self.budget is None:
             return ""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.workers.ray.autoscaler import Borrowing, Span, actors_needed
+from stoker.cluster.workers.autoscaler import Borrowing, Span, actors_needed
 
 
 @dataclass

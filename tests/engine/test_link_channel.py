@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.workers.ray.link_channel import FlatValue, Inbox, say_alive
+from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
 from stoker.transport.link import Link, LinkError
 
 arrays = st.builds(

@@ -23,7 +23,7 @@ import stoker
 from conftest import _raised
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
-from stoker.engine.workers.ray import active_actors, ray_workers
+from stoker.cluster.workers import active_actors, ray_workers
 from stoker.errors import BudgetSpent, StageError, WorkerDied
 from strategies import shortened
 

@@ -14,6 +14,7 @@ from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
 from stoker.cache.identity import selected, told
 from stoker.errors import CacheWarning
+from stoker.stages.cache import caches_over
 from stoker.stats import CacheStats
 
 if TYPE_CHECKING:
@@ -105,17 +106,20 @@ def _over_nodes(
     dataset: Any, limit: Any, version: str | None, name: str, **settings: Any
 ) -> ExampleCache:
     """Join a cluster, and return a dataset's cache there."""
-    from stoker.cluster.opening import dataset_definition, partitioned
-
     if version is None:
         raise ValueError(
             "a cache over several nodes has to know its items on all of them, and nothing tells "
             "whether another node has the same dataset: give version="
         )
-    definition = dataset_definition(
-        type(dataset).__name__, len(dataset), version, selected(dataset)
+    cache: ExampleCache = caches_over(settings["cluster"]).of_dataset(
+        limit,
+        kind=type(dataset).__name__,
+        examples=len(dataset),
+        version=version,
+        selects=selected(dataset),
+        describes=name,
+        **settings,
     )
-    cache = partitioned(limit, definition=definition, describes=name, **settings)
     cache.open()
     return cache
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,20 +31,40 @@ class Indexed(Protocol):
     def fingerprint(self, index: int) -> Fingerprint: ...
 
 
-def partitioned(
-    limit: Limit, *, cluster: object, insecure: bool, definition: Definition, **settings: Any
+def of_chain(
+    limit: Limit,
+    *,
+    cluster: object,
+    insecure: bool,
+    source: Indexed,
+    operations: Sequence[Any],
+    version: str | None,
+    **settings: Any,
 ) -> PartitionedCache:
-    """Make a cache over several nodes.
+    """Make a cache over several nodes of what comes out of a source and operations.
 
-    Args:
-        limit: as in ``.cache()``.
-        cluster, insecure: as in ``.cache()``.
-        definition: what is kept.
-        settings: what else ``PartitionedCache`` takes.
-
-    Raises TypeError or ValueError for what is no cluster.
+    Raises TypeError or ValueError for what is no cluster, and ValueError where only a version could
+    tell other nodes what is kept.
     """
     join = joining(cluster, insecure=insecure)
+    definition = definition_of(source, operations, version)
+    return PartitionedCache(limit, join=join, definition=definition, **settings)
+
+
+def of_dataset(
+    limit: Limit,
+    *,
+    cluster: object,
+    insecure: bool,
+    kind: str,
+    examples: int,
+    version: str,
+    selects: str,
+    **settings: Any,
+) -> PartitionedCache:
+    """Make a cache over several nodes of a dataset object. Raises as ``of_chain`` does."""
+    join = joining(cluster, insecure=insecure)
+    definition = Definition(kind, [], version, examples, selects, "")
     return PartitionedCache(limit, join=join, definition=definition, **settings)
 
 
@@ -101,11 +121,6 @@ def definition_of(source: Indexed, operations: Iterable[Any], version: str | Non
         names=names.hexdigest(),
         sizes=xxhash.xxh3_128_hexdigest(repr(sizes).encode()),
     )
-
-
-def dataset_definition(kind: str, examples: int, version: str, selects: str = "") -> Definition:
-    """Return the definition of a dataset object, of which only what it ``selects`` is known."""
-    return Definition(kind, [], version, examples, selects, "")
 
 
 def _named(operation: Any) -> str:

@@ -42,7 +42,7 @@ from stoker.stages.stage import PoolSize
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
-    from stoker.cluster.partitioned import Gather
+    from stoker.stages.cache import Lookups
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class EpochStreams:
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
-        self._gather: Gather | None = None
+        self._gather: Lookups | None = None
         self._copies: ThreadCopies | None = None
         self._device: DeviceStream | None = None
         self._worker_pools: list[WorkerPool] = []

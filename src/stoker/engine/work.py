@@ -47,7 +47,7 @@ from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map, returned_nothing
 
 if TYPE_CHECKING:
-    from stoker.cluster.partitioned import Gather
+    from stoker.stages.cache import Lookups
 
 Misdrawn = tuple[int | Operation, str]
 """What draws from global generators, a random map by its position; and their names."""
@@ -148,7 +148,7 @@ class Work:
         self._part = segment.at
         self.misdrawn = misdrawn
         self.reader: Reader | None = None
-        self.gather: Gather | None = None
+        self.gather: Lookups | None = None
         self._source = source
         self._order = None if segment.renumbered else order
         self.legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)  # of the global generators
@@ -263,7 +263,7 @@ class Work:
             self._expected.update(indices.tolist())  # what is read ahead has to be taken
         self.reader.expect(indices)
 
-    def _ask_others(self, cache: CacheStage, gather: Gather, indices: NDArray[np.int64]) -> None:
+    def _ask_others(self, cache: CacheStage, gather: Lookups, indices: NDArray[np.int64]) -> None:
         """Ask other nodes for what the cache lacks here; what they lack is read ahead."""
         keys = cache.keys(self._indexed, indices.tolist())
         places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}

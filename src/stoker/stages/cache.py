@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics import resources
+from stoker.basics import plugins, resources
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
@@ -20,10 +20,72 @@ from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, f
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-    from stoker.cluster.partitioned import Gather
     from stoker.schedule.owners import OwnersKnown
 
 _SAMPLED = 64
+
+
+class Lookups(Protocol):
+    """What a run has asked other nodes for, ahead of its use; any thread may call it."""
+
+    def expect(
+        self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
+    ) -> None:
+        """Begin to ask for items that are not here; ``on_missing`` is told what nobody has."""
+        ...
+
+    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
+        """Return items as ``ExampleCache.find`` does; waits for those that were expected."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything that was asked for and not taken."""
+        ...
+
+
+class CachesOverNodes(Protocol):
+    """How caches over several nodes are made; registered in the group ``stoker.caches``.
+
+    Both return an ``ExampleCache`` whose ``gather()`` returns ``Lookups``, and which is
+    ``OwnersKnown``. ``limit``, ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is
+    what else ``ExampleCache`` takes.
+    """
+
+    def of_chain(
+        self,
+        limit: Any,
+        *,
+        cluster: object,
+        insecure: bool,
+        source: IndexedSource,
+        operations: Sequence[Any],
+        version: str | None,
+        **settings: Any,
+    ) -> Any:
+        """Return the cache of what comes out of a source and operations."""
+        ...
+
+    def of_dataset(
+        self,
+        limit: Any,
+        *,
+        cluster: object,
+        insecure: bool,
+        kind: str,
+        examples: int,
+        version: str,
+        selects: str,
+        **settings: Any,
+    ) -> Any:
+        """Return the cache of a dataset object: its class, length, and what it ``selects``."""
+        ...
+
+
+def caches_over(cluster: object) -> CachesOverNodes:
+    """Return how caches over a ``cluster`` are made: by its name, or by the hosts in a list."""
+    named = isinstance(cluster, str) and cluster in plugins.names(plugins.CACHES)
+    found: CachesOverNodes = plugins.load(plugins.CACHES, str(cluster) if named else "hosts")
+    return found
 
 
 class LeftOutBefore:
@@ -80,7 +142,6 @@ class CacheStage(Stage):
         """
         from stoker.cache.example_cache import ExampleCache
         from stoker.cache.identity import chain_identity
-        from stoker.cluster.opening import definition_of, partitioned
 
         _check_cacheable(before)
         if isinstance(limit, os.PathLike) or (isinstance(limit, str) and os.sep in limit):
@@ -95,11 +156,13 @@ class CacheStage(Stage):
         if insecure and cluster is None:
             raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
         if cluster is not None:
-            over_nodes = partitioned(
+            over_nodes = caches_over(cluster).of_chain(
                 limit,
                 cluster=cluster,
                 insecure=bool(insecure),
-                definition=definition_of(source, operations, version),
+                source=source,
+                operations=operations,
+                version=version,
                 describes=describes,
                 **settings,
             )
@@ -166,7 +229,7 @@ class CacheStage(Stage):
         source: IndexedSource,
         indices: NDArray[np.int64],
         expected: Collection[int],
-        gather: Gather | None,
+        gather: Lookups | None,
     ) -> list[Any]:
         """Look examples up: each comes as it was found, or as a ``Miss`` without a value.
 

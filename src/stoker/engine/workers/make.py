@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
+from stoker.basics import plugins
 from stoker.basics.validate import is_whole_number
 from stoker.engine.plan import Plan
 from stoker.engine.work import Work
@@ -13,10 +14,39 @@ from stoker.engine.workers.thread_copies import KeptCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 
-if TYPE_CHECKING:
-    from stoker.engine.workers.ray.actor_pool import Fleet
+_LOCAL = ("thread", "process")
 
-_KINDS = ("thread", "process", "ray")
+
+class WorkerKind(Protocol):
+    """A kind of workers outside this host, registered in the group ``stoker.workers``."""
+
+    def check(self, options: Any) -> None:
+        """Check ``ray_options``, ``{}`` where none were given.
+
+        Raises TypeError or ValueError for options that cannot be, ImportError for a lack.
+        """
+        ...
+
+    def make_pool(
+        self,
+        workers: Workers,
+        plan: Plan,
+        host: list[Work],
+        autotuner: Autotuner,
+        kept: KeptWorkers,
+    ) -> WorkerPool:
+        """Return the pool of a run, as ``make_pool`` below does."""
+        ...
+
+
+class KeptActors(Protocol):
+    """What such workers keep from epoch to epoch.
+
+    Attributes:
+        losses: what to warn of: which of them were lost.
+    """
+
+    losses: list[str]
 
 
 @dataclass(frozen=True)
@@ -25,7 +55,7 @@ class Workers:
 
     Attributes:
         count: how many there are, of threads at most; "auto": as many as keep the consumer fed.
-        kind: "thread", "process" or "ray".
+        kind: "thread", "process", or one that is registered, "ray" among them.
         ray_options: what Ray is told of each actor.
         insecure: whether what crosses the network to actors is left as it is.
     """
@@ -38,18 +68,18 @@ class Workers:
     @classmethod
     def of(cls, n: Any, kind: Any, ray_options: Any, insecure: Any) -> Workers:
         """Check the arguments of ``.workers()``."""
-        if kind not in _KINDS:
-            raise ValueError(f"kind must be 'thread', 'process' or 'ray', not {kind!r}")
-        if kind == "ray":
-            from stoker.engine.workers.ray import actor_pool
-
-            actor_pool.check(ray_options or {})
+        elsewhere = plugins.names(plugins.WORKERS)
+        if kind not in (*_LOCAL, *elsewhere):
+            *others, last = [repr(name) for name in (*_LOCAL, *elsewhere)]
+            raise ValueError(f"kind must be {', '.join(others)} or {last}, not {kind!r}")
+        if kind not in _LOCAL:
+            _registered(kind).check(ray_options or {})
         elif ray_options is not None:
             raise ValueError("ray_options are for kind='ray'")
         elif insecure:
             raise ValueError("insecure=True is for kind='ray'")
         if isinstance(n, str) and n == "auto":
-            if kind != "ray":
+            if kind in _LOCAL:
                 raise ValueError(
                     "'auto' is for kind='ray': of threads, as many as are faster take part anyway"
                 )
@@ -71,20 +101,20 @@ class KeptWorkers:
 
     Attributes:
         copies: what its threads call in place of the user's own objects.
-        fleet: its actors, once it has any.
+        actors: its workers on other hosts, once it has any.
     """
 
     def __init__(self) -> None:
         self.copies = KeptCopies()
-        self.fleet: Fleet | None = None
+        self.actors: KeptActors | None = None
 
     def warnings(self) -> list[str]:
         """Return what to warn of, once: what runs one call at a time, and actors that were lost."""
-        if not self.copies.warnings and self.fleet is None:
+        if not self.copies.warnings and self.actors is None:
             return []
         found, self.copies.warnings = self.copies.warnings, []
-        if self.fleet is not None and self.fleet.losses:
-            found, self.fleet.losses = found + self.fleet.losses, []
+        if self.actors is not None and self.actors.losses:
+            found, self.actors.losses = found + self.actors.losses, []
         return found
 
 
@@ -103,8 +133,8 @@ def make_pool(
     depths = max(1, len(host))
     if workers.count == 0:
         return WorkerPool(0, depths, autotuner)
-    if workers.kind == "ray":
-        return _pool_of_actors(workers, plan, host, autotuner, kept)
+    if workers.kind not in _LOCAL:
+        return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
     assert workers.count != "auto"
     if workers.kind == "process":
         from stoker.engine.workers import processes  # multiprocessing takes its time to import
@@ -115,22 +145,6 @@ def make_pool(
     return WorkerPool(workers.count, depths, autotuner)
 
 
-def _pool_of_actors(
-    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
-) -> WorkerPool:
-    from stoker.engine.workers.ray.actor_pool import Fleet
-    from stoker.engine.workers.ray.ray_workers import RayWorkers
-
-    fleet = kept.fleet
-    if fleet is None or fleet.plan is not plan or not fleet.is_ours:
-        fleet = kept.fleet = Fleet(plan, workers.ray_options, insecure=workers.insecure)
-    remote = RayWorkers(fleet, host, None if workers.count == "auto" else workers.count)
-    try:
-        remote.gather()
-    except BaseException:
-        kept.fleet = None
-        raise
-    threads, each = remote.threads()
-    pool = WorkerPool(threads, max(1, len(host)), autotuner, [remote], threads_each=each)
-    remote.begin(pool)
-    return pool
+def _registered(kind: str) -> WorkerKind:
+    found: WorkerKind = plugins.load(plugins.WORKERS, kind)
+    return found

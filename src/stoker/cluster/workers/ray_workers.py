@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from stoker.basics.resources import usable_cores
+from stoker.cluster.workers.active_actors import SEATS, ActorTeam
+from stoker.cluster.workers.actor_pool import Fleet
+from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work import Work
-from stoker.engine.workers.ray.active_actors import SEATS, ActorTeam
-from stoker.engine.workers.ray.actor_pool import Fleet
-from stoker.engine.workers.ray.autoscaler import SPAN_S, Span
 from stoker.engine.workers.threads import Answer, Request, WorkerPool
 
 _FIRST_S = 30.0  # for the first actor, whose process may take long to start

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.basics.process import OwningProcess
+from stoker.cluster.workers.autoscaler import Borrowing
+from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
+from stoker.cluster.workers.worker_spec import Program
 from stoker.engine.plan import Plan
-from stoker.engine.workers.ray.autoscaler import Borrowing
-from stoker.engine.workers.ray.ray_actor import ActorPlace, PreparingActor
-from stoker.engine.workers.ray.worker_spec import Program
 from stoker.transport.ray_session import check_installed, joined_ray
 from stoker.transport.token import new_token
 

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stoker.cluster.workers.actor_pool import Actor, Fleet
+from stoker.cluster.workers.link_channel import FlatValue, Inbox
+from stoker.cluster.workers.ray_actor import PURPOSE
 from stoker.engine.work import WorkAddress
-from stoker.engine.workers.ray.actor_pool import Actor, Fleet
-from stoker.engine.workers.ray.link_channel import FlatValue, Inbox
-from stoker.engine.workers.ray.ray_actor import PURPOSE
 from stoker.engine.workers.threads import Answer, Request
 from stoker.errors import WorkerDied
 from stoker.transport.link import Link, LinkError

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stoker.basics.process import end_with
-from stoker.engine.workers.ray.link_channel import FlatValue, Inbox, say_alive
-from stoker.engine.workers.ray.worker_spec import Program
+from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
+from stoker.cluster.workers.worker_spec import Program
 from stoker.engine.workers.requests import RequestRunner
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener

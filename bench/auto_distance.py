@@ -158,7 +158,7 @@ from typing import Any
 import numpy as np
 from harness import Report, parser, report
 
-from stoker.engine.echo.adaptive_feed import OnDemandPolicy
+from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
 from stoker.schedule.adaptive import RAMP_STEPS, AdaptivePool, carried
 
 MAX_FACTOR = 4

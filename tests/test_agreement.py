@@ -15,7 +15,7 @@ import pytest
 
 import stoker
 from scripts import script
-from stoker.distributed.store_exchange import Meeting, TorchStore
+from stoker.distributed.store_exchange import RankExchange, TorchStore
 from test_ranks import SETUP, told_by
 
 torch = pytest.importorskip("torch")
@@ -372,8 +372,8 @@ def claims_of(claims: dict[int, int]) -> list[list[int]]:
     return [[rank, claims[rank]] for rank in sorted(claims)]
 
 
-def torch_meeting(store: Any, rank: int) -> Meeting:
-    return Meeting(TorchStore(store), rank, (0, 1))
+def torch_meeting(store: Any, rank: int) -> RankExchange:
+    return RankExchange(TorchStore(store), rank, (0, 1))
 
 
 def test_a_rank_that_does_not_come_is_named_on_the_one_that_did() -> None:

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from stoker.schedule.dealing import dealt_to
 from stoker.schedule.orders import TRUE_PERMUTATION_LIMIT, Cut, Selection, Share
-from stoker.schedule.owners import Member, OwnerMap, PinnedOwners
+from stoker.schedule.owners import Member, OwnerMap, OwnerSnapshot
 from strategies import few
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> PinnedOwners:
+def clusters(draw: st.DrawFn) -> OwnerSnapshot:
     """Draw a map of any weights, and ranks on its nodes, on none of them, or on a few only."""
     members = draw(st.integers(0, 6))
     weights = draw(st.lists(st.integers(1, 1 << 40), min_size=members, max_size=members))
     owners = OwnerMap.of((Member(f"n{i}", "", w) for i, w in enumerate(weights)), 1)
     ranks = draw(st.lists(st.integers(-1, members - 1), min_size=1, max_size=8))
-    return PinnedOwners.of(owners, tuple(ranks))
+    return OwnerSnapshot.of(owners, tuple(ranks))
 
 
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=12), st.integers(0, 7), st.data())
@@ -55,7 +55,7 @@ def test_every_place_goes_to_one_rank_and_as_many_as_can_to_its_owner(
     st.data(),
 )
 def test_global_batches_stay_as_they_are(
-    pinned: PinnedOwners,
+    pinned: OwnerSnapshot,
     length: int,
     group: int,
     seed: int,
@@ -99,7 +99,7 @@ def test_global_batches_stay_as_they_are(
 def test_few_come_from_other_nodes(nodes: int, ranks_each: int, group: int) -> None:
     members = [Member(f"n{i}", "", 1 << 30) for i in range(nodes)]
     on = tuple(i // ranks_each for i in range(nodes * ranks_each))
-    pinned = PinnedOwners.of(OwnerMap.of(members, 1), on)
+    pinned = OwnerSnapshot.of(OwnerMap.of(members, 1), on)
     share = Share(1, len(on), False, True, True)
     length = 200 * len(on) * group
     assert length < TRUE_PERMUTATION_LIMIT * 2
@@ -114,7 +114,7 @@ def test_few_come_from_other_nodes(nodes: int, ranks_each: int, group: int) -> N
 def test_unequal_memories_set_a_floor() -> None:
     weights = [1, 2, 3, 4]
     owners = OwnerMap.of((Member(f"n{i}", "", w << 30) for i, w in enumerate(weights)), 1)
-    pinned = PinnedOwners.of(owners, (0, 1, 2, 3))
+    pinned = OwnerSnapshot.of(owners, (0, 1, 2, 3))
     orders = [
         Selection(True, Share(rank, 4, False, True, True)).order(400_000, 0, 0, pinned, 256)
         for rank in range(4)
@@ -130,7 +130,7 @@ def test_unequal_memories_set_a_floor() -> None:
 
 def test_a_large_epoch_takes_no_memory_that_grows_with_it() -> None:
     owners = OwnerMap.of((Member(f"n{i}", "", 1) for i in range(4)), 1)
-    pinned = PinnedOwners.of(owners, (0, 1, 2, 3))
+    pinned = OwnerSnapshot.of(owners, (0, 1, 2, 3))
     share = Share(2, 4, False, True, True)
     order = Selection(True, share).order(10**11, 7, 1, pinned, 100)
     assert len(order) == 10**11 // 4

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.schedule.dealing import dealt_to
 from stoker.schedule.orders import Permuted, Selection, Share
-from stoker.schedule.owners import Member, OwnerMap, PinnedOwners
+from stoker.schedule.owners import Member, OwnerMap, OwnerSnapshot
 
 ROWS = Path(__file__).parents[1] / "results" / "scale.json"
 EXAMPLES = 4_000_000
@@ -44,10 +44,10 @@ class Cluster:
         weights = (self.weights[i % len(self.weights)] for i in range(self.nodes))
         return OwnerMap.of((Member(f"n{i:04}", "", w << 30) for i, w in enumerate(weights)), 1)
 
-    def pinned(self) -> PinnedOwners:
+    def pinned(self) -> OwnerSnapshot:
         """Return the map with the ranks on their nodes."""
         ranks = tuple(i // self.ranks_each for i in range(self.nodes * self.ranks_each))
-        return PinnedOwners.of(self.owner_map(), ranks)
+        return OwnerSnapshot.of(self.owner_map(), ranks)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _ranks_of(
     return ranks
 
 
-def _order_ms(cluster: Cluster, pinned: PinnedOwners, steps: int, examples: int) -> float:
+def _order_ms(cluster: Cluster, pinned: OwnerSnapshot, steps: int, examples: int) -> float:
     share = Share(0, len(pinned.ranks), uneven=False, anew=True, is_dealt=cluster.dealt)
     order = Selection(True, share).order(examples, _SEED, 0, pinned, cluster.batch)
     times_s = []
@@ -181,7 +181,7 @@ def loss_of(nodes: int, *, examples: int = EXAMPLES) -> Loss:
 
 
 def predicted_reads(
-    pinned: PinnedOwners, examples: int, *, seed: int, epoch: int, batch: int, dealt: bool
+    pinned: OwnerSnapshot, examples: int, *, seed: int, epoch: int, batch: int, dealt: bool
 ) -> list[tuple[int, int]]:
     """Return what each rank of a run finds on its own node and on others, in one epoch.
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.dataloader_api import LoaderFace
+from stoker.chain.dataloader_api import DataLoaderApi
 from stoker.chain.describe import describe
 from stoker.chain.iterator import PipelineIterator, T
-from stoker.chain.step_epochs import Rounds
+from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
 from stoker.schedule.echo_record import read as read_record
 from stoker.stages.batching.batch import Batch
@@ -38,7 +38,7 @@ Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
 
-class Pipeline(LoaderFace, Generic[T]):
+class Pipeline(DataLoaderApi, Generic[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
     Each method returns a new pipeline with a fresh cursor and leaves this one unchanged. Each
@@ -46,7 +46,7 @@ class Pipeline(LoaderFace, Generic[T]):
     """
 
     def __init__(self, chain: Chain) -> None:
-        self._cursor = Rounds(chain) if chain.flows else Cursor(chain)
+        self._cursor = StepEpochs(chain) if chain.flows else Cursor(chain)
 
     def _then(self, stage: Stage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))

@@ -12,7 +12,7 @@ import pytest
 from nodes import KeeperProcess, keepers, write_token
 
 from experiments.scale.simulation import predicted_reads
-from stoker.schedule.owners import PinnedOwners
+from stoker.schedule.owners import OwnerSnapshot
 from test_ranks import told_by
 
 EXAMPLES, BATCH = 240, 8
@@ -62,7 +62,7 @@ def test_reads_are_those_that_the_model_predicts(
         assert told[0]["owners"] is None
         return
     (owners,) = {json.dumps(rank["owners"]) for rank in told}
-    pinned = PinnedOwners.read(json.loads(owners), world)
+    pinned = OwnerSnapshot.read(json.loads(owners), world)
     assert sorted(pinned.ranks) == list(range(world))
     predicted = predicted_reads(pinned, EXAMPLES, seed=3, epoch=2, batch=BATCH, dealt=True)
     assert sum(rank["misses"][2] for rank in told) == 0

@@ -16,9 +16,9 @@ import stoker
 from authority import certificates
 from stoker.cache.layout import checksum_of
 from stoker.cluster.backoff import Backoff
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
-from stoker.cluster.keeper.client import DefinitionRefused, Line, Record
+from stoker.cluster.keeper.client import DefinitionRefused, KeeperClient, Record
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.membership import Members, NamedHosts
 from stoker.cluster.remote_node import key_of
@@ -28,7 +28,7 @@ from stoker.transport.link import Link, LinkError
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
-DEFINITION = Definition("Numbered", [], "1", 10, "", "")
+DEFINITION = CacheSpec("Numbered", [], "1", 10, "", "")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def record(number: int, size: int = 500) -> Record:
 
 def test_what_is_brought_is_there_for_others(keeper: Keeper) -> None:
     records = [record(number, 100_000 if number % 3 else 10) for number in range(30)]
-    one, other = (Line(keeper.address, TOKEN, DEFINITION, 1) for _ in range(2))
+    one, other = (KeeperClient(keeper.address, TOKEN, DEFINITION, 1) for _ in range(2))
     keys = [each.key for each in records]
     assert one.get(keys) == [None] * 30
     stored = one.put(records)
@@ -70,7 +70,7 @@ def test_a_reply_has_a_limit_and_the_rest_is_asked_for_again(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.cluster.keeper.server._REPLY_BYTES", 1000)
-    line = Line(keeper.address, TOKEN, DEFINITION, 1)
+    line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
     records = [record(number) for number in range(9)]
     line.put(records)
     found = line.get([each.key for each in records])
@@ -79,27 +79,27 @@ def test_a_reply_has_a_limit_and_the_rest_is_asked_for_again(
 
 def test_what_was_damaged_on_its_way_is_not_stored(keeper: Keeper) -> None:
     good, bad = record(1), record(2)._replace(checksum=5)
-    line = Line(keeper.address, TOKEN, DEFINITION, 1)
+    line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
     assert line.put([good, bad]).refused == [1]
     assert line.get([bad.key]) == [None]
 
 
 def test_a_full_store_says_so(tmp_path: Path) -> None:
     with keepers(tmp_path, 1, size="1MiB") as (keeper,):
-        line = Line(keeper.address, TOKEN, DEFINITION, 1)
+        line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
         replies = [line.put([record(number, 100_000)]) for number in range(12)]
         assert replies[-1].is_full
         assert replies[-1].refused == [0]
-        assert Line(keeper.address, TOKEN, DEFINITION, 1).welcome.is_full
+        assert KeeperClient(keeper.address, TOKEN, DEFINITION, 1).welcome.is_full
 
 
 def test_another_definition_is_refused_and_told_what_differs(keeper: Keeper) -> None:
-    Line(keeper.address, TOKEN, DEFINITION, 1)
+    KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
     with pytest.raises(DefinitionRefused, match=r"number of examples \(11, not 10\)"):
-        Line(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, examples=11), 1)
+        KeeperClient(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, examples=11), 1)
     with pytest.raises(DefinitionRefused, match="the examples' names"):
-        Line(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, names="x"), 1)
-    Line(keeper.address, TOKEN, DEFINITION, 1)
+        KeeperClient(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, names="x"), 1)
+    KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
 
 
 def test_folders_are_the_same_wherever_they_lie(tmp_path: Path, keeper: Keeper) -> None:
@@ -215,7 +215,7 @@ def test_a_flipped_byte_is_a_miss(tmp_path: Path) -> None:
 def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
     """Whoever has the token may send what it wants: its connection ends, others go on."""
     drawn = random.Random(0)
-    honest = Line(keeper.address, TOKEN, DEFINITION, 1)
+    honest = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
     records = [record(number) for number in range(5)]
     honest.put(records)
     body = b"".join(bytes(each.data) for each in records)
@@ -258,10 +258,10 @@ def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
 
 
 def test_nothing_that_is_wrong_enters_by_mutated_frames(keeper: Keeper) -> None:
-    line = Line(keeper.address, TOKEN, DEFINITION, 1)
+    line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
     with pytest.raises(LinkError):
         line.put([record(1)._replace(key=b"too short")])
-    assert Line(keeper.address, TOKEN, DEFINITION, 1).look().items == 0
+    assert KeeperClient(keeper.address, TOKEN, DEFINITION, 1).look().items == 0
 
 
 def test_tries_come_later_each_time_and_at_once_again_after_an_answer() -> None:

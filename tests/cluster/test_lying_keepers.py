@@ -14,9 +14,9 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_toke
 import stoker
 from odd_records import ODD_RECORDS
 from stoker.cache.layout import checksum_of
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
-from stoker.cluster.keeper.client import DefinitionRefused, Line, Record
+from stoker.cluster.keeper.client import DefinitionRefused, KeeperClient, Record
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
 from strategies import FULL
@@ -123,7 +123,7 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
             reply, body = answers[number % 3]
             said[:] = mutated(protocol.encode(reply), draw), body
             try:
-                line = Line(listener.address, TOKEN, Definition("", [], "", 1, "", ""), 1)
+                line = KeeperClient(listener.address, TOKEN, CacheSpec("", [], "", 1, "", ""), 1)
             except (LinkError, DefinitionRefused):
                 outcomes["refused"] += 1
                 continue

@@ -178,7 +178,7 @@ def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_p
                 for index in range(EXAMPLES):
                     dataset[index]
                 assert cache.flush()
-            told = client.Line(late, TOKEN, cache._definition, 0)
+            told = client.KeeperClient(late, TOKEN, cache._definition, 0)
             assert 0 < told.look().items < EXAMPLES
             told.close()
             assert dataset.cache_stats().misses == EXAMPLES
@@ -290,11 +290,11 @@ def test_what_comes_too_late_is_read_from_storage_and_counted(
         monkeypatch.setattr("stoker.cluster.pending.PATIENCE_S", 0.01)
         is_read = threading.Event()
 
-        def get(_: client.Line, keys: list[bytes]) -> list[None]:
+        def get(_: client.KeeperClient, keys: list[bytes]) -> list[None]:
             is_read.wait(60)
             return [None] * len(keys)
 
-        monkeypatch.setattr(client.Line, "get", get)
+        monkeypatch.setattr(client.KeeperClient, "get", get)
         late = over(shuffled(), made, None).batch(7)
         assert stream(late) == expected
         is_read.set()

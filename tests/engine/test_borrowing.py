@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cluster.workers.autoscaler import Borrowing, Span, actors_needed
+from stoker.cluster.workers.autoscaler import ActorAutoscaler, Span, actors_needed
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Cluster:
         busy_s = rows * self.row_s * self.actors / working
         return Span(1.0, 1 - rows * self.own_s, busy_s, int(rows), self.actors)
 
-    def run(self, borrowing: Borrowing, spans: int = 30) -> list[int]:
+    def run(self, borrowing: ActorAutoscaler, spans: int = 30) -> list[int]:
         """Let so many seconds pass; return how many actors there were in each."""
         seen = []
         for _ in range(spans):
@@ -50,30 +50,30 @@ class Cluster:
 def test_a_consumer_that_waits_gets_as_many_as_it_needs() -> None:
     cluster = Cluster(row_s=0.010, own_s=0.002, free=64)
 
-    seen = cluster.run(Borrowing())
+    seen = cluster.run(ActorAutoscaler())
 
     assert seen[-1] == 6, "five, and a fifth more"
     assert seen == sorted(seen)
 
 
 def test_never_more_than_there_is_room_for() -> None:
-    assert max(Cluster(row_s=0.010, own_s=0.0, free=3).run(Borrowing())) == 3
-    assert max(Cluster(row_s=0.010, own_s=0.0, free=1).run(Borrowing())) == 1
+    assert max(Cluster(row_s=0.010, own_s=0.0, free=3).run(ActorAutoscaler())) == 3
+    assert max(Cluster(row_s=0.010, own_s=0.0, free=1).run(ActorAutoscaler())) == 1
 
 
 def test_a_consumer_that_does_nothing_itself_gets_all_that_help() -> None:
-    assert Cluster(row_s=0.010, own_s=0.0, free=40).run(Borrowing())[-1] == 40
+    assert Cluster(row_s=0.010, own_s=0.0, free=40).run(ActorAutoscaler())[-1] == 40
 
 
 def test_more_that_do_not_help_are_sent_away_again() -> None:
-    seen = Cluster(row_s=0.010, own_s=0.0, free=40, most=2).run(Borrowing())
+    seen = Cluster(row_s=0.010, own_s=0.0, free=40, most=2).run(ActorAutoscaler())
 
     assert max(seen) == 4
     assert seen[-10:] == [2] * 10
 
 
 def test_what_is_not_needed_any_more_is_given_back_slowly() -> None:
-    cluster, borrowing = Cluster(row_s=0.010, own_s=0.001, free=40), Borrowing()
+    cluster, borrowing = Cluster(row_s=0.010, own_s=0.001, free=40), ActorAutoscaler()
     cluster.run(borrowing)
     assert cluster.actors == 12
     cluster.own_s = 0.010
@@ -85,7 +85,7 @@ def test_what_is_not_needed_any_more_is_given_back_slowly() -> None:
 
 
 def test_a_late_batch_now_and_then_sends_nobody_away() -> None:
-    borrowing = Borrowing()
+    borrowing = ActorAutoscaler()
     for second in range(50):
         needed = 3.3 if second % 4 else 2.0
         assert borrowing.decide(Span(1.0, 0.0, needed, 100, 4), 10) == 4

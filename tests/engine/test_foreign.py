@@ -16,12 +16,12 @@ from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.heads import (
     DeviceStream,
     Direct,
-    IteratedStream,
-    LoaderStream,
+    IterableHead,
+    LoaderHead,
     batch_rows,
     interrupt,
 )
-from stoker.engine.items import Item, Planning, Tally, WouldBlock
+from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
 from stoker.engine.work import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -84,9 +84,9 @@ class Stateful(Loader):
         self.at = state["given"]
 
 
-def opened(loader: Any, keep: Recycler | None = None, **begin: int) -> LoaderStream:
+def opened(loader: Any, keep: Recycler | None = None, **begin: int) -> LoaderHead:
     """Return the stream of a loader's batches."""
-    return LoaderStream(LoaderSource(loader), Tally(), keep, **begin)
+    return LoaderHead(LoaderSource(loader), EpochCounters(), keep, **begin)
 
 
 def value(item: Item | None) -> Any:
@@ -181,7 +181,7 @@ def test_a_loaders_state_is_that_behind_the_batches_asked_for(
 
     source = LoaderSource(Stateful(script))
     source.load(state)
-    again = LoaderStream(source, Tally(), None, loaded=at, fresh=2 * at)
+    again = LoaderHead(source, EpochCounters(), None, loaded=at, fresh=2 * at)
     came: list[int] = []
     while True:
         try:
@@ -237,8 +237,8 @@ def test_to_clear_lets_go_of_the_loaders_iterator() -> None:
 
 
 def test_time_and_rows_are_counted_under_the_loaders_name() -> None:
-    tally, source = Tally(), LoaderSource(Loader([1, 2], rows=3))
-    stream = LoaderStream(source, tally, None)
+    tally, source = EpochCounters(), LoaderSource(Loader([1, 2], rows=3))
+    stream = LoaderHead(source, tally, None)
     list(stream.pull_many(2))
     ((name, spent_ns, rows),) = tally.stages()
     assert (name, rows) == (source.name, 6)
@@ -278,7 +278,7 @@ def test_rows_without_an_array_are_those_of_the_first_list() -> None:
     assert batch_rows([]) == 1
 
 
-def examples(values: list[Any], read: list[int] | None = None) -> IteratedStream:
+def examples(values: list[Any], read: list[int] | None = None) -> IterableHead:
     """Return a stream that never makes who reads it wait; ``read`` counts what was read."""
 
     def iterate() -> Iterator[Any]:
@@ -289,7 +289,7 @@ def examples(values: list[Any], read: list[int] | None = None) -> IteratedStream
 
     key = rng.key(0, 0, rng.SHUFFLE, 0)
     source = IterableSource(iterate)
-    return IteratedStream(source, source.open(0), Selection(), 1, key, Tally())
+    return IterableHead(source, source.open(0), Selection(), 1, key, EpochCounters())
 
 
 @given(length=st.integers(0, 8), counts=st.lists(st.integers(1, 4), max_size=4))

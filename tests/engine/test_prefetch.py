@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.heads import LoaderStream
-from stoker.engine.items import Item, Planning, Tally, WouldBlock
+from stoker.engine.heads import LoaderHead
+from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.sources.loader import LoaderSource
@@ -84,7 +84,7 @@ class LoaderIterator:
 @contextlib.contextmanager
 def prefetching(loader: Loader, size: int, pool: WorkerPool | None = None) -> Iterator[Prefetcher]:
     """Read a loader ahead; planning may block unless the test says otherwise."""
-    stream = LoaderStream(LoaderSource(loader), Tally(), None)
+    stream = LoaderHead(LoaderSource(loader), EpochCounters(), None)
     pool = pool or WorkerPool(0, 1, Autotuner())
     prefetcher = Prefetcher(stream, size, Planning(), pool)
     try:
@@ -201,7 +201,7 @@ def test_who_must_not_wait_for_more_than_the_queue_holds_is_called_when_it_is_th
     planning = Planning()
     planning.may_block = False
     prefetcher = Prefetcher(
-        LoaderStream(LoaderSource(Loader(list(range(9)))), Tally(), None), 2, planning, pool
+        LoaderHead(LoaderSource(Loader(list(range(9)))), EpochCounters(), None), 2, planning, pool
     )
     there = threading.Event()
 
@@ -261,7 +261,7 @@ def test_who_must_not_wait_does_not() -> None:
     gate = threading.Semaphore(0)
     pool = WorkerPool(0, 1, Autotuner())
     planning = Planning()
-    stream = LoaderStream(LoaderSource(Loader([3], gate)), Tally(), None)
+    stream = LoaderHead(LoaderSource(Loader([3], gate)), EpochCounters(), None)
     prefetcher = Prefetcher(stream, 2, planning, pool)
     try:
         assert prefetcher.poll(1) == (0, False)
@@ -368,7 +368,7 @@ def test_clear_lets_go_of_who_waits() -> None:
         @may_block.setter
         def may_block(self, may_block: bool) -> None: ...
 
-    stream = LoaderStream(LoaderSource(Loader([1], threading.Semaphore(0))), Tally(), None)
+    stream = LoaderHead(LoaderSource(Loader([1], threading.Semaphore(0))), EpochCounters(), None)
     prefetcher = Prefetcher(stream, 2, Noted(), WorkerPool(0, 1, Autotuner()))
     waiter = threading.Thread(target=lambda: came.append(prefetcher.pull()))
     waiter.start()

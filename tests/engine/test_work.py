@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.work import REJECTED, Failure, Misdrawn, Work
+from stoker.engine.work import REJECTED, Failure, UndeclaredRng, Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline
 from stoker.stages.cache import LeftOutBefore, Miss
@@ -25,7 +25,7 @@ def work_of(pipeline: Pipeline[Any], segment: int = 0, rank: int = 0) -> Work:
     order = None
     if plan.indexed is not None:
         order = plan.selection.order(len(plan.indexed), chain.seed, 0)
-    misdrawn: list[Misdrawn] = []
+    misdrawn: list[UndeclaredRng] = []
     return Work(
         plan.segments[segment], chain.seed, 0, plan.indexed, order, rank=rank, misdrawn=misdrawn
     )

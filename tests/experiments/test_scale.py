@@ -11,7 +11,7 @@ import stoker
 from experiments.scale.__main__ import main
 from experiments.scale.page import PAGE, with_tables
 from experiments.scale.simulation import Cluster, loss_of, predicted_reads, traffic_of
-from stoker.schedule.owners import Member, OwnerMap, PinnedOwners
+from stoker.schedule.owners import Member, OwnerMap, OwnerSnapshot
 from stoker.stages.cache import CacheStage
 
 
@@ -76,7 +76,7 @@ def test_a_run_reads_where_it_is_said_to() -> None:
     built = stoker.from_dataset(stores, seed=4).shuffle().shard(rank=0, world=1, near="cache")
     chain = built.cache("1MiB").batch(8).workers(0).chain
     stages = [replace(s, cluster=Nodes()) if isinstance(s, CacheStage) else s for s in chain.stages]
-    pinned = PinnedOwners.of(Nodes().owner_map(), (1,))
+    pinned = OwnerSnapshot.of(Nodes().owner_map(), (1,))
     (predicted,) = predicted_reads(pinned, 300, seed=4, epoch=0, batch=8, dealt=True)
     assert [len(batch) for batch in stoker.Pipeline(replace(chain, stages=tuple(stages)))]
     again = 8  # the first example is made so often again, to see whether it is random

@@ -20,7 +20,7 @@ import served
 import stoker
 from stoker.adapters.entrypoint import FeedSettings
 from stoker.feed import local_socket, messages
-from stoker.feed.feeder.local_preparation import PreparedHere
+from stoker.feed.feeder.local_preparation import LocalPreparation
 from stoker.feed.server import FeedServer
 
 WITHIN_S = 200.0
@@ -170,7 +170,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
     def feed() -> None:
         listener = local_socket.listen(name)
         assert listener is not None
-        feeder = FeedServer(listener, PreparedHere(make()), how)
+        feeder = FeedServer(listener, LocalPreparation(make()), how)
         try:
             feeder.serve()
         except BaseException:

@@ -22,9 +22,9 @@ from odd_records import ODD_RECORDS, record_of
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Message, Refused, Welcome
 from stoker.feed.relay.protocol import (
     Beat,
-    GatewayEnd,
     Join,
-    RelayEnd,
+    RelayServerEnd,
+    RelaySourceEnd,
     RemoteItem,
     Taken,
     checksum,
@@ -45,7 +45,10 @@ def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
     head, contents = codec.lend(value)
     item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
     ours, theirs = socket.socketpair()
-    gateway, relay = GatewayEnd(Link(ours, "relay", 5.0)), RelayEnd(Link(theirs, "gateway", 5.0))
+    gateway, relay = (
+        RelayServerEnd(Link(ours, "relay", 5.0)),
+        RelaySourceEnd(Link(theirs, "gateway", 5.0)),
+    )
     with contextlib.closing(gateway), contextlib.closing(relay):
         gateway.send(item, *contents)
         message, body = relay.receive(place)
@@ -109,7 +112,7 @@ def frame_of(message: Message, *contents: memoryview) -> bytes:
     ours, theirs = socket.socketpair()
     with theirs:
         link = Link(ours, "test", 5.0)
-        GatewayEnd(link).send(message, *contents)
+        RelayServerEnd(link).send(message, *contents)
         link.close()
         return b"".join(iter(lambda: theirs.recv(1 << 20), b""))
 
@@ -134,9 +137,9 @@ def test_damaged_frames_harm_nobody() -> None:
             try:
                 while True:
                     if by_relay:
-                        assert isinstance(GatewayEnd(link).receive(), Message)
+                        assert isinstance(RelayServerEnd(link).receive(), Message)
                     else:
-                        message, body = RelayEnd(link).receive(place)
+                        message, body = RelaySourceEnd(link).receive(place)
                         assert isinstance(message, Message)
                         if isinstance(message, RemoteItem):
                             assert message == item
@@ -193,16 +196,19 @@ def test_large_claims_take_no_memory() -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[GatewayEnd, RelayEnd]]:
+def ends() -> Iterator[tuple[RelayServerEnd, RelaySourceEnd]]:
     ours, theirs = socket.socketpair()
-    gateway, relay = GatewayEnd(Link(ours, "relay", 5.0)), RelayEnd(Link(theirs, "gateway", 5.0))
+    gateway, relay = (
+        RelayServerEnd(Link(ours, "relay", 5.0)),
+        RelaySourceEnd(Link(theirs, "gateway", 5.0)),
+    )
     yield gateway, relay
     gateway.close()
     relay.close()
 
 
 def test_who_waits_is_kept_by_beats_and_others_are_given_up(
-    ends: tuple[GatewayEnd, RelayEnd], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[RelayServerEnd, RelaySourceEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.feed.relay.protocol.BEAT_S", 0.01)
     monkeypatch.setattr("stoker.feed.relay.protocol.SILENT_S", 0.3)

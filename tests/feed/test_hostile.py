@@ -234,13 +234,13 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
     from rich.console import Console
 
     from stoker.adapters.entrypoint import FeedSettings
-    from stoker.feed.feeder.local_preparation import PreparedHere
+    from stoker.feed.feeder.local_preparation import LocalPreparation
     from stoker.feed.foreground import View
     from stoker.feed.server import FeedServer
 
     listener = local_socket.listen(name)
     assert listener is not None
-    feeder = FeedServer(listener, PreparedHere(served.batches()), FeedSettings(name, ""))
+    feeder = FeedServer(listener, LocalPreparation(served.batches()), FeedSettings(name, ""))
     shown: list[str] = []
 
     def show() -> None:
@@ -284,7 +284,7 @@ def test_a_target_and_arguments_of_any_name(
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
     from stoker.adapters.entrypoint import FeedSettings
-    from stoker.feed.feeder.local_preparation import PreparedHere
+    from stoker.feed.feeder.local_preparation import LocalPreparation
     from stoker.feed.server import FeedServer
 
     listener = local_socket.listen(name)
@@ -292,7 +292,7 @@ def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
         FeedServer(
             listener,
-            PreparedHere(stoker.from_dataset(range(9), seed=2**64)),
+            LocalPreparation(stoker.from_dataset(range(9), seed=2**64)),
             FeedSettings(name, ""),
         )
 

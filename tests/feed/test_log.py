@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stoker.feed.feeder.log import Broken, EpochEnd, LogReader, OutputLog, StagedItem
-from stoker.feed.feeder.memory_budget import Staging
+from stoker.feed.feeder.memory_budget import MemoryBudget
 
 OUTPUTS = (0, 1, 7, 12)  # of an epoch, by its number
 
@@ -112,7 +112,7 @@ TestLogs.settings = settings(stateful_step_count=60)
     st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=4), st.integers(4, 12)
 )
 def test_logs_together_stay_within_the_staging_area(order: list[list[int]], slots: int) -> None:
-    staging = Staging(slots, batched=True)
+    staging = MemoryBudget(slots, batched=True)
     logs = [OutputLog((0, 0)) for _ in order][: staging.most_logs()]
     readers = [log.join(None, (0, 0)) for log in logs]
     for turn in range(5):

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker.engine.echo.adaptive_feed import OnDemandPolicy
+from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
 from stoker.schedule import adaptive
 from stoker.schedule.adaptive import ALONE, AdaptivePool, pack, unpack
 from stoker.schedule.fixed import Draw
@@ -457,7 +457,7 @@ def test_what_is_let_go_is_gone_and_nothing_else(case: Case, data: st.DataObject
     assert pool.held_ordinals().tolist() == [n for n in held if n not in gone]
     assert pool.held == len(held) - len(gone)
     again = case.pool()
-    again.restore(adaptive.Moment(pool.step, pool.admitted, pool.levels))
+    again.restore(adaptive.AdaptiveSnapshot(pool.step, pool.admitted, pool.levels))
     for name in ("held", "reusable", "needed", "copies_left", "left_over", "even_share"):
         assert getattr(again, name) == getattr(pool, name)
 

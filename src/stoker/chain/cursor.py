@@ -24,7 +24,7 @@ from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator, warn_of_second_iterator
 from stoker.chain.scheduler_check import warn_of_overshooting
 from stoker.chain.seek import behind_pool, nearest
-from stoker.chain.state import Fit
+from stoker.chain.state import StateSchema
 from stoker.distributed.frameworks import ends_epoch, left_aside, overfits, reads_ahead, untrained
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
@@ -36,7 +36,7 @@ from stoker.engine.workers.threads import is_worker
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.schedule.echo_record import EchoRecord, written
-from stoker.schedule.owners import PinnedOwners
+from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
@@ -246,7 +246,7 @@ class Cursor:
             found = behind_pool(self.chain, epoch, skip, self.sizes)
         return (position, missed) if found is None else (found, 0)
 
-    def _pinned(self, position: Position) -> PinnedOwners | None:
+    def _pinned(self, position: Position) -> OwnerSnapshot | None:
         """Return by whose parts the epoch is dealt, None where it is not; ranks agree on it."""
         share, cluster = self.chain.selection.share, self.chain.cluster
         if share is None or not share.is_dealt:
@@ -497,7 +497,7 @@ class Cursor:
         """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
         chain = self.chain.measured()
         examples = chain.examples() if chain.source.is_indexed else None
-        fit = Fit(chain.plan, examples, chain.accounts, chain.pass_steps)
+        fit = StateSchema(chain.plan, examples, chain.accounts, chain.pass_steps)
         given = None if chain.is_seed_drawn else chain.seed
         loaded = state.read(saved, chain.outline(), given, fit)
         begun = bool(loaded.epoch) or loaded.position is not None

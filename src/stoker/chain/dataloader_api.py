@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DCP = "torch.distributed.checkpoint."
 
 
-class LoaderFace:
+class DataLoaderApi:
     """The side of a pipeline that training frameworks look at."""
 
     prefetch_factor: None = None

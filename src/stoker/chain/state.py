@@ -29,7 +29,7 @@ from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import adaptive, fixed
 from stoker.schedule.echo_record import difference_of
-from stoker.schedule.owners import PinnedOwners
+from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.batching.batch import Batch
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.stage import PoolSize
@@ -94,7 +94,7 @@ def saved(
     return signed
 
 
-def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: Fit) -> Loaded:
+def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: StateSchema) -> Loaded:
     """Read a state for the pipeline with this outline and, if one was given, this seed.
 
     Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
@@ -137,8 +137,8 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: Fit) 
     return loaded
 
 
-def _pool_packed(snapshot: fixed.Snapshot | adaptive.Moment) -> dict[str, Any]:
-    if isinstance(snapshot, adaptive.Moment):
+def _pool_packed(snapshot: fixed.Snapshot | adaptive.AdaptiveSnapshot) -> dict[str, Any]:
+    if isinstance(snapshot, adaptive.AdaptiveSnapshot):
         return adaptive.pack(snapshot)
     return fixed.pack(snapshot)
 
@@ -165,7 +165,7 @@ def _minor(version: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Fit:
+class StateSchema:
     """What a state is to fit.
 
     Attributes:
@@ -201,7 +201,9 @@ def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
     return found
 
 
-def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Position | None:
+def position(
+    state: dict[str, Any], fit: StateSchema, sizes: dict[int, PoolSize]
+) -> Position | None:
     """Read where in its epoch a pipeline is; None at the beginning.
 
     Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
@@ -223,7 +225,7 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
         loader_state=state.get("loader"),
         owners=owners,
     )
-    walk = _Walk(fit.plan, found, sizes, whole(state["epoch"]))
+    walk = _FieldReader(fit.plan, found, sizes, whole(state["epoch"]))
     pools, items, records = (_list(state[name]) for name in ("pools", "pool_items", "left_out"))
     if iterated:
         if pools or items or records:
@@ -236,7 +238,7 @@ def position(state: dict[str, Any], fit: Fit, sizes: dict[int, PoolSize]) -> Pos
     return found
 
 
-def _owners(state: dict[str, Any], fit: Fit) -> PinnedOwners | None:
+def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
     share = fit.plan.selection.share
     if share is None or not share.is_dealt:
         if "owners" in state:
@@ -244,7 +246,7 @@ def _owners(state: dict[str, Any], fit: Fit) -> PinnedOwners | None:
         return None
     if "owners" not in state and state["yielded"]:
         raise StateError("it does not say how examples were dealt")
-    return PinnedOwners.read(state["owners"], share.world) if "owners" in state else None
+    return OwnerSnapshot.read(state["owners"], share.world) if "owners" in state else None
 
 
 def _list(value: Any) -> list[Any]:
@@ -253,7 +255,7 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-class _Walk:
+class _FieldReader:
     """Goes through a plan in the order that data meets it.
 
     Attributes:

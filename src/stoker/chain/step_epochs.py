@@ -27,7 +27,7 @@ from stoker.errors import StateError, StokerError
 from stoker.stats import Clock, Stats
 
 
-class Rounds(Cursor):
+class StepEpochs(Cursor):
     """A cursor whose epochs are rounds of ``chain.steps`` outputs; None: one without an end.
 
     Its epoch, position and clock are those of the data. ``handed_out`` counts outputs in rounds:
@@ -43,7 +43,7 @@ class Rounds(Cursor):
         self._passed: Stats | None = None  # of the passes that it has behind it
         self._before_pass: Stats | None = None  # of the pass at hand, what is not the round's
         self._pass: PipelineIterator[Any] | None = None  # over the data; it rests between rounds
-        self._round: weakref.ref[RoundIterator[Any]] | None = None
+        self._round: weakref.ref[StepEpochIterator[Any]] | None = None
 
     # -- rounds
 
@@ -73,7 +73,7 @@ class Rounds(Cursor):
         self._passed, self._before_pass = None, self._of_pass()
         if (run := self._live_run()) is not None:
             run.wake()
-        iterator: RoundIterator[Any] = RoundIterator(self, end)
+        iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._round = weakref.ref(iterator)
         for _ in range(missed):
             next(iterator, None)
@@ -307,10 +307,10 @@ class Rounds(Cursor):
         return loaded
 
 
-class RoundEnd(NamedTuple):
+class StepEpochEnd(NamedTuple):
     """Where a round ends: behind so many outputs of all rounds, or never."""
 
-    rounds: Rounds
+    rounds: StepEpochs
     at: int | None
 
     @property
@@ -329,12 +329,12 @@ class RoundEnd(NamedTuple):
         return False
 
 
-class RoundIterator(PipelineIterator[T]):
+class StepEpochIterator(PipelineIterator[T]):
     """One round's batches, as ``PipelineIterator`` has those of one pass."""
 
-    def __init__(self, rounds: Rounds, end: int | None) -> None:
+    def __init__(self, rounds: StepEpochs, end: int | None) -> None:
         self._rounds = rounds
-        self._end = RoundEnd(rounds, end)
+        self._end = StepEpochEnd(rounds, end)
         self._signal = EndSignal.of(self._end)
         self._finish = weakref.finalize(self, _left, rounds, self._signal)
 
@@ -368,7 +368,7 @@ class RoundIterator(PipelineIterator[T]):
         return self._end.at - self._rounds.handed_out
 
 
-def _left(rounds: Rounds, signal: EndSignal | None) -> None:
+def _left(rounds: StepEpochs, signal: EndSignal | None) -> None:
     try:
         rounds.leave()
     finally:

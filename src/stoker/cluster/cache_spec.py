@@ -20,7 +20,7 @@ LABELS = {
 }
 
 
-class Definition(msgspec.Struct, frozen=True):
+class CacheSpec(msgspec.Struct, frozen=True):
     """The definition of a partitioned cache. No field says where anything lies."""
 
     kind: str
@@ -40,7 +40,7 @@ class Definition(msgspec.Struct, frozen=True):
         """Return 8 bytes that tell it from others."""
         return xxhash.xxh3_64_digest(msgspec.msgpack.encode(self))
 
-    def differences(self, other: Definition) -> str:
+    def differences(self, other: CacheSpec) -> str:
         """Say in what it differs from another one, for people; "" if it does not."""
         found = []
         for name, label in LABELS.items():

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cluster.cache_spec import Definition
-from stoker.cluster.keeper.client import Line
-from stoker.cluster.remote_node import MemberMap, Peer
+from stoker.cluster.cache_spec import CacheSpec
+from stoker.cluster.keeper.client import KeeperClient
+from stoker.cluster.remote_node import MemberMap, RemoteNode
 from stoker.schedule.owners import OwnerMap
 
 _IN_TURN = 2  # members that are asked for an item, or brought it
@@ -25,7 +25,7 @@ HOME = "home"
 """In place of a member: this host's own store."""
 
 
-class Neighbours:
+class ClusterView:
     """The other members of a cluster, for one process.
 
     Args:
@@ -46,7 +46,7 @@ class Neighbours:
     def __init__(
         self,
         token: bytes,
-        definition: Definition,
+        definition: CacheSpec,
         home_has_room: Callable[[], bool],
         on_change: Callable[[int, int, int], None],
     ) -> None:
@@ -60,7 +60,7 @@ class Neighbours:
         self.view = MemberMap(OwnerMap.of((), 0), [])
 
     @property
-    def all(self) -> list[Peer]:
+    def all(self) -> list[RemoteNode]:
         """Those that are not on this host."""
         return [peer for peer in self.view.peers if peer is not None]
 
@@ -91,7 +91,7 @@ class Neighbours:
                     return None
         return None
 
-    def whom_to_ask(self, keys: list[bytes], answered: frozenset[str]) -> list[Peer | None]:
+    def whom_to_ask(self, keys: list[bytes], answered: frozenset[str]) -> list[RemoteNode | None]:
         """Return the next member who may have each item; None for nobody. With ``lock`` held.
 
         Args:
@@ -99,7 +99,7 @@ class Neighbours:
         """
         view = self.view
         owners = view.owners.owners(_places(keys)).tolist() if len(view.owners) else [0] * len(keys)
-        found: list[Peer | None] = []
+        found: list[RemoteNode | None] = []
         for key, owner in zip(keys, owners, strict=True):
             peer = view.peers[owner] if view.peers else None
             if answered or peer is None or not peer.is_alive:
@@ -107,11 +107,13 @@ class Neighbours:
             found.append(peer)
         return found
 
-    def connect(self, peer: Peer) -> Line:
+    def connect(self, peer: RemoteNode) -> KeeperClient:
         """Connect to a member. Raises LinkError, DefinitionRefused."""
-        return Line(peer.member.address, self._token, self._definition, self.view.owners.version)
+        return KeeperClient(
+            peer.member.address, self._token, self._definition, self.view.owners.version
+        )
 
-    def lose(self, peer: Peer) -> None:
+    def lose(self, peer: RemoteNode) -> None:
         """Note that a member does not answer."""
         with self.lock:
             if peer.is_alive:
@@ -125,7 +127,7 @@ class Neighbours:
         alive = sum(peer is None or peer.is_alive for peer in view.peers)
         self._on_change(len(view.peers), alive, view.owners.version)
 
-    def _next(self, key: bytes, answered: frozenset[str]) -> Peer | None:
+    def _next(self, key: bytes, answered: frozenset[str]) -> RemoteNode | None:
         view, turn = self.view, 0
         for number in view.ranked(key):
             peer = view.peers[number]

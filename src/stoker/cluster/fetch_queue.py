@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from stoker.cluster.cluster_view import Neighbours
-from stoker.cluster.pending import Asked, Found
-from stoker.cluster.remote_node import Errand, Peer
+from stoker.cluster.cluster_view import ClusterView
+from stoker.cluster.pending import Found, PendingGet
+from stoker.cluster.remote_node import QueuedGet, RemoteNode
 from stoker.transport.link import LinkError
 
 
-class Asking:
+class FetchQueue:
     """Hands questions to members, and what nobody has to who asked; any thread may call it.
 
     Threads that ``run`` do the asking. Each has one member at a time, and no two have the same.
     """
 
-    def __init__(self, neighbours: Neighbours) -> None:
+    def __init__(self, neighbours: ClusterView) -> None:
         self._neighbours = neighbours
-        self._ready: deque[Peer] = deque()
+        self._ready: deque[RemoteNode] = deque()
 
-    def ask(self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None) -> Asked:
+    def ask(
+        self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
+    ) -> PendingGet:
         """Begin to ask for items that are not on this host; returns at once."""
-        asked = Asked(keys, on_missing)
+        asked = PendingGet(keys, on_missing)
         self._route(asked, list(dict.fromkeys(keys)), frozenset())
         return asked
 
@@ -45,26 +47,26 @@ class Asking:
                 else:
                     peer.is_served = False
 
-    def take_from(self, peer: Peer) -> None:
+    def take_from(self, peer: RemoteNode) -> None:
         """Ask others for what waits for a member that has left."""
         with self._neighbours.lock:
             errands, peer.errands = peer.errands, []
         for errand in errands:
             self._route(errand.asked, errand.keys, errand.answered)
 
-    def _route(self, asked: Asked, keys: list[bytes], answered: frozenset[str]) -> None:
+    def _route(self, asked: PendingGet, keys: list[bytes], answered: frozenset[str]) -> None:
         """Hand each question to the next who may know; what nobody may is missing."""
         missing: list[bytes] = []
         neighbours = self._neighbours
         with neighbours.lock:
-            by_peer: dict[Peer, list[bytes]] = {}
+            by_peer: dict[RemoteNode, list[bytes]] = {}
             for key, peer in zip(keys, neighbours.whom_to_ask(keys, answered), strict=True):
                 if peer is None:
                     missing.append(key)
                 else:
                     by_peer.setdefault(peer, []).append(key)
             for peer, some in by_peer.items():
-                peer.errands.append(Errand(asked, some, answered))
+                peer.errands.append(QueuedGet(asked, some, answered))
                 if not peer.is_served:
                     peer.is_served = True
                     self._ready.append(peer)
@@ -72,7 +74,7 @@ class Asking:
                 neighbours.changed.notify_all()
         asked.miss(missing)
 
-    def _serve(self, peer: Peer, errands: list[Errand]) -> None:
+    def _serve(self, peer: RemoteNode, errands: list[QueuedGet]) -> None:
         """Ask a member for all that waits for it, in one request."""
         keys = [key for errand in errands for key in errand.keys]
         name, line = peer.member.name, peer.asking

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import deferred
 from stoker.basics.warn import warn
-from stoker.cluster.cache_spec import Definition
-from stoker.cluster.cluster_view import Neighbours
-from stoker.cluster.fetch_queue import Asking
+from stoker.cluster.cache_spec import CacheSpec
+from stoker.cluster.cluster_view import ClusterView
+from stoker.cluster.fetch_queue import FetchQueue
 from stoker.cluster.keeper.client import DefinitionRefused, Record
 from stoker.cluster.members.membership import Members, Membership
-from stoker.cluster.pending import Asked
-from stoker.cluster.remote_node import MemberMap, Peer
-from stoker.cluster.replicate_queue import Bringing
+from stoker.cluster.pending import PendingGet
+from stoker.cluster.remote_node import MemberMap, RemoteNode
+from stoker.cluster.replicate_queue import ReplicateQueue
 from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import OwnerMap
 from stoker.transport.link import LinkError, LinkRefused
@@ -32,7 +32,7 @@ _ASKERS = 8
 _JOIN_S = 5.0
 
 
-class PeerGroup:
+class NodeClient:
     """The other members of a cluster, for one process.
 
     Args:
@@ -50,7 +50,7 @@ class PeerGroup:
     def __init__(
         self,
         membership: Membership,
-        definition: Definition,
+        definition: CacheSpec,
         *,
         home_has_room: Callable[[], bool],
         keep: Callable[[Record], None],
@@ -61,9 +61,9 @@ class PeerGroup:
         self._owner = OwningProcess()
         self._has_warned = False
         self._members = Members(0, ())
-        self._neighbours = Neighbours(membership.token, definition, home_has_room, on_change)
-        self._asking = Asking(self._neighbours)
-        self._bringing = Bringing(self._neighbours, keep, on_refused)
+        self._neighbours = ClusterView(membership.token, definition, home_has_room, on_change)
+        self._asking = FetchQueue(self._neighbours)
+        self._bringing = ReplicateQueue(self._neighbours, keep, on_refused)
         self._threads: list[threading.Thread] = []
         self._adopt(membership.members())
         for peer in self._neighbours.all:
@@ -90,7 +90,7 @@ class PeerGroup:
 
     def ask(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
-    ) -> Asked:
+    ) -> PendingGet:
         """Begin to ask for items that are not on this host; returns at once."""
         return self._asking.ask(keys, on_missing)
 
@@ -167,7 +167,7 @@ class PeerGroup:
         neighbours = self._neighbours
         known = {peer.member: peer for peer in neighbours.all}
         peers = [
-            None if member.name == home else known.pop(member, None) or Peer(member)
+            None if member.name == home else known.pop(member, None) or RemoteNode(member)
             for member in owners.members
         ]
         with neighbours.lock:
@@ -182,7 +182,7 @@ class PeerGroup:
     def _count_askers(self) -> int:
         return sum(thread.name == "stoker-cluster-ask" for thread in self._threads)
 
-    def _meet(self, peer: Peer, *, refuse: bool = False) -> None:
+    def _meet(self, peer: RemoteNode, *, refuse: bool = False) -> None:
         """Try to reach a member."""
         neighbours = self._neighbours
         try:

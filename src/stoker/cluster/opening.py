@@ -11,7 +11,7 @@ import xxhash
 from stoker.basics.fingerprint import Fingerprint
 from stoker.cache.identity import chain_identity
 from stoker.cache.location import Limit
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Membership, NamedHosts, check_hosts
 from stoker.cluster.partitioned import Join, PartitionedCache
 from stoker.transport.token import read_token, token_path
@@ -64,7 +64,7 @@ def of_dataset(
 ) -> PartitionedCache:
     """Make a cache over several nodes of a dataset object. Raises as ``of_chain`` does."""
     join = joining(cluster, insecure=insecure)
-    definition = Definition(kind, [], version, examples, selects, "")
+    definition = CacheSpec(kind, [], version, examples, selects, "")
     return PartitionedCache(limit, join=join, definition=definition, **settings)
 
 
@@ -90,12 +90,12 @@ def joining(cluster: object, *, insecure: bool = False) -> Join:
 
 
 def _join_hosts(
-    hosts: tuple[str, ...], definition: Definition, limit: Limit, path: str | None
+    hosts: tuple[str, ...], definition: CacheSpec, limit: Limit, path: str | None
 ) -> Membership:
     return NamedHosts(hosts, read_token(token_path()), definition, path)
 
 
-def definition_of(source: Indexed, operations: Iterable[Any], version: str | None) -> Definition:
+def definition_of(source: Indexed, operations: Iterable[Any], version: str | None) -> CacheSpec:
     """Return the definition of what comes out of a source and operations.
 
     Raises ValueError where only a version could tell other nodes what that is.
@@ -113,7 +113,7 @@ def definition_of(source: Indexed, operations: Iterable[Any], version: str | Non
         names.update(source.name_of(index).encode("utf-8", "surrogateescape") + b"\0")
     step = max(1, count // _SIZES)
     sizes = [_size(source, index) for index in range(0, count, step)]
-    return Definition(
+    return CacheSpec(
         kind=source.outline().partition(" ")[0],
         operations=[_named(operation) for operation in operations],
         version=version or "",

@@ -20,12 +20,12 @@ from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.store import MISSING
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.cluster_view import HOME
 from stoker.cluster.keeper.client import Record
 from stoker.cluster.members.membership import Membership
-from stoker.cluster.node_client import PeerGroup
-from stoker.cluster.pending import Asked, Found
+from stoker.cluster.node_client import NodeClient
+from stoker.cluster.pending import Found, PendingGet
 from stoker.cluster.remote_node import key_of
 from stoker.errors import CacheError
 from stoker.replicas.thread_safety import thread_safe
@@ -33,12 +33,12 @@ from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport import codec
 
-Join = Callable[[Definition, Limit, str | None], Membership]
+Join = Callable[[CacheSpec, Limit, str | None], Membership]
 """Joins a cluster that keeps what a definition says; a limit and a folder are for a store that is
 made on this host."""
 
 
-class Gather:
+class PendingLookups:
     """What a run has asked the other members for, ahead of its use; any thread may call it.
 
     Args:
@@ -47,7 +47,7 @@ class Gather:
 
     def __init__(self, cache: PartitionedCache) -> None:
         self._cache = cache
-        self._asked: dict[bytes, list[Asked]] = {}
+        self._asked: dict[bytes, list[PendingGet]] = {}
         self._lock = threading.RLock()  # finalisers may close
         self._closed = False
 
@@ -68,7 +68,7 @@ class Gather:
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
         """Return what is there as ``ExampleCache.find`` does; waits for what was expected."""
-        waiting: dict[bytes, Asked] = {}
+        waiting: dict[bytes, PendingGet] = {}
         with self._lock:
             for key in keys:
                 asked = self._asked.get(key)
@@ -111,7 +111,7 @@ class PartitionedCache(ExampleCache):
         limit: Limit,
         *,
         join: Join,
-        definition: Definition,
+        definition: CacheSpec,
         path: str | os.PathLike[str] | None,
         keep: bool | None,
         describes: str,
@@ -138,7 +138,7 @@ class PartitionedCache(ExampleCache):
 
     def _begin(self) -> None:
         super()._begin()
-        self._peers: PeerGroup | None = None
+        self._peers: NodeClient | None = None
 
     def _begin_admission(self) -> None:
         super()._begin_admission()  # again in a forked child, where locks may be held
@@ -186,7 +186,7 @@ class PartitionedCache(ExampleCache):
 
     def ask(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
-    ) -> Asked | None:
+    ) -> PendingGet | None:
         """Ask the other members for items; None where there is no store, or it is closed."""
         peers = self._reached()
         return None if peers is None else peers.ask(keys, on_missing)
@@ -284,8 +284,8 @@ class PartitionedCache(ExampleCache):
     def _limit_to_make(self) -> Limit:
         return LEAST_BYTES
 
-    def gather(self) -> Gather:
-        return Gather(self)
+    def gather(self) -> PendingLookups:
+        return PendingLookups(self)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         peers = self._peers
@@ -316,7 +316,7 @@ class PartitionedCache(ExampleCache):
         peers = self._reached()
         return OwnerMap.of((), 0) if peers is None else peers.owner_map
 
-    def _reached(self) -> PeerGroup | None:
+    def _reached(self) -> NodeClient | None:
         """Return the other members as this process reaches them; None where there is no store."""
         peers = self._peers
         if peers is not None and peers.is_current:
@@ -340,8 +340,8 @@ def _stored(record: Record, user: tuple[int, int]) -> StoredItem:
 
 
 def _reach(
-    membership: Membership, definition: Definition, handle: Handle, user: tuple[int, int]
-) -> PeerGroup:
+    membership: Membership, definition: CacheSpec, handle: Handle, user: tuple[int, int]
+) -> NodeClient:
     """Reach the other members. What they call does not hold on to the cache."""
     store = handle.store
     has_home = membership.home is not None
@@ -368,7 +368,7 @@ def _reach(
             head = store.counters.head
             head[MEMBERS], head[MEMBERS_ALIVE], head[MAP_VERSION] = members, alive, version
 
-    return PeerGroup(
+    return NodeClient(
         membership,
         definition,
         home_has_room=has_room,

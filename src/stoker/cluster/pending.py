@@ -31,7 +31,7 @@ class Known(NamedTuple):
     """Keys of which nothing was known in time."""
 
 
-class Asked:
+class PendingGet:
     """Items that were asked for together.
 
     Args:

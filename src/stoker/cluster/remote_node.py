@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stoker.cluster.backoff import Backoff
-from stoker.cluster.keeper.client import Line
-from stoker.cluster.pending import Asked
+from stoker.cluster.keeper.client import KeeperClient
+from stoker.cluster.pending import PendingGet
 from stoker.schedule.owners import Member, OwnerMap
 
 _KEPT = 1 << 16  # ranks that are remembered
@@ -23,16 +23,16 @@ def place_of(key: bytes) -> int:
     return int.from_bytes(key[:8], "big")
 
 
-class Errand(NamedTuple):
+class QueuedGet(NamedTuple):
     """Keys that a member is to be asked for."""
 
-    asked: Asked
+    asked: PendingGet
     keys: list[bytes]
     answered: frozenset[str]
     """The members that do not have them."""
 
 
-class Peer:
+class RemoteNode:
     """Another member.
 
     Attributes:
@@ -48,10 +48,10 @@ class Peer:
         self.member = member
         self.backoff = Backoff()
         self.is_full = False
-        self.errands: list[Errand] = []
+        self.errands: list[QueuedGet] = []
         self.is_served = False
-        self.asking: Line | None = None
-        self.bringing: Line | None = None
+        self.asking: KeeperClient | None = None
+        self.bringing: KeeperClient | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -74,7 +74,7 @@ class Peer:
 class MemberMap:
     """A map, and how its members are reached: None for this host's own."""
 
-    def __init__(self, owners: OwnerMap, peers: list[Peer | None]) -> None:
+    def __init__(self, owners: OwnerMap, peers: list[RemoteNode | None]) -> None:
         self.owners = owners
         self.peers = peers
         self._ranks: dict[int, Sequence[int]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from stoker.cluster.cluster_view import HOME, Neighbours
+from stoker.cluster.cluster_view import HOME, ClusterView
 from stoker.cluster.keeper.client import DefinitionRefused, Record
 from stoker.transport.link import LinkError
 
@@ -15,7 +15,7 @@ _PUT_BYTES = 4 << 20
 _GATHER_S = 0.05
 
 
-class Bringing:
+class ReplicateQueue:
     """A queue of items, and who brings them. One thread is to ``run``.
 
     Args:
@@ -26,7 +26,7 @@ class Bringing:
 
     def __init__(
         self,
-        neighbours: Neighbours,
+        neighbours: ClusterView,
         keep: Callable[[Record], None],
         on_refused: Callable[[Sequence[Record]], None],
     ) -> None:

@@ -92,7 +92,7 @@ class JaxStore:
         self._client.key_value_delete(key)
 
 
-class Meeting:
+class RankExchange:
     """Ranks that can tell each other something.
 
     Args:
@@ -168,7 +168,7 @@ class Meeting:
             time.sleep(min(0.5, 0.001 + passed / 20))  # by turns, so that Ctrl-C is heard
 
 
-def meeting(among: Sequence[int]) -> Meeting | None:
+def meeting(among: Sequence[int]) -> RankExchange | None:
     """Return where these ranks meet; None where they have no store, and in a forked child."""
     if not _process.is_current:
         return None
@@ -177,7 +177,7 @@ def meeting(among: Sequence[int]) -> Meeting | None:
     if rank not in among or len(among) > world:
         return None
     store = _torch_store() if group is not None else _jax_store()
-    return None if store is None else Meeting(store, rank, among)
+    return None if store is None else RankExchange(store, rank, among)
 
 
 def _torch_store() -> RankStore | None:

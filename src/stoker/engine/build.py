@@ -19,8 +19,16 @@ from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pools import Pools
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
-from stoker.engine.heads import DeviceStream, Direct, IteratedStream, LoaderStream
-from stoker.engine.items import Feed, HeadStream, Item, Planning, PulledStream, Stream, Tally
+from stoker.engine.heads import DeviceStream, Direct, IterableHead, LoaderHead
+from stoker.engine.items import (
+    EpochCounters,
+    HeadStream,
+    Inputs,
+    Item,
+    Planning,
+    PulledStream,
+    Stream,
+)
 from stoker.engine.packed import PackedStream
 from stoker.engine.padding_mask import PaddingMask
 from stoker.engine.plan import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
@@ -33,10 +41,10 @@ from stoker.engine.workers.thread_copies import ThreadCopies
 from stoker.engine.workers.threads import WorkerPool, holds_user_lock
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
-from stoker.schedule.adaptive import Moment
+from stoker.schedule.adaptive import AdaptiveSnapshot
 from stoker.schedule.dealing import Order
 from stoker.schedule.orders import PaddedOrder
-from stoker.schedule.owners import PinnedOwners
+from stoker.schedule.owners import OwnerSnapshot
 from stoker.sources.source import Reader
 from stoker.stages.stage import PoolSize
 from stoker.stats import PartStats
@@ -78,7 +86,7 @@ class EpochSetup:
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
-    owners: PinnedOwners | None = None
+    owners: OwnerSnapshot | None = None
 
 
 class EpochStreams:
@@ -106,7 +114,7 @@ class EpochStreams:
         self.planning = Planning()
         self._planning_apart = Planning()  # of what the consumer alone plans
         self.recycler = setup.recycler or Recycler()
-        self.tally = Tally()
+        self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.pools = Pools(
             setup.plan,
@@ -133,7 +141,7 @@ class EpochStreams:
         self._works: dict[int, Work] = {}
         self._earlier: dict[int, tuple[Work, Order]] = {}  # by how many epochs ago
         self._stream: Stream | None = None
-        self._feed: Feed | None = None
+        self._feed: Inputs | None = None
         self._depth = self._host_depths = 0
 
     @property
@@ -214,7 +222,7 @@ class EpochStreams:
         if plan.indexed is None or not plan.carries_pool:
             return
         for moment in self._setup.position.snapshots:
-            assert isinstance(moment, Moment)
+            assert isinstance(moment, AdaptiveSnapshot)
             for back in moment.epochs_back(plan.items_of_first(self._examples)):
                 epoch = self._epoch - back
                 order = plan.indexed.order(plan.selection, self._seed, epoch)
@@ -255,7 +263,7 @@ class EpochStreams:
         if plan.loader is not None:
             if position.loader_state is not None:
                 plan.loader.load(position.loader_state)
-            self.head = LoaderStream(
+            self.head = LoaderHead(
                 plan.loader,
                 self.tally,
                 self.recycler if plan.echoes else None,
@@ -267,7 +275,7 @@ class EpochStreams:
             start = position.fresh
             read = start and start + plan.selection.first.start
             examples = plan.iterable.open(self._epoch, position.loader_state, read)
-            self.head = IteratedStream(
+            self.head = IterableHead(
                 plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
             )
         assert self.head is not None

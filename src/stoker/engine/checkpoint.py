@@ -22,15 +22,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.engine.echo.pool_feed import EchoFeed
-from stoker.engine.items import Feed, Planning
+from stoker.engine.echo.pool_inputs import EchoInputs
+from stoker.engine.items import Inputs, Planning
 from stoker.engine.packed import PackedStream, PackStart
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.errors import StateError
-from stoker.schedule.adaptive import Moment
+from stoker.schedule.adaptive import AdaptiveSnapshot
 from stoker.schedule.fixed import Snapshot
-from stoker.schedule.owners import PinnedOwners
+from stoker.schedule.owners import OwnerSnapshot
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Position:
 
     yielded: int = 0
     uses: int = 0
-    snapshots: list[Snapshot | Moment] = field(default_factory=list)
+    snapshots: list[Snapshot | AdaptiveSnapshot] = field(default_factory=list)
     items: list[int | None] = field(default_factory=list)
     records: list[FilterRecord] = field(default_factory=list)
     spent: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Position:
     fresh: int = 0
     loaded: int = 0
     loader_state: Any = None
-    owners: PinnedOwners | None = None
+    owners: OwnerSnapshot | None = None
     packs: list[PackStart] = field(default_factory=list)
 
 
@@ -70,7 +70,7 @@ def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
 
 def needed(
     segments: Sequence[SegmentStream], yielded: int, planning: Planning
-) -> tuple[list[Snapshot | Moment], list[FilterRecord], list[PackStart]]:
+) -> tuple[list[Snapshot | AdaptiveSnapshot], list[FilterRecord], list[PackStart]]:
     """Return the pool snapshots, filter records and pack starts that a resume at ``yielded`` needs.
 
     Each in order; all are empty if a pool has not started yet. The caller must hold ``planning``.
@@ -84,7 +84,7 @@ def needed(
         feed = stream.feed
         if feed is None:
             break
-        if isinstance(feed, EchoFeed):
+        if isinstance(feed, EchoInputs):
             if not feed.started:
                 return [], [], []
             snapshot = feed.pool.snapshot(_uses_taken(oldest, stream) // feed.pool.group)
@@ -120,10 +120,10 @@ def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
     outputs = position.yielded
     for stream in reversed(segments):
         stream.start_at(outputs)
-        outputs = position.loaded if isinstance(stream.feed, EchoFeed) else outputs
+        outputs = position.loaded if isinstance(stream.feed, EchoInputs) else outputs
     for feed in _echoes(segments):
         step = position.yielded
-        feed.pool.restore(Moment(step, position.loaded, (), began=step))
+        feed.pool.restore(AdaptiveSnapshot(step, position.loaded, (), began=step))
 
 
 def resume(segments: Sequence[SegmentStream], position: Position) -> None:
@@ -149,7 +149,7 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
         record = FilterRecord()
         if upstream is not None and records:
             record = records.pop()
-        if isinstance(feed, EchoFeed):
+        if isinstance(feed, EchoInputs):
             taken, first = _uses_taken(outputs, stream), _uses_taken(oldest, stream)
             snapshot = snapshots.pop()
             again = feed.replay(snapshot, first, taken, again, items.pop())
@@ -158,7 +158,7 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             outputs, oldest = outputs * each, oldest * each
         if upstream is not None:
             if record.total is not None:  # the last batch may have been short
-                if isinstance(feed, EchoFeed) and outputs > record.total:
+                if isinstance(feed, EchoInputs) and outputs > record.total:
                     had = f"{outputs:,} of {record.total:,} items"
                     raise StateError(f"the state is damaged: a pool has had {had}")
                 outputs = min(outputs, record.total)
@@ -178,14 +178,14 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
         pooled.refill()
 
 
-def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoFeed[Any]]:
+def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoInputs[Any]]:
     for stream in segments:
         feed: Any = stream.feed
-        if isinstance(feed, EchoFeed):
+        if isinstance(feed, EchoInputs):
             yield feed
 
 
-def _filtered(feed: Feed) -> FilteredStream | None:
+def _filtered(feed: Inputs) -> FilteredStream | None:
     return feed.upstream if isinstance(feed.upstream, FilteredStream) else None
 
 

@@ -16,13 +16,13 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import (
     HEAD,
+    DoneTask,
     DrivenStream,
+    EpochCounters,
     HeadStream,
     Item,
     PulledStream,
-    Ready,
     Stream,
-    Tally,
     Use,
     WouldBlock,
     done_item,
@@ -40,7 +40,7 @@ from stoker.sources.loader import LoaderSource
 from stoker.stages.to import JaxMover, Mover
 
 
-class IteratedStream(HeadStream):
+class IterableHead(HeadStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
     Args:
@@ -59,7 +59,7 @@ class IteratedStream(HeadStream):
         selection: Selection,
         buffer: int,
         key: NDArray[np.uint64],
-        tally: Tally,
+        tally: EpochCounters,
         start: int = 0,
     ) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def _only_use(item: Item) -> Use:
     return item, item.use_key, item.age
 
 
-class LoaderStream(HeadStream):
+class LoaderHead(HeadStream):
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
     Where a pool keeps them they are copied out first: the loader may refill its arrays, keep them
@@ -259,7 +259,7 @@ class LoaderStream(HeadStream):
     def __init__(
         self,
         source: LoaderSource,
-        tally: Tally,
+        tally: EpochCounters,
         keep: Recycler | None,
         *,
         loaded: int = 0,
@@ -425,7 +425,7 @@ class DeviceStream(DrivenStream):
         item, move = self._under_way.popleft()
         self._begin_early()
         value = move if type(move) is Failure else self._tried(move, item)
-        return like(item, Ready(value), item.use_key, item.fresh)
+        return like(item, DoneTask(value), item.use_key, item.fresh)
 
     def usable_bytes(self) -> int:
         return self._mover.usable_bytes()
@@ -436,7 +436,7 @@ class DeviceStream(DrivenStream):
         value = item.task.values[item.row]
         if type(value) is not Failure:
             value = self._tried(lambda: self._mover.start(value)(), item)
-        return like(item, Ready(value), item.use_key, item.fresh)
+        return like(item, DoneTask(value), item.use_key, item.fresh)
 
     def _begin_early(self) -> None:
         """Start to move the next batch if the host has it; what that raises is raised in turn."""

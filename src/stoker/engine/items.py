@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker.basics import resources
-from stoker.engine.work import Misdrawn
+from stoker.engine.work import UndeclaredRng
 from stoker.engine.workers.threads import Task
 
 
@@ -62,14 +62,14 @@ HEAD = -1
 
 
 @dataclass
-class Tally:
+class EpochCounters:
     """What is counted while an epoch runs."""
 
     names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by part of the plan
     spent: dict[int, list[int]] = field(default_factory=dict)  # see ``Segment.counters``
     distance_sum: int = 0
     distances: int = 0
-    misdrawn: list[Misdrawn] = field(default_factory=list)  # to be told by the consumer
+    misdrawn: list[UndeclaredRng] = field(default_factory=list)  # to be told by the consumer
 
     def open(self, part: int, names: list[str]) -> None:
         """Begin to count for the stages of a part."""
@@ -279,7 +279,7 @@ class HeadStream(DrivenStream):
         """Interrupt another thread that waits for the source, if that can be done."""
 
 
-class Feed(Protocol):
+class Inputs(Protocol):
     """What gives a segment its inputs, unless it reads them from the source by number.
 
     Attributes:
@@ -312,7 +312,7 @@ class Feed(Protocol):
         ...
 
 
-class Ready:
+class DoneTask:
     """Stands for a task that is done: its one value."""
 
     __slots__ = ("items", "values", "waiting")
@@ -333,5 +333,5 @@ def like(item: Item, task: Any, use_key: int, fresh: int) -> Item:
 
 def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> Item:
     """Return an item whose value is there already."""
-    task: Any = Ready(value)
+    task: Any = DoneTask(value)
     return Item(task, 0, ordinal, use_key, fresh, rows)

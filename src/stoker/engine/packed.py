@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stoker.engine.items import Item, Planning, done_item
 from stoker.engine.plan import PackPoint
 from stoker.engine.segment_stream import SegmentStream
-from stoker.engine.survivors import DecidedStream
+from stoker.engine.survivors import OrderedStream
 from stoker.engine.work import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
@@ -42,7 +42,7 @@ class _Piece(NamedTuple):
     """What is left of the input from ``offset`` on."""
 
 
-class PackedStream(DecidedStream):
+class PackedStream(OrderedStream):
     """A stream of full sequences; what is left at the end, fewer tokens than one takes, is not.
 
     Args:

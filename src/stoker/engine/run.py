@@ -22,9 +22,9 @@ from stoker.basics.warn import warn
 from stoker.engine import checkpoint
 from stoker.engine.build import EpochSetup, EpochStreams
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.adaptive_feed import AdaptiveFeed
+from stoker.engine.echo.adaptive_inputs import AdaptiveInputs
 from stoker.engine.echo.rank_sync import AgreedPolicy
-from stoker.engine.items import Item, Tally
+from stoker.engine.items import EpochCounters, Item
 from stoker.engine.survivors import FilteredStream
 from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
 from stoker.engine.workers.threads import TIMED
@@ -100,7 +100,7 @@ class Run:
                 checkpoint.resume(self._segments, position)
             if setup.carried:
                 (feed,) = self._pools.feeds
-                assert isinstance(feed, AdaptiveFeed)
+                assert isinstance(feed, AdaptiveInputs)
                 feed.adopt(setup.carried)
         except BaseException:
             self.close()
@@ -316,7 +316,7 @@ class Run:
         if self._left_ns:
             planned.consumed(now - self._left_ns)
         if planned.due(self.yielded):
-            feed = next(feed for feed in self._pools.feeds if isinstance(feed, AdaptiveFeed))
+            feed = next(feed for feed in self._pools.feeds if isinstance(feed, AdaptiveInputs))
             taken = 0
             if feed.started:
                 taken = (
@@ -408,11 +408,11 @@ class Run:
         feed = self._carrying()
         return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
 
-    def _carrying(self) -> AdaptiveFeed | None:
+    def _carrying(self) -> AdaptiveInputs | None:
         if not self._plan.carries_pool or self._setup.ranks is not None:
             return None
         (feed,) = self._pools.feeds
-        assert isinstance(feed, AdaptiveFeed)
+        assert isinstance(feed, AdaptiveInputs)
         return feed if feed.started and feed.pool.held else None
 
     def close(self) -> None:
@@ -443,7 +443,7 @@ class Run:
         """Return what each echo that follows the stall decided so far, by its position."""
         found = {}
         for feed in self._pools.feeds:
-            if isinstance(feed, AdaptiveFeed) and feed.started:
+            if isinstance(feed, AdaptiveInputs) and feed.started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
                 carried = adaptive.pack(feed.carried) if feed.carried else None
@@ -495,7 +495,7 @@ class Run:
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 
-    def _worker_time(self, tally: Tally) -> WorkerTime | None:
+    def _worker_time(self, tally: EpochCounters) -> WorkerTime | None:
         """Return what workers did with their time, by samples; asked with the pool's lock held."""
         pool = self._streams.worker_pool
         asleep_ns, are_told_apart = 0.0, True

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
-from stoker.engine.items import Item, Tally
+from stoker.engine.items import EpochCounters, Item
 from stoker.engine.work import REJECTED, Failure, Work
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import Request, Task, WorkerPool
@@ -47,7 +47,7 @@ class SegmentRunner:
         cost: CostEstimate,
         group: int,
         recycler: Recycler,
-        tally: Tally,
+        tally: EpochCounters,
         copies: ThreadCopies | None,
     ) -> None:
         self.work = work

@@ -33,11 +33,11 @@ from itertools import islice
 from typing import Any
 
 from stoker.engine.items import (
-    Feed,
+    DoneTask,
+    Inputs,
     Item,
     Planning,
     PulledStream,
-    Ready,
     Use,
     WouldBlock,
     done_item,
@@ -73,7 +73,7 @@ class SegmentStream(PulledStream):
     def __init__(
         self,
         runner: SegmentRunner,
-        feed: Feed | None,
+        feed: Inputs | None,
         order: Order | None,
         examples: int,
         *,
@@ -318,7 +318,7 @@ class SegmentStream(PulledStream):
         began = time.perf_counter_ns()
         (value,) = self._runner.taken([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return self._used(uses[0], Ready(value), self.feed.fresh)
+        return self._used(uses[0], DoneTask(value), self.feed.fresh)
 
     def _used(self, use: Use, task: Any, fresh: int) -> Item:
         """Return the item that one use of an item becomes."""

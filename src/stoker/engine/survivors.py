@@ -36,7 +36,7 @@ from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 
 
-class DecidedStream(Stream):
+class OrderedStream(Stream):
     """A stream of items that are decided upon in order, once what they are made of is there.
 
     Args:
@@ -209,7 +209,7 @@ def _cause(error: StageError) -> str:
     return f"{type(error.__cause__).__name__}: {error.__cause__}"
 
 
-class FilteredStream(DecidedStream):
+class FilteredStream(OrderedStream):
     """A stream of the items that survive, in order.
 
     Args:

@@ -49,7 +49,7 @@ from stoker.stages.map import Map, returned_nothing
 if TYPE_CHECKING:
     from stoker.stages.cache import Lookups
 
-Misdrawn = tuple[int | Operation, str]
+UndeclaredRng = tuple[int | Operation, str]
 """What draws from global generators, a random map by its position; and their names."""
 
 
@@ -141,7 +141,7 @@ class Work:
         order: Order | None,
         *,
         rank: int,
-        misdrawn: list[Misdrawn],
+        misdrawn: list[UndeclaredRng],
     ) -> None:
         self.segment = segment
         self.address = WorkAddress(segment.at, seed, epoch, rank)
@@ -716,7 +716,7 @@ def _turn(call: Call) -> contextlib.AbstractContextManager[Any]:
     return USER_LOCK if call.is_locked else contextlib.nullcontext()
 
 
-def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[Misdrawn]) -> None:
+def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[UndeclaredRng]) -> None:
     """Warn of maps and filters that draw from global generators, once of each."""
     while misdrawn:
         found, names = misdrawn.pop()

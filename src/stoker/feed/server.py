@@ -29,8 +29,8 @@ from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
 from stoker.feed.feeder.branch import Branches
 from stoker.feed.feeder.distributor import Distributor
-from stoker.feed.feeder.local_preparation import PreparedHere
-from stoker.feed.feeder.memory_budget import Staging
+from stoker.feed.feeder.local_preparation import LocalPreparation
+from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.feeder.session import ClientSession
 from stoker.feed.feeder.start_barrier import StartBarrier
@@ -47,8 +47,8 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.feed.relay.server import Gateway
-from stoker.feed.relay.source import PreparedElsewhere
+from stoker.feed.relay.server import RelayServer
+from stoker.feed.relay.source import RelayPreparation
 from stoker.feed.relay.url import FeedUrl, is_url
 from stoker.transport.shared_memory import Blocks
 
@@ -79,7 +79,7 @@ class FeedServer:
         self.sessions: list[ClientSession] = []
         self.blocks = Blocks()
         self.about = prepared.about
-        self.staging = Staging(settings.staging, self.about.batched)
+        self.staging = MemoryBudget(settings.staging, self.about.batched)
         self._listener = listener
         self._began_s = time.monotonic()
         self._has_greeted = self._is_stopped = False
@@ -93,7 +93,7 @@ class FeedServer:
         listener.setblocking(False)
         process.close_in_children(listener)
         self._gateway = (
-            Gateway(settings.listen, self.name, insecure=settings.insecure)
+            RelayServer(settings.listen, self.name, insecure=settings.insecure)
             if settings.listen
             else None
         )
@@ -350,8 +350,8 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
     try:
         if not is_url(settings.target):
             pipeline = make_pipeline(settings.target)
-            return FeedServer(listener, PreparedHere(pipeline), settings)
-        elsewhere = PreparedElsewhere(FeedUrl.of(settings.target))
+            return FeedServer(listener, LocalPreparation(pipeline), settings)
+        elsewhere = RelayPreparation(FeedUrl.of(settings.target))
         return FeedServer(listener, elsewhere, replace(settings, target=elsewhere.target))
     except (StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))

@@ -59,7 +59,7 @@ ALONE = 255
 _NONE = np.empty(0, np.int64)
 
 
-class Stretch(NamedTuple):
+class RunLength(NamedTuple):
     """Items that were last used in one step, equally often by then."""
 
     ordinals: NDArray[np.int64]  # ascending
@@ -67,7 +67,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moment:
+class AdaptiveSnapshot:
     """The pool before a step, and how many fresh items went into the steps from there on.
 
     Attributes:
@@ -79,7 +79,7 @@ class Moment:
 
     step: int
     admitted: int
-    levels: tuple[tuple[Stretch, ...], ...]
+    levels: tuple[tuple[RunLength, ...], ...]
     codes: bytes = b""
     began: int = 0
 
@@ -102,13 +102,13 @@ def longest_distance(min_distance: int, size: int, group: int) -> int:
     return max(_LEAST_DISTANCE, min(min_distance, size // group))
 
 
-def carried(pool: AdaptivePool, items: int) -> Moment:
+def carried(pool: AdaptivePool, items: int) -> AdaptiveSnapshot:
     """Return how a pool begins the next epoch, at the end of one that had so many items."""
     levels = tuple(
-        tuple(Stretch(s.ordinals - items, s.after - pool.step) for s in level)
+        tuple(RunLength(s.ordinals - items, s.after - pool.step) for s in level)
         for level in pool.levels
     )
-    return Moment(0, 0, levels, began=pool.began - pool.step)
+    return AdaptiveSnapshot(0, 0, levels, began=pool.began - pool.step)
 
 
 class AdaptivePool:
@@ -130,7 +130,7 @@ class AdaptivePool:
         self.grain = -(-group // _CODES)
         # In a level, items stand in the order that they came in: that is the order of their last
         # uses, too, for all levels are drawn from by it. So levels are queues.
-        self._levels: list[deque[Stretch]] = [deque() for _ in range(max_factor - 1)]
+        self._levels: list[deque[RunLength]] = [deque() for _ in range(max_factor - 1)]
         # How many items were last used in each of the latest steps, too lately to be used again;
         # oldest first, keyed by the step after that one.
         self._resting: dict[int, int] = {}
@@ -144,11 +144,11 @@ class AdaptivePool:
         self.ended = False
         self.first_step = 0
         self.codes = bytearray()  # of the steps from first_step on
-        self._moments: deque[Moment] = deque()
+        self._moments: deque[AdaptiveSnapshot] = deque()
         self._take_moment()
 
     @property
-    def levels(self) -> tuple[tuple[Stretch, ...], ...]:
+    def levels(self) -> tuple[tuple[RunLength, ...], ...]:
         """The items by how often they were used; the first of those used once."""
         return tuple(tuple(level) for level in self._levels)
 
@@ -240,8 +240,8 @@ class AdaptivePool:
             at = min((level[0].after, number) for number, level in enumerate(levels) if level)[1]
             stretch = levels[at].popleft()
             if len(stretch.ordinals) > need:
-                levels[at].appendleft(Stretch(stretch.ordinals[need:], stretch.after))
-                stretch = Stretch(stretch.ordinals[:need], stretch.after)
+                levels[at].appendleft(RunLength(stretch.ordinals[need:], stretch.after))
+                stretch = RunLength(stretch.ordinals[:need], stretch.after)
             count = len(stretch.ordinals)
             self._leave(count, stretch.after)
             need -= count
@@ -255,7 +255,7 @@ class AdaptivePool:
         for level, came in zip(levels, arrivals, strict=False):
             items = came[0] if len(came) == 1 else np.concatenate(came) if came else _NONE
             if len(items):
-                level.append(Stretch(items, now))
+                level.append(RunLength(items, now))
                 arrived += len(items)
         self.held += arrived
         self.copies_left += len(entering) * len(levels) - repeats
@@ -279,8 +279,8 @@ class AdaptivePool:
             while excess > 0 and level:
                 stretch = level.popleft()
                 if len(stretch.ordinals) > excess:
-                    level.appendleft(Stretch(stretch.ordinals[excess:], stretch.after))
-                    stretch = Stretch(stretch.ordinals[:excess], stretch.after)
+                    level.appendleft(RunLength(stretch.ordinals[excess:], stretch.after))
+                    stretch = RunLength(stretch.ordinals[:excess], stretch.after)
                 count = len(stretch.ordinals)
                 self._leave(count, stretch.after)
                 self.copies_left -= count * (self.max_factor - uses)
@@ -309,7 +309,7 @@ class AdaptivePool:
                 kept = stretch.ordinals[~np.isin(stretch.ordinals, list(ordinals))]
                 gone = len(stretch.ordinals) - len(kept)
                 if gone:
-                    level[at] = Stretch(kept, stretch.after)
+                    level[at] = RunLength(kept, stretch.after)
                     self._leave(gone, stretch.after)
                     self.copies_left -= gone * (self.max_factor - uses)
             kept_stretches = [stretch for stretch in level if len(stretch.ordinals)]
@@ -328,7 +328,7 @@ class AdaptivePool:
         """How many steps are replayed at most behind a moment."""
         return SNAPSHOT_STEPS
 
-    def snapshot(self, step: int) -> Moment:
+    def snapshot(self, step: int) -> AdaptiveSnapshot:
         """Return what a resume at ``step`` needs."""
         moment = next(m for m in reversed(self._moments) if m.step <= step)
         codes = self.codes[moment.step - self.first_step :]
@@ -339,7 +339,7 @@ class AdaptivePool:
         while len(self._moments) > 1 and self._moments[1].step <= step:
             self._moments.popleft()
 
-    def restore(self, moment: Moment) -> None:
+    def restore(self, moment: AdaptiveSnapshot) -> None:
         """Go to a moment; the pool must be new."""
         self.step = self.first_step = moment.step
         self.admitted = moment.admitted
@@ -359,10 +359,12 @@ class AdaptivePool:
         self._take_moment()
 
     def _take_moment(self) -> None:
-        self._moments.append(Moment(self.step, self.admitted, self.levels, began=self.began))
+        self._moments.append(
+            AdaptiveSnapshot(self.step, self.admitted, self.levels, began=self.began)
+        )
 
 
-def pack(moment: Moment) -> dict[str, Any]:
+def pack(moment: AdaptiveSnapshot) -> dict[str, Any]:
     """Write a moment as JSON: about half a byte for each item, and a byte for each step since."""
     levels = []
     first = min(0, moment.oldest)
@@ -389,7 +391,7 @@ def pack(moment: Moment) -> dict[str, Any]:
 
 def unpack(
     state: Any, *, max_factor: int, size: int, group: int, items: int, earlier: int
-) -> Moment:
+) -> AdaptiveSnapshot:
     """Read what ``pack`` wrote of a pool that was made with these arguments.
 
     Args:
@@ -415,11 +417,11 @@ def unpack(
         if not sound or (lengths < 1).any() or (np.diff(ages) > 0).any():
             raise ValueError("the packed pool is damaged")
         pieces = np.split(ordinals, np.cumsum(lengths)[:-1]) if len(lengths) else []
-        levels.append(tuple(Stretch(p, step - int(a)) for p, a in zip(pieces, ages, strict=True)))
+        levels.append(tuple(RunLength(p, step - int(a)) for p, a in zip(pieces, ages, strict=True)))
         held += len(ordinals)
         seen.append(ordinals)
     if len(np.unique(np.concatenate(seen))) != held:
         raise ValueError("an item is in the packed pool twice")
     steps = (max_factor * items + before) // group + 1  # in the epoch
     codes = compact_integers.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
-    return Moment(step, admitted, tuple(levels), codes, began)
+    return AdaptiveSnapshot(step, admitted, tuple(levels), codes, began)

@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.basics import compact_integers
 from stoker.errors import StateError
-from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, Moment, unpack
+from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
 
 FORMAT = 2
 _MOST_STEPS = 1 << 24  # in an epoch of unknown length: a byte each
@@ -117,7 +117,7 @@ class RunRecord:
             )
         return self.echoes[position]
 
-    def carried(self, position: int, epoch: int, items: int) -> Moment | None:
+    def carried(self, position: int, epoch: int, items: int) -> AdaptiveSnapshot | None:
         """Return the pool that an echo began an epoch with, None if it was empty.
 
         Args:

@@ -217,7 +217,7 @@ class OwnersKnown(Protocol):
 
 
 @dataclass(frozen=True)
-class PinnedOwners:
+class OwnerSnapshot:
     """A map of owners, and the ranks on their nodes. Of the members names and weights count.
 
     Attributes:
@@ -231,13 +231,13 @@ class PinnedOwners:
     ranks: tuple[int, ...]
 
     @staticmethod
-    def of(known: OwnerMap, ranks: tuple[int, ...]) -> PinnedOwners:
+    def of(known: OwnerMap, ranks: tuple[int, ...]) -> OwnerSnapshot:
         """Pin a map for ranks on these nodes."""
         members = tuple((member.name, member.weight_bytes) for member in known.members)
-        return PinnedOwners(known.version, members, ranks)
+        return OwnerSnapshot(known.version, members, ranks)
 
     @staticmethod
-    def read(saved: Any, world: int) -> PinnedOwners:
+    def read(saved: Any, world: int) -> OwnerSnapshot:
         """Read what ``saved`` made, for so many ranks.
 
         Raises KeyError, TypeError or ValueError for what it cannot have made.
@@ -253,7 +253,7 @@ class PinnedOwners:
         if len(saved["ranks"]) != world:
             raise ValueError(f"{len(saved['ranks'])} ranks are not {world}")
         ranks = tuple(whole(node, -1, len(members) - 1) for node in saved["ranks"])
-        return PinnedOwners(whole(saved["version"]), members, ranks)
+        return OwnerSnapshot(whole(saved["version"]), members, ranks)
 
     def saved(self) -> dict[str, Any]:
         """Return this, ready for JSON."""

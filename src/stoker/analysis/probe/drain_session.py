@@ -31,7 +31,7 @@ class Finished(Exception):
     """The analysis has what it needs."""
 
 
-class Takeover:
+class DrainSession:
     """Replaces ``next()`` once the analyzer takes over, and carries out its commands.
 
     Drains run inside ``next()``. Between drains it may hand batches to the script again, for a

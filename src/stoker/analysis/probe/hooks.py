@@ -150,7 +150,7 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     try:
         if takes:
             if process.takeover is None:
-                process.takeover = drain_session.Takeover(iterator, seen)
+                process.takeover = drain_session.DrainSession(iterator, seen)
             batch = process.takeover.next(lambda: epochs.is_over(iterator, seen.length))
         elif last:
             batch = last[0]

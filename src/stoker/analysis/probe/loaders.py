@@ -90,7 +90,7 @@ class ProbedProcess:
         self.torch = torch
         self.recorder = Recorder(folder)
         self.told_to_end = False
-        self.takeover: drain_session.Takeover | None = None
+        self.takeover: drain_session.DrainSession | None = None
         self.seen: list[LoaderState] = []
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         # A rank must not outlive the launcher that the analyzer's own end takes down.

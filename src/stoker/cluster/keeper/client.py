@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, TokenError
 from stoker.transport.link import Buffer, Link, LinkError, LinkRefused
@@ -32,7 +32,7 @@ class Record(NamedTuple):
     """Of the key and of ``data``; verified by whoever reads it."""
 
 
-class Line:
+class KeeperClient:
     """A connection to a keeper; one thread uses it at a time.
 
     Args:
@@ -48,9 +48,7 @@ class Line:
     it keeps something else. After any error the connection is of no use.
     """
 
-    def __init__(
-        self, address: str, token: bytes, definition: Definition, map_version: int
-    ) -> None:
+    def __init__(self, address: str, token: bytes, definition: CacheSpec, map_version: int) -> None:
         self._address = address
         self._count = 0
         try:

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from stoker.cache.layout import KEY_BYTES
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.transport.link import LinkError
 
 PURPOSE = "cache"
@@ -31,7 +31,7 @@ class Meet(msgspec.Struct, tag=True, frozen=True):
     """Comes first: what the process caches, and the newest map that it knows."""
 
     id: Count
-    definition: Definition
+    definition: CacheSpec
     map_version: Count
 
 

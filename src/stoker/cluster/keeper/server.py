@@ -4,7 +4,7 @@ Each connection has a thread of its own. Requests are answered one after another
 connection to ask on and one to bring items on, so that nobody who asks waits for what is written.
 Views of the store are collected first and sent when its transaction has ended.
 
-The first process that comes says what the store is for (``Definition``), and whoever comes with
+The first process that comes says what the store is for (``CacheSpec``), and whoever comes with
 something else is refused.
 """
 
@@ -24,7 +24,7 @@ from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.store import Busy
 from stoker.cache.store_dir import boot_id
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.link import Buffer, Link, LinkError, split_address
@@ -69,7 +69,7 @@ class Keeper:
         self._store = self._handle.store
         self.folder = self._handle.store_dir.folder
         self.limit_bytes = self._store.limit_bytes
-        self._definition: Definition | None = None
+        self._definition: CacheSpec | None = None
         self._map_version = 0
         self._lock = threading.Lock()
         try:

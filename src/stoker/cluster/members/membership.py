@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from stoker.basics.warn import warn
 from stoker.cache.store_dir import boot_id
 from stoker.cluster.backoff import Backoff
-from stoker.cluster.cache_spec import Definition
-from stoker.cluster.keeper.client import DefinitionRefused, Line
+from stoker.cluster.cache_spec import CacheSpec
+from stoker.cluster.keeper.client import DefinitionRefused, KeeperClient
 from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import Member
 from stoker.transport.link import LinkError, split_address
@@ -72,7 +72,7 @@ class NamedHosts:
     """
 
     def __init__(
-        self, addresses: Sequence[str], token: bytes, definition: Definition, path: str | None
+        self, addresses: Sequence[str], token: bytes, definition: CacheSpec, path: str | None
     ) -> None:
         self.token = token
         self.home: str | None = None
@@ -108,7 +108,7 @@ class NamedHosts:
             if address in self._known or not tries.is_due:
                 continue
             try:
-                line = Line(address, self.token, self._definition, len(self._known))
+                line = KeeperClient(address, self.token, self._definition, len(self._known))
             except DefinitionRefused:
                 if not self._has_begun:
                     raise

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.basics.process import OwningProcess
 from stoker.cache.location import Limit
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Members
 from stoker.cluster.members.ray_keeper import keep_here
 from stoker.cluster.members.ray_registry import Registry
@@ -88,7 +88,7 @@ def check() -> None:
 
 
 def join(
-    definition: Definition, limit: Limit, path: str | None, *, insecure: bool = False
+    definition: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False
 ) -> RayHosts:
     """Start this node's keeper, if there is none, and find the others.
 

@@ -18,7 +18,7 @@ import msgspec
 
 from stoker.cache.location import Limit
 from stoker.cache.store_dir import boot_id
-from stoker.cluster.cache_spec import Definition
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Members, is_elsewhere
 from stoker.errors import CacheError
 from stoker.schedule.owners import Member
@@ -83,7 +83,7 @@ class _Entry(msgspec.Struct):
 
 
 def join(
-    definition: Definition, limit: Limit, path: str | None, *, insecure: bool = False
+    definition: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False
 ) -> LaunchedHosts:
     """Start this host's keeper, if this is its first rank, and wait for those of the others.
 

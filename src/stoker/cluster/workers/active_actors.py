@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stoker.cluster.workers.actor_pool import Actor, Fleet
+from stoker.cluster.workers.actor_pool import Actor, ActorPool
 from stoker.cluster.workers.link_channel import FlatValue, Inbox
 from stoker.cluster.workers.ray_actor import PURPOSE
 from stoker.engine.work import WorkAddress
@@ -29,7 +29,7 @@ _RETRY_S = 0.05
 _FATAL_LOSSES = 3
 
 
-class ActorTeam:
+class ActiveActors:
     """The actors that take part in an epoch: what a worker pool calls a remote.
 
     Args:
@@ -40,13 +40,13 @@ class ActorTeam:
         busy_ns, rows: how long they worked, and what they got done.
     """
 
-    def __init__(self, fleet: Fleet, works: Sequence[WorkAddress]) -> None:
+    def __init__(self, fleet: ActorPool, works: Sequence[WorkAddress]) -> None:
         self._fleet = fleet
         self._works = FlatValue(list(works))
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._free: deque[_Seat] = deque()
-        self._taken: set[_Seat] = set()
+        self._free: deque[_ActorConnection] = deque()
+        self._taken: set[_ActorConnection] = set()
         self._closed = False
         self.busy_ns = 0
         self.rows = 0
@@ -61,7 +61,7 @@ class ActorTeam:
     def add(self, actor: Actor) -> None:
         """Have an actor take part."""
         with self._lock:
-            self._free.extend(_Seat(actor, self._fleet.token) for _ in range(SEATS))
+            self._free.extend(_ActorConnection(actor, self._fleet.token) for _ in range(SEATS))
             self._changed.notify_all()
 
     def send_away(self, actor: Actor) -> None:
@@ -113,7 +113,7 @@ class ActorTeam:
         with self._lock:
             self._free.clear()
 
-    def _asked(self, seat: _Seat, request: FlatValue, *, anew: bool) -> Answer | None:
+    def _asked(self, seat: _ActorConnection, request: FlatValue, *, anew: bool) -> Answer | None:
         """Return an answer; None if the actor was lost."""
         try:
             answer, ns, misdrawn, busy_ns = seat.ask(self._works, request, anew=anew)
@@ -124,7 +124,7 @@ class ActorTeam:
             self.busy_ns += busy_ns
         return answer, ns, misdrawn
 
-    def _take(self) -> _Seat | None:
+    def _take(self) -> _ActorConnection | None:
         with self._lock:
             while self._taken and not self._free and not self._closed:
                 self._changed.wait()
@@ -136,7 +136,7 @@ class ActorTeam:
             self._taken.add(seat)
             return seat
 
-    def _give_back(self, seat: _Seat) -> None:
+    def _give_back(self, seat: _ActorConnection) -> None:
         actor = seat.actor
         with self._lock:
             self._taken.discard(seat)
@@ -147,7 +147,7 @@ class ActorTeam:
         if is_gone:
             self._fleet.dismiss(actor)
 
-    def _lose(self, seat: _Seat, why: Exception) -> None:
+    def _lose(self, seat: _ActorConnection, why: Exception) -> None:
         """Do without an actor from now on."""
         seat.is_usable = False
         with self._lock:
@@ -163,7 +163,7 @@ class ActorTeam:
         self._free = deque(seat for seat in self._free if seat.actor is not actor)
 
 
-class _Seat:
+class _ActorConnection:
     """A connection to an actor, made when it is first needed; one thread at a time has it.
 
     Attributes:

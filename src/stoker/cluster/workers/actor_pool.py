@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.basics.process import OwningProcess
-from stoker.cluster.workers.autoscaler import Borrowing
+from stoker.cluster.workers.autoscaler import ActorAutoscaler
 from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
-from stoker.cluster.workers.worker_spec import Program
+from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.plan import Plan
 from stoker.transport.ray_session import check_installed, joined_ray
 from stoker.transport.token import new_token
@@ -23,9 +23,9 @@ from stoker.transport.token import new_token
 _ONE_CORE = {"num_cpus": 1}
 _OURS = {"lifetime", "name", "namespace", "get_if_exists", "max_restarts", "max_task_retries"}
 _WHAT = '.workers(kind="ray")'
-_inherited: list[Fleet] = []
+_inherited: list[ActorPool] = []
 """Fleets that a forked child inherited. Freeing them would end the parent's actors."""
-_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
+_fleets: weakref.WeakSet[ActorPool] = weakref.WeakSet()
 
 
 def check(options: Any) -> None:
@@ -57,7 +57,7 @@ class Actor:
         return f"actor {name} (process {self.place.pid} on node {self.place.node})"
 
 
-class Fleet:
+class ActorPool:
     """The actors of one pipeline.
 
     Args:
@@ -76,7 +76,7 @@ class Fleet:
     def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
         ray = joined_ray(_WHAT)
         self.plan = plan
-        self.borrowing = Borrowing()
+        self.borrowing = ActorAutoscaler()
         self._owner = OwningProcess()
         self.token = new_token()
         self._insecure = insecure
@@ -85,7 +85,7 @@ class Fleet:
         self._lock = threading.RLock()
         self._ordered: dict[Any, Any] = {}  # actors by what tells that they have come up
         self._options = {**_ONE_CORE, **options}
-        program = Program(plan.segments, plan.selection, plan.indexed)
+        program = WorkerSpec(plan.segments, plan.selection, plan.indexed)
         # As bytes: arrays would come out of Ray's own memory, and could not be written to.
         self._program = ray.put(ray.cloudpickle.dumps(program))
         _fleets.add(self)

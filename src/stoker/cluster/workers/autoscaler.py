@@ -47,7 +47,7 @@ class Span(NamedTuple):
         return self.waited_s < _OWN_FRACTION * self.elapsed_s
 
 
-class Borrowing:
+class ActorAutoscaler:
     """Decides how many actors there are to be."""
 
     def __init__(self) -> None:

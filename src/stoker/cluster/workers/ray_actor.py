@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from stoker.basics.process import end_with
 from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
-from stoker.cluster.workers.worker_spec import Program
-from stoker.engine.workers.requests import RequestRunner
+from stoker.cluster.workers.worker_spec import WorkerSpec
+from stoker.engine.workers.requests import WorkExecutor
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
 from stoker.transport.tls import own_tls
@@ -56,8 +56,8 @@ class PreparingActor:
         end_with(os.getppid(), by_main_thread=False)  # the raylet
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
-        self._program: Program = pickle.loads(program)
-        self._runner = RequestRunner()
+        self._program: WorkerSpec = pickle.loads(program)
+        self._runner = WorkExecutor()
         self._turn = threading.Lock()
         self._at_work: dict[Link, threading.Lock] = {}
         threading.Thread(target=self._beat, name="stoker-beat", daemon=True).start()

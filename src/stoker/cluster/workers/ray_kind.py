@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cluster.workers.actor_pool import Fleet, check
+from stoker.cluster.workers.actor_pool import ActorPool, check
 from stoker.cluster.workers.ray_workers import RayWorkers
 from stoker.engine.plan import Plan
 from stoker.engine.work import Work
@@ -18,8 +18,8 @@ def make_pool(
 ) -> WorkerPool:
     """Return a pool whose work actors do; those of the epoch before, where they are the same."""
     fleet = kept.actors
-    if not isinstance(fleet, Fleet) or fleet.plan is not plan or not fleet.is_ours:
-        fleet = kept.actors = Fleet(plan, workers.ray_options, insecure=workers.insecure)
+    if not isinstance(fleet, ActorPool) or fleet.plan is not plan or not fleet.is_ours:
+        fleet = kept.actors = ActorPool(plan, workers.ray_options, insecure=workers.insecure)
     remote = RayWorkers(fleet, host, None if workers.count == "auto" else workers.count)
     try:
         remote.gather()

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from stoker.basics.resources import usable_cores
-from stoker.cluster.workers.active_actors import SEATS, ActorTeam
-from stoker.cluster.workers.actor_pool import Fleet
+from stoker.cluster.workers.active_actors import SEATS, ActiveActors
+from stoker.cluster.workers.actor_pool import ActorPool
 from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work import Work
 from stoker.engine.workers.threads import Answer, Request, WorkerPool
@@ -33,9 +33,9 @@ class RayWorkers:
         count: how many actors there shall be, or None: as many as keep the consumer fed.
     """
 
-    def __init__(self, fleet: Fleet, works: Sequence[Work], count: int | None) -> None:
+    def __init__(self, fleet: ActorPool, works: Sequence[Work], count: int | None) -> None:
         self._fleet = fleet
-        self._team = ActorTeam(fleet, [work.address for work in works])
+        self._team = ActiveActors(fleet, [work.address for work in works])
         self._count = count
         self._lock = threading.RLock()
         self._ending = threading.Condition(self._lock)
@@ -75,7 +75,7 @@ class RayWorkers:
         self._thread.start()
 
     def run(self, request: Request) -> AbstractContextManager[Answer | None]:
-        """Have an actor do a request, as ``ActorTeam.run`` says."""
+        """Have an actor do a request, as ``ActiveActors.run`` says."""
         return self._team.run(request)
 
     def stop(self) -> None:

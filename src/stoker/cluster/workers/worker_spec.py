@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.engine.plan import Segment
-from stoker.engine.work import Misdrawn, Work, WorkAddress
+from stoker.engine.work import UndeclaredRng, Work, WorkAddress
 from stoker.schedule.orders import Selection
 from stoker.sources.source import IndexedSource
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerSpec:
     """A pipeline's work: everything that does not change from epoch to epoch."""
 
     segments: Sequence[Segment]
@@ -21,7 +21,7 @@ class Program:
 
     def works(self, addresses: Sequence[WorkAddress]) -> list[Work]:
         """Return what may be asked for in an epoch, by depth."""
-        misdrawn: list[Misdrawn] = []
+        misdrawn: list[UndeclaredRng] = []
         segments = {segment.at: segment for segment in self.segments}
         works = []
         for address in addresses:

@@ -9,10 +9,10 @@ from typing import Any
 
 from stoker.basics import pytree, resources
 from stoker.basics.warn import warn
-from stoker.engine.echo.adaptive_feed import AdaptiveFeed, OnDemandPolicy, Policy, Replay
-from stoker.engine.echo.pool_feed import EchoFeed, PooledFeed
+from stoker.engine.echo.adaptive_inputs import AdaptiveInputs, OnDemandPolicy, Policy, Replay
+from stoker.engine.echo.pool_inputs import EchoInputs, PooledInputs
 from stoker.engine.echo.rank_sync import UNIT, AgreedPolicy, Ranks
-from stoker.engine.items import Planning, Stream, Tally
+from stoker.engine.items import EpochCounters, Planning, Stream
 from stoker.engine.plan import EchoPoint, Plan
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work import Failure
@@ -62,29 +62,29 @@ class Pools:
         self._skip_log = skip_log
         self._steps = steps
         self.planned: AgreedPolicy | None = None
-        self.feeds: list[EchoFeed[Any]] = []
+        self.feeds: list[EchoInputs[Any]] = []
 
     def feed(
         self,
         point: EchoPoint,
         stream: Stream,
-        tally: Tally,
+        tally: EpochCounters,
         worker_pool: WorkerPool,
         planning: Planning,
-    ) -> EchoFeed[Any]:
+    ) -> EchoInputs[Any]:
         """Return what feeds the segment behind an echo from ``stream``."""
 
-        def make(feed: EchoFeed[Any]) -> Any:
+        def make(feed: EchoInputs[Any]) -> Any:
             return self._made(feed, worker_pool)
 
-        feed: EchoFeed[Any]
+        feed: EchoInputs[Any]
         if point.echo.is_adaptive:
             policy = self._policy(point, stream, planning)
             carries = self._plan.carries_pool and self._ranks is None
             steps = self._steps if carries else None
-            feed = AdaptiveFeed(point, make, stream, tally, worker_pool, policy, steps)
+            feed = AdaptiveInputs(point, make, stream, tally, worker_pool, policy, steps)
         else:
-            feed = PooledFeed(point, make, stream, tally)
+            feed = PooledInputs(point, make, stream, tally)
         self.feeds.append(feed)
         return feed
 
@@ -128,7 +128,7 @@ class Pools:
             leaky=point.leaks,
         )
 
-    def _made(self, feed: EchoFeed[Any], worker_pool: WorkerPool) -> Any:
+    def _made(self, feed: EchoInputs[Any], worker_pool: WorkerPool) -> Any:
         echo = feed.echo
         group = feed.point.group
         known = self._sizes.get(echo.position)
@@ -147,12 +147,12 @@ class Pools:
         counts = echo.counts
         if counts is None:
             return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
-        assert isinstance(feed, PooledFeed)
+        assert isinstance(feed, PooledInputs)
         key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
         # The pool admits an epoch of less than two groups whole.
         return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
-    def _sized(self, feed: EchoFeed[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
+    def _sized(self, feed: EchoInputs[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
         """Return a pool's size, by its first item where that decides."""
         echo = feed.echo
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.

@@ -45,13 +45,13 @@ from stoker.engine.survivors import FilteredStream
 from stoker.errors import StateError, StokerError
 from stoker.schedule.adaptive import AdaptivePool
 from stoker.schedule.orders import Share
-from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, PinnedOwners
+from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, OwnerSnapshot
 from stoker.stages.echo import WINDOW_STEPS
 
 
 def pin(
-    loaded: PinnedOwners | None, cluster: OwnersKnown, share: Share, ranks: Ranks | None
-) -> PinnedOwners:
+    loaded: OwnerSnapshot | None, cluster: OwnersKnown, share: Share, ranks: Ranks | None
+) -> OwnerSnapshot:
     """Return by whose parts the epoch at hand is dealt. Every rank calls this, if there are ranks.
 
     Args:
@@ -68,7 +68,7 @@ def pin(
         if loaded is not None:
             return loaded
         known = cluster.owner_map()
-        return PinnedOwners.of(known, (_number_of(cluster.node, known),))
+        return OwnerSnapshot.of(known, (_number_of(cluster.node, known),))
     digest = 0 if loaded is None else loaded.digest
     most, least, widest, narrowest = ranks.largest([digest, -digest, share.world, -share.world])
     if widest != -narrowest:
@@ -86,7 +86,7 @@ def pin(
     known = _map_of_first(cluster, ranks)
     mine = [-1] * share.world
     mine[share.rank] = _number_of(cluster.node, known)
-    return PinnedOwners.of(known, tuple(ranks.largest(mine)))
+    return OwnerSnapshot.of(known, tuple(ranks.largest(mine)))
 
 
 def _map_of_first(cluster: OwnersKnown, ranks: Ranks) -> OwnerMap:

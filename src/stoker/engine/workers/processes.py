@@ -35,8 +35,8 @@ from stoker.basics import resources
 from stoker.basics.process import end_with, has_jax_started
 from stoker.basics.resources import ThreadTimer
 from stoker.basics.signals import deferred, pass_on
-from stoker.engine.work import Failure, Misdrawn, Work
-from stoker.engine.workers.requests import RequestRunner, unloadable
+from stoker.engine.work import Failure, UndeclaredRng, Work
+from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
 from stoker.errors import StageError, WorkerDied
 from stoker.replicas.reopening import reading_places, reopen
@@ -90,7 +90,7 @@ def _serve(
         [Arena.open(handle) if handle else None for handle in handles]
         for handles in zip(*slots, strict=True)
     )
-    runner = RequestRunner()
+    runner = WorkExecutor()
     untimed_ns = SAMPLED_NS  # the first request that is not the very first is a sample
     while True:
         try:
@@ -255,7 +255,7 @@ class ProcessSlot:
         self._answers = answers
 
     @contextlib.contextmanager
-    def run(self, request: Request) -> Iterator[tuple[Any, list[int], list[Misdrawn]]]:
+    def run(self, request: Request) -> Iterator[tuple[Any, list[int], list[UndeclaredRng]]]:
         """Have a request done; the answer's arrays are valid within the ``with`` alone.
 
         Raises WorkerDied when the process ends without an answer.

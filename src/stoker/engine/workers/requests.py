@@ -31,7 +31,7 @@ _AHEAD_BYTES = 1 << 20
 _BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
 
 
-class RequestRunner:
+class WorkExecutor:
     """Does requests, one at a time."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from stoker.feed.feeder.log import At, Broken, LogReader, OutputLog, StagedItem
-from stoker.feed.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, Staging
+from stoker.feed.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.feeder.producer import Begun, Produced, Producer
 from stoker.transport.shared_memory import Blocks
@@ -95,7 +95,9 @@ class Branches:
 
     failed: Broken | None = None
 
-    def __init__(self, prepared: Preparation, blocks: Blocks, staging: Staging, wake: int) -> None:
+    def __init__(
+        self, prepared: Preparation, blocks: Blocks, staging: MemoryBudget, wake: int
+    ) -> None:
         self._prepared = prepared
         self._about = about = prepared.about
         self._blocks = blocks

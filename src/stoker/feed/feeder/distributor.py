@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from stoker.feed.feeder.branch import Branch, Branches
 from stoker.feed.feeder.log import Broken, EpochEnd, LogReader, StagedItem
-from stoker.feed.feeder.memory_budget import Staging
+from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.session import ClientSession
 from stoker.feed.feeder.start_barrier import StartBarrier
 from stoker.feed.messages import Begin, End, Evicted, Failed
@@ -21,7 +21,7 @@ class Distributor:
     """
 
     def __init__(
-        self, branches: Branches, staging: Staging, barrier: StartBarrier, patience_s: float
+        self, branches: Branches, staging: MemoryBudget, barrier: StartBarrier, patience_s: float
     ) -> None:
         self.rows_made = 0
         self._branches = branches

@@ -16,7 +16,7 @@ from stoker.engine.heads import batch_rows
 from stoker.errors import FeedError
 from stoker.feed.feeder.log import At
 from stoker.feed.feeder.memory_budget import CHUNK_EXAMPLES
-from stoker.feed.feeder.preparation import Made, Served
+from stoker.feed.feeder.preparation import Output, Served
 from stoker.pipeline import Pipeline
 from stoker.transport.shared_memory import Blocks
 
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
 _SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
 
 
-class PreparedHere:
+class LocalPreparation:
     """A pipeline as a feed serves it: any of its outputs by number.
 
     Raises FeedError when its outputs cannot be handed to other processes, or cannot be made again
@@ -41,11 +41,11 @@ class PreparedHere:
     def seed(self) -> int:
         return self._chain.seed
 
-    def seeded(self, seed: int) -> PreparedHere:
+    def seeded(self, seed: int) -> LocalPreparation:
         """Return this with another seed; FeedError where the pipeline has one of its own."""
         if not self._chain.is_seed_drawn and self.seed != seed:
             raise FeedError(f"the pipeline has seed {self.seed} now, and had seed {seed}")
-        return PreparedHere(Pipeline(self._chain.seeded(seed)))
+        return LocalPreparation(Pipeline(self._chain.seeded(seed)))
 
     def outputs(self, blocks: Blocks) -> PipelineOutputs:
         return PipelineOutputs(self._chain, blocks)
@@ -83,7 +83,7 @@ class PipelineOutputs:
             next(itertools.islice(self._outputs, missed, missed), None)
         return epoch, number
 
-    def next(self) -> Made | None:
+    def next(self) -> Output | None:
         made = self._next_batch() if self._cursor.chain.is_batched else self._next_chunk()
         if made is None:
             self._end_epoch()
@@ -102,11 +102,11 @@ class PipelineOutputs:
             self._outputs.close()
             self._outputs = None
 
-    def _next_batch(self) -> Made | None:
+    def _next_batch(self) -> Output | None:
         batch = next(self._outputs, self)
-        return None if batch is self else Made(batch, 1, batch_rows(batch))
+        return None if batch is self else Output(batch, 1, batch_rows(batch))
 
-    def _next_chunk(self) -> Made | None:
+    def _next_chunk(self) -> Output | None:
         if self._failure is not None:
             raise self._failure
         examples: list[Any] = []
@@ -123,7 +123,7 @@ class PipelineOutputs:
                 break
             examples.append(example)
             size += pytree.nbytes(example)
-        return Made(examples, len(examples), len(examples)) if examples else None
+        return Output(examples, len(examples), len(examples)) if examples else None
 
 
 def _checked(chain: Chain) -> Chain:

@@ -15,7 +15,7 @@ _LENT_BATCHES = 2  # one that a job works on, one that waits for it
 _LENT_CHUNKS = 16  # several make up a job's batch
 
 
-class Staging:
+class MemoryBudget:
     """The bound on what stands in the logs of a feeder.
 
     What a job still holds that has left its log, or is frozen, is not counted: at most ``lent``

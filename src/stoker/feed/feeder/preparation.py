@@ -21,7 +21,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Made:
+class Output:
     """What is handed over at once: ``count`` outputs of ``rows`` examples, as one value."""
 
     value: Any
@@ -35,7 +35,7 @@ class Outputs(Protocol):
     def begin(self, at: At | None) -> At:
         """Go to a position, or with None to where an epoch begins; return which that is."""
 
-    def next(self) -> Made | None:
+    def next(self) -> Output | None:
         """Return what comes next, None at the end of the epoch; raises what the pipeline does."""
 
     def interrupt(self) -> None:

@@ -13,7 +13,7 @@ from stoker.feed.lookup.ray_directory import Directory, FeedPlace
 from stoker.feed.lookup.relay import relay_settings
 from stoker.feed.messages import Malformed, Welcome
 from stoker.feed.relay import protocol
-from stoker.feed.relay.protocol import Join, RelayEnd
+from stoker.feed.relay.protocol import Join, RelaySourceEnd
 from stoker.feed.relay.url import FeedUrl
 from stoker.transport.link import joined_address
 
@@ -37,7 +37,7 @@ class SharedInCluster:
         self._settings = settings
         self._is_here = False
         self._was_there = False
-        self._held: RelayEnd | None = None
+        self._held: RelaySourceEnd | None = None
 
     def connect(self) -> socket.socket:
         """Connect to the feeder if it is to be on this node, else to the relay.

@@ -95,9 +95,9 @@ _decode_from_relay = msgspec.msgpack.Decoder(FromRelay).decode
 _decode_from_gateway = msgspec.msgpack.Decoder(FromGateway).decode
 
 
-def connect(address: str, token: bytes) -> RelayEnd:
+def connect(address: str, token: bytes) -> RelaySourceEnd:
     """Connect to the gateway of a feed. Raises LinkError, TokenError."""
-    return RelayEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=own_tls()))
+    return RelaySourceEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=own_tls()))
 
 
 class _End:
@@ -121,7 +121,7 @@ class _End:
         self._link.close()
 
 
-class GatewayEnd(_End):
+class RelayServerEnd(_End):
     """The end on the feeder's host."""
 
     def receive(self) -> FromRelay:
@@ -142,7 +142,7 @@ class GatewayEnd(_End):
             self.send(message)
 
 
-class RelayEnd(_End):
+class RelaySourceEnd(_End):
     """The end on another host."""
 
     def receive(self, place: _Place | None = None) -> tuple[FromGateway, NDArray[np.uint8]]:

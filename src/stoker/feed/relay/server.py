@@ -17,7 +17,7 @@ from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused
 from stoker.feed.relay import protocol
-from stoker.feed.relay.protocol import GatewayEnd, Join, RemoteItem, Taken
+from stoker.feed.relay.protocol import Join, RelayServerEnd, RemoteItem, Taken
 from stoker.feed.token import find_or_make_token
 from stoker.transport import codec
 from stoker.transport.link import Link, split_address
@@ -27,7 +27,7 @@ from stoker.transport.tls import own_tls
 _CONNECT_S = 5.0
 
 
-class Gateway:
+class RelayServer:
     """Makes the feed ``name`` of this process reachable at ``listen``, a ``host:port``.
 
     With ``insecure`` what crosses the network is not encrypted.
@@ -64,7 +64,7 @@ class Gateway:
 
     def _serve(self, link: Link) -> None:
         """Serve a relay until it leaves, or says what makes no sense."""
-        end = GatewayEnd(link)
+        end = RelayServerEnd(link)
         try:
             join = end.receive()
             if not isinstance(join, Join):
@@ -80,7 +80,7 @@ class Gateway:
         except (EOFError, OSError, Malformed):
             pass
 
-    def _joined(self, end: GatewayEnd, join: Join) -> FeedClient | None:
+    def _joined(self, end: RelayServerEnd, join: Join) -> FeedClient | None:
         """Return a job of the feed for a relay; None if it was refused."""
         try:
             if join.version != protocol.VERSION:
@@ -108,7 +108,7 @@ class RelayedJob:
     One thread hears what the relay says, another hands out.
     """
 
-    def __init__(self, end: GatewayEnd, client: FeedClient) -> None:
+    def __init__(self, end: RelayServerEnd, client: FeedClient) -> None:
         self._end = end
         self._client = client
         self._lock = threading.RLock()

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from stoker.basics import resources
 from stoker.errors import FeedError
 from stoker.feed.feeder.log import At
-from stoker.feed.feeder.preparation import Made, Served
+from stoker.feed.feeder.preparation import Output, Served
 from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused, Welcome, plain
 from stoker.feed.relay import protocol
-from stoker.feed.relay.protocol import Join, RelayEnd, RemoteItem, Taken
+from stoker.feed.relay.protocol import Join, RelaySourceEnd, RemoteItem, Taken
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.token import find_token
 from stoker.transport.codec import RecordView
@@ -46,7 +46,7 @@ _GONE = (EOFError, OSError, Malformed)
 GoesOnFor = tuple[int, list[str]]
 
 
-class PreparedElsewhere:
+class RelayPreparation:
     """A feed of another host. Raises FeedError or TokenError where it cannot be joined.
 
     Attributes:
@@ -73,10 +73,10 @@ class PreparedElsewhere:
         assert self._goes_on_for is not None
         return self._goes_on_for[0]
 
-    def seeded(self, seed: int) -> PreparedElsewhere:
+    def seeded(self, seed: int) -> RelayPreparation:
         """Have the feed go on with another seed, and return it in place of this."""
         self.close()
-        return PreparedElsewhere(self._url, (seed, self.about.outline))
+        return RelayPreparation(self._url, (seed, self.about.outline))
 
     def outputs(self, blocks: Blocks) -> RemoteOutputs:
         return RemoteOutputs(self, blocks)
@@ -95,14 +95,14 @@ class PreparedElsewhere:
         if self._watching is not None:
             self._watching.join(_JOIN_S)
 
-    def connect(self) -> RelayEnd:
+    def connect(self) -> RelaySourceEnd:
         """Join as one more job. Raises LinkError, EOFError or Malformed; FeedError if refused."""
         return self._connect()[0]
 
     def __str__(self) -> str:
         return str(self._url)
 
-    def _connect(self) -> tuple[RelayEnd, Welcome]:
+    def _connect(self) -> tuple[RelaySourceEnd, Welcome]:
         end = protocol.connect(self._url.address, find_token())
         seed, outline = self._goes_on_for or (None, [])
         label = plain(f"relay on {socket.gethostname()}", 100)
@@ -119,7 +119,7 @@ class PreparedElsewhere:
             raise FeedError(f"{self._url}: {answer.reason}")
         raise Malformed(f"{type(answer).__name__} where Welcome was due")
 
-    def _connect_within(self, patience_s: float) -> tuple[RelayEnd, Welcome]:
+    def _connect_within(self, patience_s: float) -> tuple[RelaySourceEnd, Welcome]:
         until_s = time.monotonic() + patience_s
         while True:
             try:
@@ -159,13 +159,13 @@ class RemoteOutputs:
     A thread receives what comes, at most ``lent`` items ahead.
     """
 
-    def __init__(self, feed: PreparedElsewhere, blocks: Blocks) -> None:
+    def __init__(self, feed: RelayPreparation, blocks: Blocks) -> None:
         self._feed = feed
         self._blocks = blocks
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._is_closed = False
-        self._end: RelayEnd | None = None
+        self._end: RelaySourceEnd | None = None
         self._received: deque[Any] = deque()  # messages with contents, or what ended the connection
         self._at: At | None = None
         self._turn = 0
@@ -176,7 +176,7 @@ class RemoteOutputs:
         self._at = at
         return self._ask()
 
-    def next(self) -> Made | None:
+    def next(self) -> Output | None:
         while True:
             try:
                 message, contents = self._wait()
@@ -204,7 +204,7 @@ class RemoteOutputs:
         self.interrupt()
         self._received.clear()
 
-    def _take(self, item: RemoteItem, contents: NDArray[np.uint8]) -> Made:
+    def _take(self, item: RemoteItem, contents: NDArray[np.uint8]) -> Output:
         is_one = not self._feed.about.batched or item.count == 1
         if (item.epoch, item.number) != self._at or not is_one:
             raise Malformed(f"{item.number} of epoch {item.epoch}, where {self._at} was due")
@@ -213,7 +213,7 @@ class RemoteOutputs:
         self._at = item.epoch, item.number + item.count
         with contextlib.suppress(LinkError):  # the next one who waits finds it out
             self._end.send(Taken())
-        return Made(RecordView(item.head, contents), item.count, item.rows)
+        return Output(RecordView(item.head, contents), item.count, item.rows)
 
     def _ask(self) -> At:
         """Ask for what comes next until it begins; return where. Raises FeedError."""
@@ -235,7 +235,7 @@ class RemoteOutputs:
             except _GONE as error:
                 self._lose(error)
 
-    def _connect(self) -> RelayEnd:
+    def _connect(self) -> RelaySourceEnd:
         end = self._feed.connect()
         received: deque[Any] = deque()
         self._received = received
@@ -276,7 +276,7 @@ class RemoteOutputs:
             raise Malformed("an answer to what was not asked")
         return message, contents
 
-    def _receive(self, end: RelayEnd, received: deque[Any]) -> None:
+    def _receive(self, end: RelaySourceEnd, received: deque[Any]) -> None:
         """Take in what comes over a connection until it ends; in a thread of its own."""
         while True:
             found: Any

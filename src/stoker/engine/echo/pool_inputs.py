@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from stoker.basics import pytree
-from stoker.engine.items import Item, Stream, Tally, Use
+from stoker.engine.items import EpochCounters, Item, Stream, Use
 from stoker.engine.plan import EchoPoint
 from stoker.engine.work import Failure
 from stoker.errors import StateError
@@ -22,7 +22,7 @@ from stoker.schedule.rng import fold_use
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
 
-class EchoFeed(ABC, Generic[AnyPool]):
+class EchoInputs(ABC, Generic[AnyPool]):
     """Feeds a segment with the uses of items that it keeps.
 
     Args:
@@ -41,7 +41,7 @@ class EchoFeed(ABC, Generic[AnyPool]):
         point: EchoPoint,
         make_pool: Callable[[Any], AnyPool],
         upstream: Stream,
-        tally: Tally,
+        tally: EpochCounters,
     ) -> None:
         self.point = point
         self.echo = point.echo
@@ -193,15 +193,15 @@ class EchoFeed(ABC, Generic[AnyPool]):
             self._begun = None
 
 
-class PooledFeed(EchoFeed[Pool]):
+class PooledInputs(EchoInputs[Pool]):
     """Feeds a segment by a schedule that its factor fixes."""
 
     def __init__(
         self,
         point: EchoPoint,
-        make_pool: Callable[[PooledFeed], Pool],
+        make_pool: Callable[[PooledInputs], Pool],
         upstream: Stream,
-        tally: Tally,
+        tally: EpochCounters,
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
         self.total = None if upstream.total is None else self.echo.count(upstream.total)

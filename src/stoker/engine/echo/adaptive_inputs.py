@@ -25,12 +25,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stoker.engine.echo.pool_feed import EchoFeed
-from stoker.engine.items import Item, Planning, Stream, Tally, WouldBlock, done_item
+from stoker.engine.echo.pool_inputs import EchoInputs
+from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
 from stoker.engine.plan import EchoPoint
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
-from stoker.schedule.adaptive import ALONE, AdaptivePool, Moment
+from stoker.schedule.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.echo_record import Decisions
 from stoker.schedule.fixed import Draw
 
@@ -60,7 +60,7 @@ class OnDemandPolicy:
         return pool.code_of(ready, over=over)
 
 
-class AdaptiveFeed(EchoFeed[AdaptivePool]):
+class AdaptiveInputs(EchoInputs[AdaptivePool]):
     """Feeds a segment by a policy's decisions, one step at a time.
 
     Args:
@@ -75,9 +75,9 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
     def __init__(
         self,
         point: EchoPoint,
-        make_pool: Callable[[AdaptiveFeed], AdaptivePool],
+        make_pool: Callable[[AdaptiveInputs], AdaptivePool],
         upstream: Stream,
-        tally: Tally,
+        tally: EpochCounters,
         worker_pool: WorkerPool,
         decides: Policy,
         steps: int | None = None,
@@ -89,7 +89,9 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         self._steps = steps
         self._leaks = point.leaks
         self._decided: deque[int] = deque()  # before a resume, about steps behind it
-        self.carried: Moment | None = None  # what the epoch began with, if not with nothing
+        self.carried: AdaptiveSnapshot | None = (
+            None  # what the epoch began with, if not with nothing
+        )
         self._carried_examples: dict[int, int] = {}  # numbers by index
         self._retired = 0  # up to this fresh example carried ones have left
 
@@ -159,7 +161,7 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
                         item.task.values[item.row] = None
 
     def replay(
-        self, moment: Moment, first: int, uses: int, needed: set[int], items: int | None
+        self, moment: AdaptiveSnapshot, first: int, uses: int, needed: set[int], items: int | None
     ) -> set[int]:
         """Bring the schedule to where ``uses`` uses were taken."""
         pool = self.pool
@@ -187,7 +189,7 @@ class AdaptiveFeed(EchoFeed[AdaptivePool]):
         self._check_replayed(steps, uses)
         return held | set(pool.held_ordinals().tolist())
 
-    def _take_up(self, moment: Moment) -> None:
+    def _take_up(self, moment: AdaptiveSnapshot) -> None:
         if moment.step == 0 and moment.began < 0:
             self.carried = replace(moment, codes=b"")
         if self.point.holds_batches:

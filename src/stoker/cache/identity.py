@@ -175,7 +175,7 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
     """Return what tells what a chain makes of its source from what others do.
 
     A ``version`` of the user's stands for what functions call and for data; what they say of
-    themselves belongs to it (``contents``). Without it None where it cannot be
+    themselves belongs to it. Without it None where it cannot be
     known: functions that are not stoker's own may change, and a dataset object says nothing about
     its data.
     """

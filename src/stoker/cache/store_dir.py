@@ -9,7 +9,7 @@ run as a program): damage may crash the reader.
 
 The folder is opened once, checked (who owns it, who may write to it), and used by its descriptor
 from then on. No link is followed; only regular files are opened, and none can block
-(``held_folder``).
+(``folder``).
 
 Every user holds a shared lock (``flock``) on the folder's file ``users``, which the kernel frees
 with its process. A user that gets the lock exclusively is alone, and may check or remove the store.

@@ -2,7 +2,7 @@
 pipeline that loads them.
 
 A state is JSON, with the outline of its chain and a checksum. The checksum says that nothing was
-damaged, not that anything is right: ``fitting`` checks that.
+damaged, not that anything is right: ``StateSchema`` checks that.
 
 What no run of that pipeline could have saved is refused before anything is made of it, so that
 nothing that a state says takes more memory, or more time, than the pipeline itself. What only the

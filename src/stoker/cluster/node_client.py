@@ -1,9 +1,9 @@
 """The other members as a process reaches them: asked for what is missing here, brought what is new.
 
-Three kinds of threads, all of this process: a few ask (``asking``), one brings (``bringing``), one,
-here, looks after those that do not answer and after the membership. Nobody waits for a member that
-is known to be dead: it is tried again aside, later each time. Nobody waits for one that has just
-died for longer than a deadline.
+Three kinds of threads, all of this process: a few ask (``fetch_queue``), one brings
+(``replicate_queue``), one, here, looks after those that do not answer and after the membership.
+Nobody waits for a member that is known to be dead: it is tried again aside, later each time. Nobody
+waits for one that has just died for longer than a deadline.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class PartitionedCache(ExampleCache):
     """A cache over several nodes; pickles, and reaches the others from each process that uses it.
 
     The store on this host is looked up first, without anybody in the way. What it does not have is
-    asked for at the other members (``peers``). On a host without a member nothing is kept: a store
-    of least size holds the counts.
+    asked for at the other members (``node_client``). On a host without a member nothing is kept: a
+    store of least size holds the counts.
 
     Args:
         limit: of the store on this host, where the cluster is such that it is made from here.

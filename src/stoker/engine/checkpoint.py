@@ -13,7 +13,7 @@ A loader that has a state of its own is asked for it behind every batch. A posit
 that state, and pools begin empty (``begin_empty``).
 
 That parts of a state fit each other is found here. That each field is possible at all was checked
-before, by ``fitting``.
+before, by ``chain.state``.
 """
 
 from __future__ import annotations

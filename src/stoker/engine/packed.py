@@ -1,6 +1,6 @@
 """Sequences of a stream joined into full ones.
 
-What a full sequence is made of is known only once the values are there (``decided``).
+What a full sequence is made of is known only once the values are there (``survivors``).
 
 A resume needs to know where one full sequence begins: in which input, and how far in it. What comes
 behind follows. As no pool may stand behind, no full sequence is ever made again from its number.

@@ -1,8 +1,8 @@
 """What workers do with the tasks of a segment; the consumer does it inline.
 
 All uses of a stored item but the last get a copy; the last gets the item itself. Where the first to
-get hold of items only reads them (``lending``), or they are only stacked into a batch, all uses get
-the item itself, and what is left of it behind that is copied. Items are stored with
+get hold of items only reads them (``basics.buffers``), or they are only stacked into a batch, all
+uses get the item itself, and what is left of it behind that is copied. Items are stored with
 ``pytree.owned``, so that a small view does not keep a large array alive.
 """
 

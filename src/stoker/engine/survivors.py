@@ -4,7 +4,7 @@ So planning may have to wait for values. A thread that must not block gets ``Wou
 and planning is tried again when the value is there.
 
 Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
-known only once its value is computed (``decided``).
+known only once its value is computed.
 
 A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
 plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,

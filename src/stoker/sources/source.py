@@ -3,7 +3,7 @@
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
 resuming are integers alone; a stream (``sources.iterable``) can only be read from its beginning; a
 loader (``sources.loader``) yields ready batches in an order of its own. To add one, subclass one of
-these in a file of its own, and add a function to ``constructors`` or ``file_constructors``.
+these in a file of its own, and add a function to ``constructors``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 JAX copies by itself while the host goes on, and keeps the host's arrays alive for as long as it
 reads them. JAX is never imported here before somebody who has imported it names a place.
 
-``Mover`` is all that knows torch's devices, and ``JaxMover`` (``to_jax``) JAX's. Of torch's, only
+``Mover`` is all that knows torch's devices, and ``JaxMover`` JAX's. Of torch's, only
 CUDA has a side stream and pinned staging memory; for others a batch is copied at once.
 """
 

@@ -5,7 +5,7 @@ The script is in a session of its own. Its first process and its ranks die with 
 and is known by ``STOKER_PROBE`` in its environment.
 
 A crash is told from the first process, its exit code, and the ``.ended`` files of processes that
-came to their end (``probe.ending``), also behind a launcher that hides it. Of torchrun's text two
+came to their end (``probe.exit_log``), also behind a launcher that hides it. Of torchrun's text two
 things are known: where its own lines begin, and the root cause.
 """
 

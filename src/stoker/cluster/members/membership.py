@@ -1,8 +1,8 @@
 """Who belongs to a cluster: a small protocol, and the members that are named by hand.
 
 Membership says who there is and what they may keep. Who answers is found out by those who ask
-(``peers``). To add a way to find members, make a class with the attributes and the method of
-``Membership``, and name it in ``joining``.
+(``node_client``). To add a way to find members, make a class with the attributes and the method of
+``Membership``, and name it in ``cluster.opening``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Members in a Ray cluster: the nodes on which a job has opened the cache.
 
 Ray says which nodes there are. Whether their keepers answer is found out by those who ask
-(``peers``), long before Ray notices.
+(``node_client``), long before Ray notices.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two threads of the worker pool talk to one process, each through an arena of its own, so that the
 process finds its next request waiting: a thread that comes late, because all cores are busy, would
-leave it idle. What runs in the process is in ``worker``; how values cross is in ``ipc.channel``.
+leave it idle. How values cross is in ``transport.channel``.
 
 - A message ends an idle process; a busy one is killed. A parent-death signal, a pidfd of the parent
   and the closed pipe end it with its parent, however that dies.

@@ -5,7 +5,7 @@ chunks of about a millisecond of measured work. A task becomes ready when the ta
 are done. Downstream tasks go first, so that the work nearest to the consumer is finished first.
 Several workers may write rows of one batch; the last to finish completes it.
 
-How many threads take part is decided by timing (``autotune``). Those that do not wait on a
+How many threads take part is decided by timing (``tuning``). Those that do not wait on a
 condition of their own, because they would swallow a call to work.
 
 Guarantees:

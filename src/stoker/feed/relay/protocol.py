@@ -1,7 +1,7 @@
 """What a gateway and the relays of other hosts say to each other, a frame each.
 
 A relay joins, and then asks for one epoch at a time. Items come as long as it has said ``Taken`` of
-all but ``lent`` of them. A record of ``ipc.codec`` travels so: its contents are the frame's
+all but ``lent`` of them. A record of ``transport.codec`` travels so: its contents are the frame's
 body. A frame that makes no sense ends its connection, which says nothing of the feed: the relay
 connects again, and asks from where it is.
 

@@ -60,11 +60,11 @@ TOLD = """
 
     # An epoch that nobody changed compares nothing: rank 1 may come as late as it likes.
     asked = []
-    from stoker.engine import meeting
+    from stoker.distributed import store_exchange
     once = of(seed=1).shard().batch(8)
     ids(once)
-    answer = meeting.Meeting.answer
-    meeting.Meeting.answer = lambda *a, **kw: asked.append(1) or answer(*a, **kw)
+    answer = store_exchange.RankExchange.answer
+    store_exchange.RankExchange.answer = lambda *a, **kw: asked.append(1) or answer(*a, **kw)
     ids(once)
     told["asked"] = [len(asked)]
     once.set_epoch(5)

@@ -111,7 +111,7 @@ ELSEWHERE = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_alike import Over, closing, added, halves
-from stoker.cache.identity import told
+from stoker.basics.fingerprint import told
 print(told(Over(halves()[1], closing("x"))), told(added))
 """
 

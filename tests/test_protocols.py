@@ -23,9 +23,8 @@ PROTOCOLS = {
     "stages/stage.py": ("Stage",),
     "stages/functions/operation.py": ("Operation",),
     "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
-    "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Feed"),
-    "orders.py": ("Order",),
-    "dealing.py": ("Dealer",),
+    "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Inputs"),
+    "schedule/dealing.py": ("Order", "Dealer"),
 }
 Class = tuple[Path, str]
 

@@ -12,7 +12,7 @@ from experiments.suite.summary import compared
 from experiments.suite.workload import Variant
 from experiments.suite.workloads import NAMES, class_of
 
-PATH = RESULTS.parents[1] / "src" / "stoker" / "analysis" / "echo_prices.json"
+PATH = RESULTS.parents[1] / "src" / "stoker" / "analysis" / "model" / "echo_prices.json"
 
 
 def prices_text(results: Path = RESULTS) -> str:

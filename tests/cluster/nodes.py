@@ -120,11 +120,11 @@ class KeeperProcess:
 CLIENT = """
 import json, os, sys
 import numpy as np
-from stoker.cluster import line
+from stoker.cluster.keeper import client
 import stoker
 from nodes import Numbered
 told = json.loads(sys.argv[1])
-line.DEADLINE_S = told["deadline_s"]
+client.DEADLINE_S = told["deadline_s"]
 train = stoker.from_dataset(Numbered(told["examples"]), seed=0).shuffle()
 if "rank" in told:
     train = train.shard(rank=told["rank"], world=told["world"])

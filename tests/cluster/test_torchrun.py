@@ -27,8 +27,8 @@ import json, os, sys
 import numpy as np
 import stoker
 from nodes import Numbered
-from stoker.cluster import line
-line.DEADLINE_S = 60.0
+from stoker.cluster.keeper import client
+client.DEADLINE_S = 60.0
 rank = int(os.environ["RANK"])
 train = stoker.from_dataset(Numbered(), seed=0).shuffle().shard(rank=rank, world=4)
 train = train.cache("8MiB", cluster="torchrun", version="test").batch(7)

@@ -73,7 +73,7 @@ def test_what_plans_checks_that_it_may(
         pipeline.state_dict()
     assert "SegmentStream._submit_next" in asked
     assert "needed" in asked
-    assert ("DecidedStream._have" in asked) == (chain == "a filter")
+    assert ("OrderedStream._have" in asked) == (chain == "a filter")
     assert ("Replay.code" in asked) == (chain == "a record")
 
 

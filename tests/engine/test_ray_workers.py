@@ -127,7 +127,7 @@ def seen(batches: Any) -> list[Any]:
 def fleet(pipeline: Any) -> list[psutil.Process]:
     """The processes of a pipeline's actors, but for those whose end it has not noticed."""
     found = []
-    for actor in pipeline._cursor._kept_workers.fleet.actors:
+    for actor in pipeline._cursor._kept_workers.actors.actors:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(actor.place.pid))
     return found
@@ -408,7 +408,7 @@ def slow(example):
 
 
 def pids():
-    return [actor.place.pid for actor in pipeline._cursor._kept_workers.fleet.actors]
+    return [actor.place.pid for actor in pipeline._cursor._kept_workers.actors.actors]
 
 
 pipeline = stoker.from_dataset(Examples(2_000), seed=0).map(slow).workers(2, kind="ray")

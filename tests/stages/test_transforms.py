@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.stages.functions.stray_draws import KeyedDraws
+from stoker.stages.functions.torch_draws import KeyedDraws
 
 Example = namedtuple("Example", "image label")
 

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint, selected, told
 from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
-from stoker.cache.identity import selected, told
 from stoker.errors import CacheWarning
 from stoker.stages.cache import caches_over
 from stoker.stats import CacheStats

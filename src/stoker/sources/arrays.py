@@ -15,9 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
-from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint, told_by_rows
 from stoker.basics.process import OwningProcess
-from stoker.cache.identity import told_by_rows
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.source import IndexedSource, Indices, Rows
 

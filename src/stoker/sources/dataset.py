@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.fingerprint import Fingerprint
-from stoker.cache.identity import told
+from stoker.basics.fingerprint import Fingerprint, told
 from stoker.sources.arrow.table import is_table
 from stoker.sources.source import IndexedSource, Indices, UserObject
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint, told_by_rows
 from stoker.basics.validate import names_in
-from stoker.cache.identity import told_by_rows
 from stoker.sources.arrow.rows import GroupedRows, to_examples
 from stoker.sources.files import read_file
 from stoker.sources.source import IndexedSource, Indices, Rows

@@ -8,8 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.basics.fingerprint import Fingerprint
-from stoker.cache.identity import told_by_rows
+from stoker.basics.fingerprint import Fingerprint, told_by_rows
 from stoker.sources.arrow.rows import GroupedRows, is_list
 from stoker.sources.source import IndexedSource, Indices, Rows
 

@@ -3,7 +3,7 @@
 - ``set_random_seed``, as Albumentations has it: called with ``image=`` for an array, or with the
   fields of an example, and seeded for each call.
 - ``torch.nn.Module`` without a parameter for a generator, as torchvision's (v2) and Kornia's: its
-  draws come from a generator of its own (``stray_draws``), seeded for each call, and move no other.
+  draws come from a generator of its own (``torch_draws``), seeded for each call, and move no other.
 
 Both may keep what they draw in themselves: each worker thread calls a copy of its own, as of all
 objects of the user's.
@@ -96,7 +96,7 @@ class _Drawing:
         self._module = module
 
     def __call__(self, value: Any, rng: Any) -> Any:
-        from stoker.stages.functions.stray_draws import KeyedDraws
+        from stoker.stages.functions.torch_draws import KeyedDraws
 
         with KeyedDraws(rng):
             return self._module(value)

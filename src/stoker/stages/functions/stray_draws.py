@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.basics import global_generators, pytree
 
+# One generator has to move in all of these calls; another thread's draws hardly do so eight times.
+# Chosen, not measured.
 _CALLS = 8
 WORKER_NAME = "stoker-worker"
 """How the names of worker threads begin; that of worker processes."""

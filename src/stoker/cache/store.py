@@ -52,8 +52,11 @@ COUNTERS = "counters"
 ADMISSION = "admission"
 FILES = frozenset({DATA, LOCK, COUNTERS, ADMISSION})
 _NO_DESCRIPTORS = frozenset({os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)})
+# See ``_split``. Items of 110 KB took LMDB 33 to 36 us each, once it touched new memory 298 us.
 _COMMIT_BYTES = 1 << 20
+# Threads that read at a time, of all processes: one more would get LMDB's ReadersFullError. 256 KB.
 _READERS = 4096
+# What LMDB's lock file has for each reader: a cache line of its own.
 _READER_BYTES = 64
 
 

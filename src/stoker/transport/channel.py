@@ -18,8 +18,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.transport.flatten import ALIGNMENT, Flattener
 
+# An arena grows in steps of this, so that arrays of varying size do not resize it each time.
 _PAGE_BYTES = 1 << 16
-_SMALL_BYTES = 1 << 12  # arrays of less are copied sooner than looked after
+# Arrays of less are copied sooner than looked after: a page, which an array of its own would take.
+_SMALL_BYTES = 1 << 12
 
 Span = tuple[int, int]
 """Where a buffer starts in an arena, and its length."""

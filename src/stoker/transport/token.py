@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker.errors import TokenError
 
+# 256 bits: as strong as any key of TLS 1.3, and too many to guess.
 TOKEN_BYTES = 32
 
 

@@ -22,8 +22,10 @@ from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
-_MANY = 12  # rows of a group, which are taken at once
-_TOGETHER_ROWS = 1024  # of text and bytes, which may be large
+# Rows of a group from which on one call for all takes less than one for each. Chosen, not measured.
+_MANY = 12
+# Of text and bytes, which may be large: one call a group is shared by as many rows as there are.
+_TOGETHER_ROWS = 1024
 
 
 def to_examples(table: Any) -> list[dict[str, Any]]:

@@ -14,10 +14,13 @@ from stoker.sources.shards.members import (
     UnusableShardError,
 )
 
+# Of tar's format: headers and contents fill blocks of 512 bytes.
 HEADER_BYTES = 512
 _REGULAR = (b"0", b"\0", b"7")
+# No path is longer than a few KiB; a damaged size is not read into memory.
 _LONGEST_NAME = 1 << 20
-_MOST_BYTES = 1 << 62  # of any file; sums with it fit into an int64
+# Of any file: sums with it fit into an int64.
+_MOST_BYTES = 1 << 62
 _ZEROS = bytes(HEADER_BYTES)
 
 

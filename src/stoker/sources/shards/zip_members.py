@@ -33,6 +33,7 @@ _DAMAGE = (
 
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _HEADER = struct.Struct("<4s4xH16xHH")  # magic, method, lengths of name and extra field
+# Bit 0 of the general purpose flags (APPNOTE 4.4.4).
 _ENCRYPTED = 1
 
 

@@ -27,8 +27,12 @@ from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import OwnerMap
 from stoker.transport.link import LinkError, LinkRefused
 
+# Members change by minutes: a second's delay costs a second of lookups that miss.
 _REFRESH_S = 1.0
+# Threads, one for each keeper that is waited for; more would only share the network. Chosen, not
+# measured.
 _ASKERS = 8
+# As long as a user waits without a word for what is still to be brought.
 _JOIN_S = 5.0
 
 

@@ -37,7 +37,9 @@ from stoker.transport.codec import UnknownType
 from stoker.transport.payload import unpack
 from stoker.transport.shared_memory import Stale, map_block
 
-_MOST_ENDS = 3  # what ends each feeder at the same place would be started for ever
+# What ends each feeder at the same place would be started for ever; kills from outside do not come
+# at one place so often.
+_MOST_ENDS = 3
 
 
 class FeedClient:

@@ -22,6 +22,7 @@ from stoker.transport.token import new_token
 _WHAT = 'stoker.share(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
 _TOKEN = "token"  # no claim: those have a number
+# Ray's head node answers in milliseconds: one that is gone would be waited for without end.
 _ANSWER_S = 10.0
 
 T = TypeVar("T")

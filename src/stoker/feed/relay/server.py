@@ -24,6 +24,7 @@ from stoker.transport.link import Link, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.tls import own_tls
 
+# How long the feeder of this host may take until it listens.
 _CONNECT_S = 5.0
 
 

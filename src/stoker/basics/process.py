@@ -62,6 +62,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
+# Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG = 1
 
 

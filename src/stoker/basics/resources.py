@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+# Bytes by the unit as users write it: KB of 1,000, KiB of 1,024.
 _UNITS = {
     "": 1,
     "B": 1,

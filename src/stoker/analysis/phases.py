@@ -21,10 +21,17 @@ from stoker.analysis.trials import cold_reads
 from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
 from stoker.basics import resources
 
+# Two, so that a disturbance shows as an interval; each costs the user as much time again.
 _ROUNDS = 2
-_MOST_COLD = 0.05  # of the data may stay in the page cache
-_SPARE_STORAGE = 1.5  # times as fast as preparing, where storage is to keep up
-_SPARE_PREP = 1.1  # times what training takes in
+# Of the data may stay in the page cache: the measured rate is off by no more. Other programs map
+# some files.
+_MOST_COLD = 0.05
+# Times as fast as preparing, where storage is to keep up: a margin for the spread of drains.
+# Chosen, not measured.
+_SPARE_STORAGE = 1.5
+# Times what training takes in: a margin, smaller as that rate is known better. Chosen, not
+# measured.
+_SPARE_PREP = 1.1
 
 
 class Stopped(Exception):

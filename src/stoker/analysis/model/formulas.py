@@ -16,7 +16,8 @@ from itertools import pairwise
 
 INFINITE = math.inf
 MOST_WAITING = 8
-"""Workers on a core, where they mostly wait; more are neither tried nor advised."""
+"""Workers on a core, where they mostly wait; more are neither tried nor advised, for each has
+memory of its own."""
 
 
 def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:

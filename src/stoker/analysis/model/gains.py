@@ -10,7 +10,8 @@ from stoker.analysis.model.model import NOTHING, Change, Measured, predict
 from stoker.analysis.model.report import Rate, Report, to_measured
 
 WORTH = 1.02
-"""An action that brings less is not named."""
+"""An action that brings less is not named: predictions are off by about as much
+(bench/analyze_accuracy.py)."""
 
 
 def predict_gain(

@@ -34,11 +34,13 @@ PLACES = ("batch", "after-augmentation", "before-augmentation")
 RECORDS = ("by offset", "in runs")
 """How examples are read from shards: any of them, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
-"""Stalls below this share of the time are not worth acting on."""
+"""Stalls below this share of the time are not worth acting on. bench/analyze_split.py: the split
+is off by up to 0.037."""
 NETWORK_MBPS = 1250.0
-"""What a host takes from others, in MB/s, where nothing is said: 10 Gbit/s."""
+"""What a host takes from others, in MB/s, where nothing is said: 10 Gbit/s, what hosts of
+clusters have at least."""
 MOST_CORES = 1024
-"""More cores than that are not looked for."""
+"""More cores than that are not looked for: no host has them."""
 
 
 @dataclass(frozen=True)

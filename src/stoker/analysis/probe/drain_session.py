@@ -23,6 +23,7 @@ from .replay import list_tensors
 
 draining = False  # loaders made and iterated now are the probe's own
 
+# The script stands still meanwhile: short beside a batch, long beside a look.
 _POLL_S = 0.005
 _clock = time.perf_counter_ns
 

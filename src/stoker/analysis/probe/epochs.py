@@ -9,7 +9,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-_MAP = 0  # PyTorch's _DatasetKind.Map
+# PyTorch's _DatasetKind.Map.
+_MAP = 0
 
 
 def take_parts(loader: Any) -> SimpleNamespace:

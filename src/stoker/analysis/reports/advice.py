@@ -23,15 +23,26 @@ from stoker.analysis.porting import Port, write_port
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
+# docs/evidence.md, batches of 32: echoed 4 times they save fresh examples, 8 times they need more
+# than no echo (0.74).
 _MOST_ECHO = 4
-_JOBS = 4  # that sharing is predicted for
-_MOST_HOSTS = 16  # that one cache is advised for
-_MEMORY = 0.5  # of the host's, that a cache may take
-_SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
-_COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
-_KEPT_BYTES = 512  # beside its arrays, of an example in a cache
-_CROSSING = 0.8  # of a thread's rate that a process has: 0.77 to 0.96 with small JPEGs
-_OVERHEAD_S = 1e-4  # a pipeline's, for an example
+# That sharing is predicted for: bench/share.py, 3.6 times the rate of jobs apart.
+_JOBS = 4
+# That one cache is advised for: nobody rents more for the memory alone.
+_MOST_HOSTS = 16
+# Of the host's, that a cache may take: what ``limit="auto"`` takes (cache/location.py).
+_MEMORY = 0.5
+# Of each worker's share must be left with many, to draw P on beyond them. Chosen, not measured.
+_SCALES = 0.8
+# Of an example from a cache into a batch, each taken to cost what collating does.
+_COPIES = 2
+# Beside its arrays, of an example in a cache: head, names and dtypes.
+_KEPT_BYTES = 512
+# Of a thread's rate that a process has: measured 0.77 to 0.96 with small JPEGs.
+_CROSSING = 0.8
+# A pipeline's, for an example: far more than in bench/dataset.py (7 us), so that the prediction is
+# cautious.
+_OVERHEAD_S = 1e-4
 
 
 def advise(report: Report) -> list[Action]:

@@ -38,7 +38,9 @@ from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, w
 from stoker.basics import resources
 from stoker.version import __version__
 
-_SLOWER = 0.1  # a loader at less than this share of its files' rate is not limited by storage
+# A loader that is slower than its files by more than this share is not limited by storage. Chosen,
+# not measured.
+_SLOWER = 0.1
 
 
 def make_report(trace: Trace) -> Report:

@@ -19,10 +19,15 @@ from stoker.analysis.scripts.script_run import Session, make_folder
 from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import deferred
 
+# One each for the job as it is, for G and for the drains, where a script is short.
 _MOST_STARTS = 3
-_FEWEST = 12  # batches that a figure wants
-_MOST_STEPS = 5000  # of G, or on data in memory: a quick script is not to come to its end in it
-_LOADERLESS_S = 30.0  # of training without a loader
+# Batches that a figure wants: eight blocks for an interval, and the first ones, which are left out.
+_FEWEST = 12
+# Of G, or on data in memory: a quick script is not to come to its end in it.
+_MOST_STEPS = 5000
+# Of training without a loader: its data come from elsewhere, which is told before the budget is
+# spent. Chosen, not measured.
+_LOADERLESS_S = 30.0
 
 Say = Callable[[str], None]
 

@@ -42,10 +42,16 @@ from stoker.analysis.scripts.script_process import (
 )
 
 _PREFIX = "stoker-analysis-"
+# Short beside a phase of seconds; a look reads the rows that are new.
 _POLL_S = 0.2
-_GRACE = 0.1  # of the budget, for a script to end after it was told to
-_GRACE_S = 2.0, 30.0  # at least, at most
-_GONE_S = 5.0  # after the end of a rank, for what started it to end, too
+# Of the budget, for a script to end after it was told to.
+_GRACE = 0.1
+# At least, at most: a checkpoint takes seconds, and a user with a long budget waits for no more
+# than half a minute.
+_GRACE_S = 2.0, 30.0
+# After the end of a rank, for what started it to end, too: torchrun ends the other ranks first.
+# Chosen, not measured.
+_GONE_S = 5.0
 
 _WHEN = {
     "batch": "before its first batch",

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from stoker.analysis.probe import residency
 
+# Large reads: a system call costs little beside a MiB, and a thread holds no more memory.
 _CHUNK = 1 << 20
+# Blocks that an interval is made of, as of steps (analysis/model/rates.py).
 _PARTS = 8
 
 Part = TypeVar("Part")

@@ -17,7 +17,10 @@ from stoker.pipeline import Pipeline
 
 T = TypeVar("T")
 
-_FED = 0.05  # a smaller share of waiting time counts as keeping up
+# A smaller share of waiting time counts as keeping up. As in the analyzer
+# (analysis/model/model.py).
+_FED = 0.05
+# Times as long as another worker's: by chance batches of an epoch do not differ so much.
 _UNEVEN = 3.0
 
 

@@ -170,6 +170,7 @@ def _list_worker_counts(workers: int, cores: int) -> list[int]:
     """Return the worker counts of the scaling curve: the job's own first, at most five."""
     counts = [workers, 1, cores]
     if cores > 4:
+        # Between 1 and all, evenly in their ratios: where the curve bends is not known.
         counts += [round(cores**0.5), round(cores**0.75)]
     return list(dict.fromkeys(counts))
 
@@ -280,6 +281,7 @@ def _drop_part(trace: Trace, prep_files: float) -> bool:
     counts, seconds = zip(*trace.cold_reads[-1], strict=True)
     rate = sum(counts) / max(1e-9, sum(seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
+    # At most a minute: what is not in memory by then is drained as it is.
     cold_reads.read_files(trace.files, resources.usable_cores(), 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
     cold_reads.drop_files(chosen)

@@ -55,6 +55,8 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
     if not budget_s > 0:
         raise ValueError(f"budget_s={budget_s}: above 0")
     began = time.monotonic()
+    # A phase takes one or two of these; unlike a script, nothing is waited for. Chosen, not
+    # measured.
     job = PipelineJob(pipeline, step, budget_s / 20)
     run_phases(job)
     job.trace.seconds = time.monotonic() - began

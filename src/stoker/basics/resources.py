@@ -118,6 +118,7 @@ def thread_busy_ns() -> int:
     except OSError:
         return time.thread_time_ns()
     try:
+        # Three numbers of at most 20 digits.
         _, waited_ns, _ = os.read(descriptor, 128).split()
     finally:
         os.close(descriptor)

@@ -176,6 +176,7 @@ class Handles:
         """Have all of it closed with a worker process, which runs no ``atexit``."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            # Behind what feeds the cache (20, the default), whose last items it still takes.
             close_with_worker(self.close_all, priority=10)
 
     def close_all(self) -> None:

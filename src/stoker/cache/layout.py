@@ -20,6 +20,7 @@ KEY_BYTES = 16
 PACK_BYTES = 1 << 16
 """Items of less share a pack of about so many bytes. LMDB rounds an item up to pages: alone,
 items of 1,900 bytes took 2.17 times their size, packed they share its pages."""
+# LMDB takes the system's pages as its own; 4 KiB are usual.
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # Of LMDB, in front of what takes whole pages.
 PAGE_HEADER_BYTES = 16

@@ -257,6 +257,8 @@ class Store:
         verified = self._verified
         if number >= len(verified):
             with self._lock:
+                # A page of marks at least, so that items that come one by one do not each extend
+                # it.
                 verified.extend(bytes(max(4096, number + 1 - len(verified))))
         verified[number] = 1
         return True

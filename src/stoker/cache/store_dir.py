@@ -495,4 +495,5 @@ def _wait_for_lock(users: int, folder: str) -> None:
                 f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
                 "that checks or removes it"
             )
+        # Locks have no wait with a limit; a hundredth of a second is no delay to opening a cache.
         time.sleep(0.01)

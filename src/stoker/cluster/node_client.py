@@ -162,7 +162,6 @@ class NodeClient:
             neighbours.tell()
 
     def _adopt(self, found: Members) -> None:
-        """Take over the members, if they have changed."""
         home = self._membership.home
         if found == self._members:
             return
@@ -187,7 +186,6 @@ class NodeClient:
         return sum(thread.name == "stoker-cluster-ask" for thread in self._threads)
 
     def _meet(self, peer: RemoteNode, *, refuse: bool = False) -> None:
-        """Try to reach a member."""
         neighbours = self._neighbours
         try:
             line = neighbours.connect(peer)

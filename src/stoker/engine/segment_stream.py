@@ -328,7 +328,6 @@ class SegmentStream(PulledStream):
         return self._used(uses[0], DoneTask(value), self.feed.fresh)
 
     def _used(self, use: Use, task: Any, fresh: int) -> Item:
-        """Return the item that one use of an item becomes."""
         item, use_key, age = use
         assert self.feed is not None
         if self.feed.in_order:  # what was read by then for later ones does not count

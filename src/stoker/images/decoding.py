@@ -271,6 +271,7 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
 
 def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
     """Scale one 16-bit channel to three of 8 bits (Pillow's own conversion would clip)."""
+    # 65,535 / 255 is 257: white stays white.
     eight = np.clip(grey.astype(np.float64) / 257.0, 0, 255).round().astype(np.uint8)
     return np.repeat(eight[..., None], 3, axis=-1)
 

@@ -85,7 +85,6 @@ class BlockOrder:
         return int(self.span(ordinal, ordinal + 1)[0])
 
     def _window(self, number: int) -> NDArray[np.int64]:
-        """Return the indices of a window, in their order."""
         with self._lock:
             window = self._windows.get(number)
             if window is None:

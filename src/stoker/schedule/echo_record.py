@@ -147,6 +147,7 @@ class RunRecord:
 
 
 def _listed(epochs: list[int]) -> str:
+    # Ten fit into a line of an error.
     return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
 
 

@@ -272,6 +272,7 @@ class OwnerSnapshot:
     def digest(self) -> int:
         """What equals another's only if this does: above 0, in 56 bits."""
         text = json.dumps(self.saved(), sort_keys=True).encode()
+        # 56 bits: ranks compare it, and its negative, as int64.
         return 1 + int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
 
     @cached_property

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Words of Philox' keys and counters have 64 bits.
 _MASK = (1 << 64) - 1
 # Bits of a counter word that hold the use number of one echo: three echoes fit into 64 bits, and a
 # factor of a million into one.

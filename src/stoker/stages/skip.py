@@ -44,6 +44,7 @@ class Budget:
         return f"{self.fraction:.3g} of the examples" if self.fraction < 1 else "all examples"
 
 
+# The default: the first example that fails ends the epoch.
 RAISE = Budget(0)
 
 

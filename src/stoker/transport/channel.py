@@ -106,6 +106,7 @@ class Arena:
 
     def _grow(self, size: int) -> None:
         if size > self._size and size > os.fstat(self._descriptor).st_size:
+            # A quarter more, as values vary: each growth is a new mapping on both sides.
             os.ftruncate(self._descriptor, -(-size * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES)
 
     def _room(self, size: int) -> memoryview:

@@ -69,6 +69,7 @@ class Listener:
         self._strangers: dict[socket.socket, None] = {}  # who came first is in front
         self._is_closed = False
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # All jobs or nodes may connect at one moment; kernels before 5.4 take no more.
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         process.close_in_children(self._socket)
         self.address = joined_address(host, self._socket.getsockname()[1])

@@ -55,6 +55,7 @@ def smallest_cache(
     a miss adds to preparing, over all workers. Where that is 0, x* is ``(1/S - 1/m) / (1/S -
     1/C)`` with ``m = min(P, G)``, within 0 and 1.
     """
+    # Less by what rounding may take: at x = 1 the rate is the target itself.
     target = min(ingestion, loader_rate(cache, prep)) * (1.0 - 1e-9)
 
     def is_enough(cached_fraction: float) -> bool:
@@ -64,6 +65,7 @@ def smallest_cache(
     if is_enough(0.0):
         return 0.0
     low, high = 0.0, 1.0
+    # Halved until no bit of a float is left to decide.
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)

@@ -361,6 +361,7 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
         bound = "compute"
     elif alone:
         bound = "fetch" if fetch_stall > prep_stall else "prep"
+    # 1e-9: above what rounding leaves of a stall that is none.
     elif fetch_stall > 1e-9 and (fetch_s >= prep_s or prep_stall <= 1e-9):
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
@@ -420,6 +421,7 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
 
 def find_cores_needed(measured: Measured, change: Change, prediction: Prediction) -> int | None:
     """Return the fewest cores with which P reaches both F and G; None: more than MOST_CORES."""
+    # Less by what rounding may take.
     wanted = min(prediction.fetch, prediction.ingestion) * (1.0 - 1e-9)
     for cores in range(1, MOST_CORES + 1):
         if predict(measured, replace(change, cores=cores)).prep >= wanted:

@@ -27,7 +27,8 @@ _ROW = struct.Struct("7q")
 _WORK = struct.Struct("8q")
 
 BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
-TRAINS, REPLAYED = 16, 32  # flags on a kind: gradients are on; handed over by the probe
+# Flags on a kind: gradients are on; handed over by the probe. Bits above the five kinds.
+TRAINS, REPLAYED = 16, 32
 
 # In the header: whether the script was told to end.
 END_PLACE = 1

@@ -132,6 +132,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     assert job.cache is not None
     miss_s = job.miss_s / max(1, job.workers)
     enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
+    # 2 % more than is predicted to be enough. Chosen, not measured.
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
@@ -163,6 +164,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
 
 def _estimate_kept_bytes(report: Report, port: Port) -> float:
     """Return the bytes that all examples take in a cache, as the dataset gives them."""
+    # 5 % more: one example was weighed, others differ.
     return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
@@ -171,7 +173,6 @@ def _round_up_to_mib(size: int) -> str:
 
 
 def _advise_storage(report: Report) -> Iterator[Action]:
-    """Faster storage."""
     if report.rates.S is None or not report.example_bytes:
         return
     now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
@@ -266,6 +267,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
         return
     room = int(_MEMORY * report.memory_bytes)
     whole = report.examples * report.example_bytes
+    # 5 % more: no host gets more than that above its fair share (schedule/owners.py).
     hosts = math.ceil(1.05 * whole / room)
     if not 1 < hosts <= _MOST_HOSTS:
         return
@@ -355,6 +357,7 @@ def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
     def mixed(takes_s: float) -> float:
         return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
 
+    # Not 0, which would be divided by where everything is kept.
     left = max(1.0 - held, 1e-9)
     many = [(max(1, count), count, rate) for count, rate in case.prep]
     return replace(

@@ -64,6 +64,8 @@ class ScriptJob:
         self.files: list[str] = []
         self._deadline = deadline
         self._budget_s = budget_s
+        # A phase takes one or two of these; more than 4 s make no figure much better. Chosen, not
+        # measured.
         self._unit_s = unit_s = min(4.0, budget_s / 75)
         self._patience_s = budget_s / 3
         self.limits = PhaseLimits(
@@ -320,6 +322,7 @@ class ScriptJob:
 
     def train(self, workers: int, left: int) -> None:
         """Have the script train on what was drained, as one of so many times. Raises Stopped."""
+        # No training step takes less, and it is divided by.
         session, each_s = self._session, 1e-4
         for rank in self._recorded:
             arrivals = rank.drains[f"warm-{workers}"][-1].arrivals_ns
@@ -372,6 +375,7 @@ def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
     return os.path.basename(wanted) in (loader["site"], *loader["built"])
 
 
+# As many as there are starts (``_MOST_STARTS``).
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 

@@ -30,6 +30,7 @@ import psutil
 from stoker.analysis.model.report import Crash
 from stoker.analysis.model.trace import RankTrace
 
+# Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Of output, in which the last traceback is looked for.
 _KEPT_LINES = 200

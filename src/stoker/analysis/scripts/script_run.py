@@ -210,9 +210,12 @@ class Session:
         counts: dict[str, int] = {}
         ahead = 3
         for rank in paced:
+            # The last ones: steps may have become faster since the first.
             rows = [row for row in self.read_rows(rank) if row.slot == rank.slot][-50:]
             if len(rows) > 1:
                 each_s = (rows[-1].left_ns - rows[0].left_ns) / (len(rows) - 1) / 1e9
+                # Half a second ahead, so that all ranks have read the switch before they come to
+                # it.
                 ahead = max(ahead, int(0.5 / max(each_s, 1e-6)))
             for row in self.read_rows(rank):
                 site = rank.loader(row.slot)["site"]

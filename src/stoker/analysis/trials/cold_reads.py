@@ -34,6 +34,7 @@ def find_files(
     held = {line["name"]: line for line in opened if line["kind"] != "socket"}
     files = [line for line in held.values() if line["kind"] == "file"]
     total = sum(line["bytes"] for line in files)
+    # Up to five examples a file, and read once as a whole: half more or less is metadata and rests.
     whole = len(files) >= 0.2 * examples and 0.5 * total <= read_bytes <= 1.5 * total
     if files and whole:
         return [line["name"] for line in files], ""

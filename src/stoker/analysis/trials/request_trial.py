@@ -80,7 +80,5 @@ class _WholeFiles:
 
 
 class _FirstBytes(_WholeFiles):
-    """A byte of each."""
-
     def locate(self, index: int) -> RemoteFile:
         return self._files.locate(index)._replace(size=1, start=0)

@@ -69,6 +69,7 @@ class Inbox:
 
     def _place(self, header: bytes, body_bytes: int) -> memoryview:
         if body_bytes > self._memory.nbytes:
+            # A quarter more: bodies that vary a little do not each need new memory.
             self._memory = np.empty(body_bytes * 5 // 4, np.uint8)
         return self._memory[:body_bytes].data
 

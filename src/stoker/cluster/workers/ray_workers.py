@@ -153,7 +153,6 @@ class RayWorkers:
 
 
 def _between(start: Span, end: Span) -> Span:
-    """Return what was measured between two readings."""
     return Span(
         end.elapsed_s - start.elapsed_s,
         end.waited_s - start.waited_s,

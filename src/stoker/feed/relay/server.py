@@ -147,7 +147,6 @@ class RelayedJob:
             self._changed.notify()
 
     def _hand_out(self) -> None:
-        """Hand out one epoch after another."""
         try:
             while True:
                 with self._lock:

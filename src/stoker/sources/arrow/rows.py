@@ -40,7 +40,6 @@ def to_examples(table: Any) -> list[dict[str, Any]]:
 
 
 def _values(array: Any) -> list[Any]:
-    """Return the values of an array of any type."""
     import pyarrow as pa
 
     types = pa.types
@@ -248,7 +247,6 @@ class GroupedRows(Rows):
         return [columns[at] for at in groups], rows
 
     def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Return rows of any columns."""
         import pyarrow as pa
 
         groups, within = self._numbering.find_many(wanted)

@@ -187,6 +187,7 @@ class FileStorage(Storage):
 
 def digest_of(told: Sequence[str]) -> int:
     """Return a number for what a server tells of a file's content; 0 where it tells nothing."""
+    # 56 bits fit into an int64.
     digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little") if told else 0
 

@@ -84,6 +84,8 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     else:
         try:
             packed = memoryview(member)[begin:]
+            # -15: raw deflate. One byte more than is told shows a file that would go on without
+            # end.
             data = zlib.decompressobj(wbits=-15).decompress(packed, nbytes + 1)
         except zlib.error as error:
             raise ValueError(f"its compressed bytes are damaged: {error}") from error

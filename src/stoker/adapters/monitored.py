@@ -183,6 +183,8 @@ _accounts: list[_Account] = []
 
 
 def _open_account(monitored: Monitored[Any]) -> None:
+    # By the line that calls, not by the loader: a loader that is made anew in each epoch is one
+    # line.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

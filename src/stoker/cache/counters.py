@@ -49,6 +49,8 @@ class Counters:
     """Of the file."""
 
     def __init__(self, path: str) -> None:
+        # In a folder that others may write to: no link is followed, and opening a pipe does not
+        # hang.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size != self.SIZE_BYTES:

@@ -16,6 +16,7 @@ from typing import Self
 from stoker.errors import CacheError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What others may have put there is not followed, waited for, or made a terminal.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 

@@ -188,11 +188,13 @@ def _torch_store() -> RankStore | None:
     distributed: Any = sys.modules["torch.distributed"]
     if distributed.get_backend() == "fake":  # nobody else is there
         return None
+    # Private, but there is no other way to the store by which the group has met.
     store = distributed.distributed_c10d._get_default_store()
     return None if store is None else TorchStore(store)
 
 
 def _jax_store() -> RankStore | None:
+    # Private, but JAX has no other way to its key-value store.
     distributed: Any = sys.modules.get("jax._src.distributed")
     client = getattr(getattr(distributed, "global_state", None), "client", None)
     return None if client is None else JaxStore(client)

@@ -135,6 +135,7 @@ class FeedClient:
         self._connection.close()
 
     def __del__(self) -> None:
+        # There is none where ``__init__`` raised.
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()

@@ -458,6 +458,8 @@ def _make_named_reader(
         return tuple.__new__(find(contents), [read(numbers, contents) for read in parts])
 
     def read_dataclass(numbers: Iterator[Any], contents: _Contents) -> Any:
+        # Without ``__init__``, which may take other arguments, or check what was checked when it
+        # was made.
         made: Any = object.__new__(find(contents))
         for field, read in zip(names, parts, strict=True):
             object.__setattr__(made, field, read(numbers, contents))  # frozen ones included

@@ -65,6 +65,7 @@ def local_host_towards(host: str) -> str:
 
     Nothing is sent. Raises OSError if no interface does.
     """
+    # Any port will do: connecting a datagram socket sends nothing.
     family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
@@ -138,6 +139,7 @@ class Link:
         self._keys = keys or Keys(b"", b"")
         self._sent = self._received = 0  # frames
         self.set_timeout(timeout_s)
+        # A connection that nobody closed would keep its peer waiting until the interpreter ends.
         weakref.finalize(self, connected.close)
 
     @classmethod

@@ -97,6 +97,7 @@ class Blocks:
         with self._lock:
             self._blocks[start] = block
             self._starts = sorted(self._blocks)
+        # At exit the kernel frees all of it, and what this would call may be gone.
         weakref.finalize(owner, self._forget, start).atexit = False
         return owner.data
 

@@ -180,6 +180,7 @@ def find_builders() -> tuple[tuple[str, ...], tuple[str, int]]:
 
     The nearest is first, outside of packages; where everything is in packages, it alone.
     """
+    # The next frame above is the hook's, the one after that builds the loader.
     nearest = sys._getframe(2)
     frames = []
     caller: FrameType | None = nearest

@@ -113,6 +113,7 @@ def keep_here(
             place: Started = ray.get(actor.place.remote(), timeout=_START_S)
         except ray.exceptions.RayError as error:  # it may just be dying
             cause = error
+            # A dying actor gives its name up a moment later.
             time.sleep(1.0)
             continue
         if place.error:

@@ -57,6 +57,7 @@ class PreparingActor:
 
         end_with(os.getppid(), by_main_thread=False)  # the raylet
         if "torch" in sys.modules:
+            # Ray gave it one core: torch's threads would share that.
             sys.modules["torch"].set_num_threads(1)
         self._program: WorkerSpec = pickle.loads(program)
         self._runner = WorkExecutor()

@@ -74,6 +74,7 @@ def serve(
     end_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
+        # Workers share the cores: torch's threads in each of them would wait for one another.
         sys.modules["torch"].set_num_threads(1)
     try:
         _serve(connection, slots, works)

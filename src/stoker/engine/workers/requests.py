@@ -100,6 +100,7 @@ class WorkExecutor:
         """Seed the global generators by the example's address, as old datasets draw from them."""
         seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
         random.seed(seed)
+        # NumPy's global generator takes seeds of 32 bits.
         np.random.seed(seed & 0xFFFFFFFF)
         generator = getattr(sys.modules.get("torch"), "default_generator", None)
         if generator is not None:  # not so while torch is being imported

@@ -134,6 +134,7 @@ def _answered(call: Callable[[], T]) -> T:
         except BaseException as error:
             answer.give(error=error)
 
+    # In a thread: Ray's client has no time-out, and a head node that is gone would be waited for.
     threading.Thread(target=ask, name="stoker-feed-directory", daemon=True).start()
     try:
         return answer.wait(_ANSWER_S)

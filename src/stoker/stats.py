@@ -21,7 +21,7 @@ _SCALES = 0.6
 # A smaller share of waiting time: the consumer limits. As in the analyzer
 # (analysis/model/model.py).
 _FED = 0.05
-# Shares of less are noise: 30 samples of what takes 16 ms.
+# Shares of less are noise: 30 samples of work of 16 ms.
 _SAMPLED_S = 0.5
 # With name and percentage beside it, a bar fits into 80 columns.
 _BAR = 24

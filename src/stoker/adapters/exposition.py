@@ -26,9 +26,10 @@ from stoker.transport.link import joined_address
 _HOST = "127.0.0.1"
 # As long as a user waits without a word for a thread that answers.
 _JOIN_S = 5.0
-# Whoever asks has so long to say what, and to take the answer: half of Prometheus' scrape time-out.
+# A client has so long to send its request, and to take the answer: half of Prometheus' scrape time-
+# out.
 _ANSWER_S = 5.0
-# No descriptors are left, or whoever asked is gone: a loop without a pause would take a core.
+# Without descriptors, accepting fails at once: a loop without a pause would take a core.
 _AGAIN_S = 0.05
 # How often to look whose time is over: a tenth of ``_ANSWER_S``.
 _LOOK_S = 0.5

@@ -10,7 +10,7 @@ from stoker.adapters.monitored import EpochWait, Monitored
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Stats
 
-# Loaders that wrap loaders; what refers to itself ends there. Chosen, not measured.
+# Loaders that wrap loaders; a cycle of them ends there. Chosen, not measured.
 _DEPTH = 4
 
 

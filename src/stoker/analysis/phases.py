@@ -29,8 +29,7 @@ _MOST_COLD = 0.05
 # Times as fast as preparing, where storage is to keep up: a margin for the spread of drains.
 # Chosen, not measured.
 _SPARE_STORAGE = 1.5
-# Times what training takes in: a margin, smaller as that rate is known better. Chosen, not
-# measured.
+# Times the rate of training: a margin, smaller as that rate is known better. Chosen, not measured.
 _SPARE_PREP = 1.1
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 LARGEST = 1 << 53
 """No count is larger: up to here JSON's numbers are exact in every reader, and floats too."""
-# What a byte cannot hold; most gaps between kept items are small.
+# The largest byte marks a larger number; most gaps between kept items are small.
 _FAR = 255
 
 

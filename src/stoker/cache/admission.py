@@ -22,7 +22,7 @@ _SEEN = 4096
 # So many must have been seen before any is turned away, and between two bars: fewer do not show how
 # worths spread. Chosen, not measured.
 _JUDGED = 64
-# What chance leaves as it is every other time passes once in 256.
+# A field that chance leaves alone every other time passes once in 256.
 _AGAIN = 8
 
 

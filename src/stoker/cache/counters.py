@@ -46,7 +46,7 @@ class Counters:
     """
 
     SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
-    """Of the file."""
+    """Of the file: the head, then all rows."""
 
     def __init__(self, path: str) -> None:
         # In a folder that others may write to: no link is followed, and opening a pipe does not

@@ -22,7 +22,7 @@ PACK_BYTES = 1 << 16
 items of 1,900 bytes took 2.17 times their size, packed they share its pages."""
 # LMDB takes the system's pages as its own; 4 KiB are usual.
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# Of LMDB, in front of what takes whole pages.
+# Of LMDB, in front of an item that takes whole pages.
 PAGE_HEADER_BYTES = 16
 _ENTRY = struct.Struct("<QQq")  # number, checksum, pack; an item of its own follows
 # No pack has it: they are numbered from 0.

@@ -22,8 +22,8 @@ from stoker.errors import CacheError, CacheWarning
 
 # LMDB's own pages and one pack of 64 KB take a good part of less.
 LEAST_BYTES = 1 << 20
-# Of what is free: in memory the job needs the other half; on disk, other users some. Chosen, not
-# measured.
+# Of the free space: the job needs the other half of memory; other users some of the disk. Chosen,
+# not measured.
 _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
 # Of memory or disk, for everything else. Chosen, not measured.
 _KEPT_FREE = 0.05

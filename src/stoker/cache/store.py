@@ -56,7 +56,7 @@ _NO_DESCRIPTORS = frozenset({os.strerror(errno.EMFILE), os.strerror(errno.ENFILE
 _COMMIT_BYTES = 1 << 20
 # Threads that read at a time, of all processes: one more would get LMDB's ReadersFullError. 256 KB.
 _READERS = 4096
-# What LMDB's lock file has for each reader: a cache line of its own.
+# Of each reader in LMDB's lock file: a cache line of its own.
 _READER_BYTES = 64
 
 

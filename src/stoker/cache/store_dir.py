@@ -49,14 +49,14 @@ from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_disorder
 from stoker.cache.store import COUNTERS, DATA, FILES, Store, changed_ns, import_lmdb
 from stoker.errors import CacheError, CacheWarning
 
-# Raised whenever what lies in a store changes: stores of other formats are made anew.
+# Raised whenever the layout of a store changes: stores of other formats are made anew.
 FORMAT = 4
 ABOUT = "about.json"
 LEFT = "left"
 REBOOTED = "it was in use when the machine went down"
 # Of ``about.json``, which has a few hundred bytes: a damaged one is not read into memory whole.
 _ABOUT_BYTES = 1 << 20
-# What LMDB reads when it opens its file: its two meta pages.
+# LMDB's two meta pages, which it reads when it opens its file.
 _META_BYTES = 2 * PAGE_BYTES
 _META = struct.Struct("<IIQQ")  # of each of these pages: magic, version, address, map size
 # LMDB's (MDB_MAGIC in mdb.c).

@@ -15,10 +15,10 @@ from stoker.cache.layout import StoredItem
 from stoker.cache.store import Added, Busy, Store
 
 QUEUE_BYTES = 32 << 20
-"""What may wait to be written; what is offered beyond that is refused. Memory that a process has
+"""Most bytes that wait to be written; items beyond that are refused. Memory that a process has
 beside its own: 8 commits."""
-# A lookup of what is stored already and a wake-up are shared by some 40 items of 110 KB. Chosen,
-# not measured.
+# A look at the stored items and a wake-up are shared by some 40 items of 110 KB. Chosen, not
+# measured.
 _COMMIT_BYTES = 4 << 20
 # An item is read again an epoch later: it may wait so long for others to be written with.
 _GATHER_S = 0.05

@@ -32,7 +32,7 @@ _REFRESH_S = 1.0
 # Threads, one for each keeper that is waited for; more would only share the network. Chosen, not
 # measured.
 _ASKERS = 8
-# As long as a user waits without a word for what is still to be brought.
+# As long as a user waits without a word for items that are still to be brought.
 _JOIN_S = 5.0
 
 

@@ -140,8 +140,8 @@ _KNOWN = (
     ("world_size", "rank"),
 )
 _INSIDE = ("sampler", "batch_sampler", "dataset", "base_dataloader", "loader")
-# Loaders that wrap loaders, down to a sampler or a dataset; what refers to itself ends there.
-# Chosen, not measured.
+# Loaders that wrap loaders, down to a sampler or a dataset; a cycle of them ends there. Chosen, not
+# measured.
 _DEPTH = 5
 
 _told: set[str] = set()

@@ -28,7 +28,7 @@ another come within seconds; one that ended never does."""
 _LONG_WAIT_S = 600.0
 # Time-outs that torch chooses, of NCCL and of the others: nobody has asked for them.
 _TORCH_DEFAULTS_S = (600.0, 1800.0)
-# For the first rank's word on who did not come: one answer of the store.
+# For the first rank's word on missing ranks: one answer of the store.
 _GRACE_S = 5.0
 _process = OwningProcess()  # a store's connection must not be used by a forked child
 

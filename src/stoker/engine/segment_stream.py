@@ -52,7 +52,7 @@ from stoker.schedule.dealing import Order
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal
 times, sigma 1): 8 give a factor of 1.000, 2 give 1.05, for jitter alone."""
-# Outputs made at once inline share what the engine takes for one: some 30 us
+# Outputs made at once inline share the engine's own cost for one: some 30 us
 # (bench/echo_overhead.py).
 _HERE_OUTPUTS = 8
 # A fifth of `INLINE_BATCH_NS`: as late as the first output may come for the sake of the others.

@@ -37,8 +37,8 @@ from stoker.transport.codec import UnknownType
 from stoker.transport.payload import unpack
 from stoker.transport.shared_memory import Stale, map_block
 
-# What ends each feeder at the same place would be started for ever; kills from outside do not come
-# at one place so often.
+# An example that ends each feeder would have feeders started for ever; kills from outside hardly
+# hit one place so often.
 _MOST_ENDS = 3
 
 

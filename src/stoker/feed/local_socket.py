@@ -16,7 +16,7 @@ from stoker.basics import process
 from stoker.errors import FeedError
 from stoker.feed import messages
 
-# Short beside what a feeder takes to start, long beside what a look costs.
+# Short beside a feeder's start, long beside a look.
 _LOOK_AGAIN_S = 0.05
 # More jobs than connect at a moment on one host; kernels before 5.4 take no more.
 _BACKLOG = 128

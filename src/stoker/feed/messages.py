@@ -18,7 +18,7 @@ import msgspec
 
 # Raised whenever a message changes: jobs of other versions are refused with both numbers.
 VERSION = 5
-# Of a packet: what has more lies in blocks of shared memory.
+# Of a packet: larger payloads lie in blocks of shared memory.
 MOST_BYTES = 1 << 16
 LARGEST = (1 << 62) - 1
 """The largest number in a message: sums of two fit into an int64."""

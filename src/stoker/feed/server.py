@@ -56,10 +56,9 @@ from stoker.transport.shared_memory import Blocks
 _HEARD_AT_ONCE = 64
 # Then a feeder that a job has started ends: the job itself was killed.
 _NOBODY_CAME_S = 30.0
-# Others who connected while the target was loaded are told why; who comes later starts a feeder
-# anew.
+# Jobs that connected while the target was loaded are told why; later ones start a feeder anew.
 _REFUSING_S = 1.0
-# Others wait meanwhile: a job says who it is at once.
+# Others wait meanwhile: a job sends its greeting at once.
 _TURNING_AWAY_S = 0.5
 
 

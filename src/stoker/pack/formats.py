@@ -16,8 +16,8 @@ from stoker.sources.arrow.table import import_pyarrow
 from stoker.sources.files import OpenFile
 from stoker.sources.shards.index import build_index
 
-# Of a row group: what one random read costs. Large beside a page of metadata, small beside memory.
-# Chosen, not measured.
+# Of a row group, which one random read costs: large beside metadata, small beside memory. Chosen,
+# not measured.
 _GROUP_BYTES = 8 << 20
 
 

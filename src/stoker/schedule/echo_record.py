@@ -13,7 +13,7 @@ from stoker.basics import compact_integers
 from stoker.errors import StateError
 from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
 
-# Raised whenever what a record means changes.
+# Raised whenever the meaning of a record changes.
 FORMAT = 2
 # In an epoch of unknown length: a byte each, so a crafted record unpacks to no more than 16 MB.
 _MOST_STEPS = 1 << 24

@@ -52,7 +52,8 @@ is eight times the items.
 # Slots to begin with, where the number of items is not known: some tens of KB, and more as they
 # fill.
 _FEW = 1024
-# Draws beyond what chance is expected to waste, so that most steps draw once. Chosen, not measured.
+# Draws beyond those that chance is expected to waste, so that most steps draw once. Chosen, not
+# measured.
 _SLACK = 8
 _NO_SLOTS = np.empty(0, np.int64)
 

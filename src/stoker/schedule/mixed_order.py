@@ -23,7 +23,7 @@ from stoker.schedule.proportions import Proportions
 # Places computed at once: enough that NumPy's cost a call is spread, few enough for 32 KB. Chosen,
 # not measured.
 _BLOCK = 1 << 12
-# Remembered: readers ahead, and what makes an item again, ask at other places. Chosen, not
+# Remembered: readers ahead, and items that are made again, ask at other places. Chosen, not
 # measured.
 _BLOCKS = 4
 # Of each part, whose orders are remembered: a batch may lie across the end of one.

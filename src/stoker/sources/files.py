@@ -26,8 +26,8 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
 )
-# Smaller ones are read without asking for free memory, which reads files of the kernel: no machine
-# lacks that much for long.
+# Asking for free memory reads files of the kernel: too much for each image. Only large, sparse
+# files can surprise.
 _LARGE_BYTES = 1 << 28
 _KINDS = {
     stat.S_IFDIR: "a folder",

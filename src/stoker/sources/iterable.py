@@ -31,7 +31,7 @@ DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
 shuffle as many. Chosen, not measured."""
 # Examples from one state of a stream to the next: a resume reads at most 15 again, and a state may
-# cost what an example does.
+# be as dear as an example.
 _EVERY = 16
 
 

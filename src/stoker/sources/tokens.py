@@ -24,12 +24,12 @@ from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 IGNORED_TARGET = -100
-"""What ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
+"""The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
 ``ignore_index``."""
 # Of batches that are gathered at once: more would leave the CPU's caches. Twice that of arrays, for
 # there are inputs and targets.
 _TOGETHER_BYTES = 2 << 20
-# In a call: Ctrl-C waits for its end, and they share what a call costs. Chosen, not measured.
+# In a call: Ctrl-C waits for its end, and they share a call's cost. Chosen, not measured.
 _WINDOWS = 256
 # Their files stay open meanwhile, beside those that always do.
 _WINDOWS_OF_MANY_FILES = 16

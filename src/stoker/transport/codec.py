@@ -36,7 +36,7 @@ from stoker.transport.dtypes import TENSOR_DTYPES, check_letters, is_plain, plai
 from stoker.transport.flatten import ALIGNMENT
 
 _LENGTHS = struct.Struct("<II")
-# No outline and no numbers: what follows is the bytes themselves.
+# No outline and no numbers: the bytes themselves follow.
 _BARE = _LENGTHS.pack(0, 0)
 _PLAIN = (type(None), bool, float, str)
 _ZEROS = bytes(ALIGNMENT)

@@ -15,8 +15,8 @@ from stoker.transport.link import Link, LinkError, joined_address
 if TYPE_CHECKING:
     from stoker.transport.tls import Tls
 
-# How long whoever connects has to show that it has the token: bench/encryption.py, at most 20 ms to
-# connect on a busy machine.
+# For a peer to show that it has the token: bench/encryption.py, at most 20 ms to connect on a busy
+# machine.
 _PROVE_S = 2.0
 # Connections at a time that have not shown it; for one more, the first is closed. Few beside 1,024
 # descriptors.

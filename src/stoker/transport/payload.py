@@ -25,7 +25,7 @@ _INLINE_BYTES = 8192
 _SMALL_BYTES = 4096
 # The kernel passes 253 descriptors at a time, of which others in the message need some.
 _MOST_BLOCKS = 100
-# The buffers of more arrays become part of the header, so that a receiver can bound what it reads.
+# The buffers of more arrays become part of the header, so that a receiver can bound its reads.
 _MOST_PLACES = 1000
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
 
-# One page for the generation, so that what follows begins on a page, too.
+# One page for the generation, so that the contents begin on a page, too.
 _HEAD_BYTES = 4096
 # The smallest page there is: one byte written in each makes all of them this process's own.
 _PAGE_BYTES = 4096

@@ -37,8 +37,8 @@ FED = 0.05
 """Stalls below this share of the time are not worth acting on. bench/analyze_split.py: the split
 is off by up to 0.037."""
 NETWORK_MBPS = 1250.0
-"""What a host takes from others, in MB/s, where nothing is said: 10 Gbit/s, what hosts of
-clusters have at least."""
+"""Network of a host in MB/s unless the user gives one: 10 Gbit/s, as hosts of clusters have at
+least."""
 MOST_CORES = 1024
 """More cores than that are not looked for: no host has them."""
 

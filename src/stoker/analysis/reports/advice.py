@@ -30,11 +30,11 @@ _MOST_ECHO = 4
 _JOBS = 4
 # That one cache is advised for: nobody rents more for the memory alone.
 _MOST_HOSTS = 16
-# Of the host's, that a cache may take: what ``limit="auto"`` takes (cache/location.py).
+# Of the host's, that a cache may take: as much as ``limit="auto"`` takes (cache/location.py).
 _MEMORY = 0.5
 # Of each worker's share must be left with many, to draw P on beyond them. Chosen, not measured.
 _SCALES = 0.8
-# Of an example from a cache into a batch, each taken to cost what collating does.
+# Of an example from a cache into a batch; each is taken to cost as much as collating.
 _COPIES = 2
 # Beside its arrays, of an example in a cache: head, names and dtypes.
 _KEPT_BYTES = 512

@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KEPT_LINES = 200
 # A progress bar's line has no end: it is taken in parts.
 _LINE_BYTES = 4096
-# A script may save what it has; a user who pressed Ctrl-C waits for it.
+# Time for a script to save its state; a user who pressed Ctrl-C waits for it.
 _TERM_S = 3.0
 # Of the script, which a process that it left may keep the pipe open for.
 _LAST_WORDS_S = 2.0

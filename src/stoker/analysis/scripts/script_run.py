@@ -49,8 +49,8 @@ _GRACE = 0.1
 # At least, at most: a checkpoint takes seconds, and a user with a long budget waits for no more
 # than half a minute.
 _GRACE_S = 2.0, 30.0
-# After the end of a rank, for what started it to end, too: torchrun ends the other ranks first.
-# Chosen, not measured.
+# Time for a launcher to end after one of its ranks: torchrun ends the other ranks first. Chosen,
+# not measured.
 _GONE_S = 5.0
 
 _WHEN = {

@@ -16,7 +16,7 @@ from stoker.sources.remote.source import Access
 
 # Blocks that an interval is made of, as of steps (analysis/model/rates.py).
 _BLOCKS = 8
-# A prime: what follows each other is far apart.
+# A prime: neighbours in the list come far apart.
 _STRIDE = 2_654_435_761
 
 

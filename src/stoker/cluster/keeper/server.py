@@ -34,11 +34,11 @@ from stoker.transport.tls import own_tls
 # Of one reply, unless a single item is larger: the rest is asked for again. bench/cluster.py:
 # replies of 21 items of 110 KB have 2 MB.
 _REPLY_BYTES = 64 << 20
-# A member says what it caches at once; a busy host may take seconds. Chosen, not measured.
+# A member sends its cache's definition at once; a busy host may take seconds. Chosen, not measured.
 _GREET_S = 10.0
 # As long as another process's commit of 1 MiB, some ten items of 110 KB at 36 us each, may last.
 _BUSY_S = 0.002
-# On whose account items are stored: whoever brought them counts them.
+# On whose account items are stored: members that bring items count them themselves.
 _NOBODY = (1, 1)
 
 

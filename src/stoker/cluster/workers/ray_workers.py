@@ -18,11 +18,11 @@ from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work import Work
 from stoker.engine.workers.threads import Answer, Request, WorkerPool
 
-# For the first actor, whose process may take long to start: it imports what the pipeline does.
+# For the first actor, whose process may take long to start: it imports the pipeline's modules.
 _FIRST_S = 30.0
 # Actors that come up take seconds; each look costs a call of Ray.
 _LOOK_S = 0.2
-# Ray had that long to find room: what is still missing is ordered anew, or given up.
+# Ray had that long to find room: missing actors are ordered anew, or given up.
 _ORDER_AGAIN_S = 10.0
 # As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0

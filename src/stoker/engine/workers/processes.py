@@ -126,7 +126,7 @@ def _serve(
 
 # A process whose pipe broke is about to end; its exit code is worth waiting this long for.
 _GRACE_S = 1.0
-# A cache in the process writes what waits, for at most 5 s (cache/example_cache.py).
+# A cache in the process writes its last items, for at most 5 s (cache/example_cache.py).
 _END_S = 8.0
 # Requests that a process may have at a time: bench/gil.py, 0.985 of torch with two, 0.83 to 0.90
 # with one.

@@ -22,8 +22,8 @@ from stoker.transport.shared_memory import Blocks
 
 # Examples are handed over together, up to so many bytes: some 28 crops of 224 x 224.
 _CHUNK_BYTES = 1 << 22
-# Making shared memory anew costs more than keeping what there was at the peak: as much as the
-# staging area's ``CHUNKS``.
+# Making shared memory anew costs more than keeping the peak's: as many pieces as the staging area's
+# ``CHUNKS``.
 _SPARE = 64
 
 

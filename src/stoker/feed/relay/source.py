@@ -41,10 +41,10 @@ from stoker.transport.shared_memory import Blocks
 _STARTING_S = 10.0
 # And until it is back, started again by one of its jobs perhaps.
 _LOST_S = 10.0
-# Short beside what a feeder takes to start, long beside a connection that fails.
+# Short beside a feeder's start, long beside a connection that fails.
 _AGAIN_S = 0.1
-# Connections in turn that may end because of what came over them: one is a network's fault, so many
-# are a version's.
+# Connections in turn that may end by damaged messages: one is a network's fault, so many are a
+# version's.
 _DAMAGED = 5
 # As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0

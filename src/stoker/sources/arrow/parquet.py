@@ -24,8 +24,7 @@ from stoker.sources.source import IndexedSource, Indices, Rows
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
 # 100 times as fast as the first.
 _KEPT_SHARE = 0.25
-# Rows read for each that is used: fewer are the price of a window of row groups, which read each
-# row but once.
+# Rows read for each that is used: beyond that nearly all reading is in vain. Chosen, not measured.
 _RARELY = 20
 
 

@@ -22,7 +22,7 @@ from stoker.sources.source import Rows
 _FOOTER_BYTES = 1 << 16
 # The length of the footer, and the magic number: four bytes each.
 _TRAILER_BYTES = 8
-# Of what may be kept: what is read ahead is held beside it.
+# Of the memory for row groups: those that are read ahead are held beside the kept ones.
 _AHEAD_SHARE = 0.25
 
 

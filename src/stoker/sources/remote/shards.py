@@ -37,8 +37,8 @@ from stoker.sources.source import Indices, Reader
 # One request finds many headers of small files; at 100 MB/s 64 KiB take less than the request
 # itself.
 _HEADERS_BYTES = 1 << 16
-# Times as many bytes as the files of an example have: beyond that three quarters of what is read
-# are dropped.
+# Times as many bytes as the files of an example have: beyond that three quarters of each read are
+# dropped.
 _SCATTERED = 4
 # Examples in a run, on average: with fewer, blocks save less than half of the requests and cost
 # randomness.

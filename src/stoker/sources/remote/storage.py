@@ -18,7 +18,7 @@ STALL_S = 10.0
 ten. Chosen, not measured."""
 # Where bytes cannot be seen coming, a slower read counts as stalled: no training is fed by that.
 _SLOWEST_BYTES_PER_S = 100_000
-# What a file of unknown size may have, by that rule: five minutes of it.
+# Assumed of a file of unknown size, by that rule: five minutes of reading.
 _LARGE_BYTES = 30_000_000
 # No size is negative.
 UNKNOWN = -1

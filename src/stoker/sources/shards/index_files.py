@@ -34,7 +34,7 @@ from stoker.sources.shards.members import HeaderReads, ShardFile
 _THREADS = 8
 # A user who waits for an index sees that it goes on; most are built in less, without a line.
 _SHOW_EVERY_S = 2.0
-# Raised whenever what an index means changes: those of other formats are made anew.
+# Raised whenever the layout of an index changes: those of other formats are made anew.
 _FORMAT = 4
 # 128 bits of xxh3: damage goes unnoticed once in 10**38.
 _DIGEST_BYTES = 16
@@ -46,7 +46,7 @@ _SWEPT = ".swept"  # its time says when
 _DAY_S = 86_400.0
 # A month: data of a project that rests are not scanned again. Chosen, not measured.
 _UNUSED_S = 30 * _DAY_S
-# An hour: an index is written in seconds; what is older was left by a killed process.
+# An hour: an index is written in seconds; an older rest was left by a killed process.
 _WRITING_S = 3_600.0
 
 

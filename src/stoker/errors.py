@@ -20,7 +20,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SHOWN = 20  # skips in the message of BudgetSpent
+# Skips in the message of BudgetSpent: a screenful.
+_SHOWN = 20
 
 
 class StokerError(Exception):

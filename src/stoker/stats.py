@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 from stoker.basics.resources import format_bytes
 from stoker.errors import Skip
 
-_SCALES = 0.6  # of each thread's share that all of them have to do
-_FED = 0.05  # a smaller share of waiting time: the consumer limits
-_SAMPLED_S = 0.5  # shares of less are noise: 30 samples of what takes 16 ms
+# Of each thread's share that all of them have to do: less than a fifth gained by a second thread.
+# Chosen, not measured.
+_SCALES = 0.6
+# A smaller share of waiting time: the consumer limits. As in the analyzer
+# (analysis/model/model.py).
+_FED = 0.05
+# Shares of less are noise: 30 samples of work of 16 ms.
+_SAMPLED_S = 0.5
+# With name and percentage beside it, a bar fits into 80 columns.
 _BAR = 24
+# In a narrow terminal: shorter ones could not tell an eighth.
 _SHORT_BAR = 8
 
 

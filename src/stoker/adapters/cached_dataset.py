@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 _OWN = ("_dataset", "_cache", "_asked")
 _STREAM = "A stream is read once, and has no index to find its examples by: a cache cannot help."
+# Fewer examples may come twice by chance at the border of two epochs.
 _LEAST_ASKED = 256
-_LOOKS = 16  # in an epoch
+# In an epoch: a loader that repeats is told of early, and counting all workers' hits costs little.
+_LOOKS = 16
+# Prefetching workers overlap epochs a little; drawing with replacement repeats 21 % within half an
+# epoch.
 _REPEATED = 0.05
 
 

@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.pipeline import Pipeline
 
-_BLOCKS = 16  # losses of steps in a row are alike, means of so many blocks of them hardly
-_STUDENT = 2.131  # Student's t for 95 %, 15 degrees of freedom
-_PENDING = 64  # steps whose losses may stay on an accelerator meanwhile
+# Losses of steps in a row are alike, means of so many blocks of them hardly.
+_BLOCKS = 16
+# Student's t for 95 %, 15 degrees of freedom: one less than ``_BLOCKS``.
+_STUDENT = 2.131
+# Steps whose losses may stay on an accelerator meanwhile: read at once, each would make the loop
+# wait for its step.
+_PENDING = 64
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from stoker.basics.future import OneShot
 from stoker.basics.signals import deferred
 from stoker.pipeline import Pipeline
 
+# As often as people read; drawing takes time from the job.
 _REFRESHES_PER_SECOND = 4
+# As long as a user waits without a word for a thread that draws.
 _JOIN_S = 5.0
 
 

@@ -122,6 +122,7 @@ def _from_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # As an import does: pickle and dataclasses look for classes there.
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module

@@ -24,12 +24,20 @@ from stoker.basics.validate import is_whole_number
 from stoker.transport.link import joined_address
 
 _HOST = "127.0.0.1"
+# As long as a user waits without a word for a thread that answers.
 _JOIN_S = 5.0
-_ANSWER_S = 5.0  # who asks has so long to say what, and to take the answer
+# A client has so long to send its request, and to take the answer: half of Prometheus' scrape time-
+# out.
+_ANSWER_S = 5.0
+# Without descriptors, accepting fails at once: a loop without a pause would take a core.
 _AGAIN_S = 0.05
-_LOOK_S = 0.5  # how often to look whose time is over
+# How often to look whose time is over: a tenth of ``_ANSWER_S``.
+_LOOK_S = 0.5
+# Of a request, whose first line alone is read: browsers' headers have less.
 _MOST_BYTES = 1 << 16
-_MOST_ASKING = 64  # at a time; for one more, the one that came first is closed
+# At a time; for one more, the one that came first is closed. A monitoring server asks once in
+# seconds.
+_MOST_ASKING = 64
 _LABEL = re.compile(r"[^\n\"\\]+")
 _CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -17,7 +17,10 @@ from stoker.pipeline import Pipeline
 
 T = TypeVar("T")
 
-_FED = 0.05  # a smaller share of waiting time counts as keeping up
+# A smaller share of waiting time counts as keeping up. As in the analyzer
+# (analysis/model/model.py).
+_FED = 0.05
+# Times as long as another worker's: by chance batches of an epoch do not differ so much.
 _UNEVEN = 3.0
 
 
@@ -180,6 +183,8 @@ _accounts: list[_Account] = []
 
 
 def _open_account(monitored: Monitored[Any]) -> None:
+    # By the line that calls, not by the loader: a loader that is made anew in each epoch is one
+    # line.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -10,7 +10,8 @@ from stoker.adapters.monitored import EpochWait, Monitored
 from stoker.pipeline import Pipeline
 from stoker.stats import CacheStats, Stats
 
-_DEPTH = 4  # loaders that wrap loaders
+# Loaders that wrap loaders; a cycle of them ends there. Chosen, not measured.
+_DEPTH = 4
 
 
 def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:

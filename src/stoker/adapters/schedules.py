@@ -9,7 +9,8 @@ from stoker.basics.warn import warn
 from stoker.chain.scheduler_check import length_of
 from stoker.pipeline import Pipeline
 
-_ALMOST = 1e-6  # of a step: shares of an epoch are floating-point numbers
+# Of a step: shares of an epoch are floating-point numbers, exact to 1e-16 of an epoch.
+_ALMOST = 1e-6
 
 
 class LrSchedule:

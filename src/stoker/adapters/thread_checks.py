@@ -32,10 +32,13 @@ from stoker.pipeline import Pipeline
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
 from stoker.stages.batching.batch import Builder
 
+# More than cores, so that threads are interrupted in the middle of things. Chosen, not measured.
 _THREADS = 8
 _SWITCH_S = 1e-6
 """How long a thread keeps the GIL: with Python's own 5 ms most races take hours to show."""
-_PATIENCE_S = 60.0  # behind the end of a trial; then threads wait for each other
+# Behind the end of a trial; then threads wait for each other.
+_PATIENCE_S = 60.0
+# Examples that came out differently: one may be chance to a reader, three are a pattern.
 _SHOWN = 3
 
 

@@ -13,7 +13,8 @@ from stoker.analysis.trials.request_trial import RequestTrial
 from stoker.analysis.trials.trial_shard import RUN_BYTES, PackingTrial
 
 SHARD_BYTES = 256 << 20
-"""What ``stoker pack`` makes, unless it is told otherwise."""
+"""Default shard size of ``stoker pack``: few files to open, and parts of an epoch for many
+workers."""
 
 
 def estimate_packing(

@@ -21,10 +21,16 @@ from stoker.analysis.trials import cold_reads
 from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
 from stoker.basics import resources
 
+# Two, so that a disturbance shows as an interval; each costs the user as much time again.
 _ROUNDS = 2
-_MOST_COLD = 0.05  # of the data may stay in the page cache
-_SPARE_STORAGE = 1.5  # times as fast as preparing, where storage is to keep up
-_SPARE_PREP = 1.1  # times what training takes in
+# Of the data may stay in the page cache: the measured rate is off by no more. Other programs map
+# some files.
+_MOST_COLD = 0.05
+# Times as fast as preparing, where storage is to keep up: a margin for the spread of drains.
+# Chosen, not measured.
+_SPARE_STORAGE = 1.5
+# Times the rate of training: a margin, smaller as that rate is known better. Chosen, not measured.
+_SPARE_PREP = 1.1
 
 
 class Stopped(Exception):
@@ -163,6 +169,7 @@ def _list_worker_counts(workers: int, cores: int) -> list[int]:
     """Return the worker counts of the scaling curve: the job's own first, at most five."""
     counts = [workers, 1, cores]
     if cores > 4:
+        # Between 1 and all, evenly in their ratios: where the curve bends is not known.
         counts += [round(cores**0.5), round(cores**0.75)]
     return list(dict.fromkeys(counts))
 
@@ -273,6 +280,7 @@ def _drop_part(trace: Trace, prep_files: float) -> bool:
     counts, seconds = zip(*trace.cold_reads[-1], strict=True)
     rate = sum(counts) / max(1e-9, sum(seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
+    # At most a minute: what is not in memory by then is drained as it is.
     cold_reads.read_files(trace.files, resources.usable_cores(), 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
     cold_reads.drop_files(chosen)

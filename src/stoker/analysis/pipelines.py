@@ -25,10 +25,15 @@ from stoker.pipeline import Pipeline
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
 from stoker.stats import Stats
 
-_FEWEST = 8  # batches of a phase
-_FILES = 2000  # that are looked at, or read again
-_KEPT = 8  # batches that are handed over again and again
+# Batches of a phase: one for each of the blocks that an interval is made of.
+_FEWEST = 8
+# That are looked at, or read again: seconds of reading on a slow disk. Chosen, not measured.
+_FILES = 2000
+# Batches that are handed over again and again, as in a script (analysis/probe/replay.py).
+_KEPT = 8
+# More batches than a drain has.
 _EVERYTHING = 1 << 40
+# No other process is looked at: any number will do.
 _PID = 0
 
 
@@ -50,6 +55,8 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
     if not budget_s > 0:
         raise ValueError(f"budget_s={budget_s}: above 0")
     began = time.monotonic()
+    # A phase takes one or two of these; unlike a script, nothing is waited for. Chosen, not
+    # measured.
     job = PipelineJob(pipeline, step, budget_s / 20)
     run_phases(job)
     job.trace.seconds = time.monotonic() - began

@@ -29,9 +29,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.basics import pytree
 
-_RECYCLED_FROM_BYTES = 1 << 16  # below, allocating is cheaper than a finaliser
+# Below, allocating is cheaper than a finaliser. A copy of 600 KB cost 0.48 ms in new memory, nearly
+# all of it page faults.
+_RECYCLED_FROM_BYTES = 1 << 16
+# Of arrays: a cache line, and enough for all vector instructions.
 _ALIGNMENT = 64
-_SIZES = 8  # sizes that free pieces are kept of; with more, they are of no use to one another
+# Sizes that free pieces are kept of: a batch has a few leaves; with more, they are of no use to one
+# another.
+_SIZES = 8
 
 
 class Allocator(Protocol):

@@ -24,10 +24,15 @@ from stoker.basics import pytree
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), PurePath, np.generic)
 _WRAPPED = ("dataset", "datasets")
 _SELECTED = "indices"
+# A dataset, its wrappers and what they hold are hardly deeper; cycles end there.
 _DEPTH = 8
-_PARTS = 4096  # of one object, its parts' parts included: then it is told well enough
-_SHORT = 64  # longer lists, but for indices, count by their length and these many
+# Of one object, its parts' parts included: an epoch is not to begin late.
+_PARTS = 4096
+# Longer lists, but for indices, count by their length and these many: lists of files have millions.
+_SHORT = 64
+# Examples that are read to tell data apart: the first batch waits for them. Chosen, not measured.
 _ROWS = 16
+# Larger arrays count by dtype and shape: the first batch waits for digests. Chosen, not measured.
 _DIGESTED_BYTES = 1 << 20
 
 _RENUMBERING = {"vfat", "msdos", "exfat", "cifs", "smb3"}

@@ -45,6 +45,7 @@ def close_in_children(opened: socket.socket) -> None:
 
 def has_jax_started() -> bool:
     """Tell whether JAX runs threads in this process. A forked child that uses JAX then hangs."""
+    # By a module of JAX's own: its public functions would start the threads that are asked about.
     bridge = sys.modules.get("jax._src.xla_bridge")
     ask = getattr(bridge, "backends_are_initialized", None)
     return ask is not None and bool(ask())
@@ -62,6 +63,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
+# Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG = 1
 
 

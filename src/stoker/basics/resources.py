@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+# Bytes by the unit as users write it: KB of 1,000, KiB of 1,024.
 _UNITS = {
     "": 1,
     "B": 1,
@@ -117,6 +118,7 @@ def thread_busy_ns() -> int:
     except OSError:
         return time.thread_time_ns()
     try:
+        # Three numbers of at most 20 digits.
         _, waited_ns, _ = os.read(descriptor, 128).split()
     finally:
         os.close(descriptor)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from types import FrameType
 from typing import Any
 
+# A finalizer or hook has returned by then, and a user who pressed Ctrl-C does not notice it.
 _AGAIN_S = 0.01
 
 

@@ -16,9 +16,14 @@ from stoker.basics import global_generators
 from stoker.basics.signals import pass_on
 from stoker.transport import codec
 
-_SEEN = 4096  # items whose worth is remembered
-_JUDGED = 64  # so many must have been seen before any is turned away
-_AGAIN = 8  # what chance leaves as it is every other time passes once in 256
+# Items whose worth is remembered; enough to see how they spread, and few to sort. Chosen, not
+# measured.
+_SEEN = 4096
+# So many must have been seen before any is turned away, and between two bars: fewer do not show how
+# worths spread. Chosen, not measured.
+_JUDGED = 64
+# A field that chance leaves alone every other time passes once in 256.
+_AGAIN = 8
 
 
 class Worth:

@@ -18,13 +18,22 @@ from numpy.typing import NDArray
 
 from stoker.stats import CacheCounts
 
+# One for each process of a store's users at a time: some hundreds with many jobs of many workers.
+# 256 KB.
 ROWS = 2048
-_WIDTH = 16  # integers in a row: an identity (two), the counts, room, and ``_CHECKED``
-_HEAD = 512  # integers in front of the rows
+# Integers in a row: an identity (two), the counts, room, and ``_CHECKED``. Two cache lines, so no
+# row shares one.
+_WIDTH = 16
+# Integers in front of the rows: one page, of which a dozen are used, so that new ones change no
+# format.
+_HEAD = 512
 
 NAMES = tuple(field.name for field in fields(CacheCounts))
+# Behind the two integers of the identity.
 _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
-_CHECKED = _WIDTH - 1  # whether an item of the user's was found to be no random one
+# Whether an item of the user's was found to be no random one; the last, so that counts may be
+# added.
+_CHECKED = _WIDTH - 1
 # The head: what holds for the store.
 FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
 MEMBERS, MEMBERS_ALIVE, MAP_VERSION = range(10, 13)  # of a cluster
@@ -37,9 +46,11 @@ class Counters:
     """
 
     SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
-    """Of the file."""
+    """Of the file: the head, then all rows."""
 
     def __init__(self, path: str) -> None:
+        # In a folder that others may write to: no link is followed, and opening a pipe does not
+        # hang.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size != self.SIZE_BYTES:

@@ -29,6 +29,7 @@ from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport import codec
 
+# As long as a user waits without a word for the last writes.
 _FLUSH_S = 5.0
 _ADMIT = ("first", "worth")
 _ON_DAMAGE = ("rebuild", "refuse")

@@ -16,6 +16,8 @@ from typing import Self
 from stoker.errors import CacheError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Others may have put a link, a pipe or a terminal there: it is not followed, waited for, or made
+# ours.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 

@@ -25,9 +25,12 @@ from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
 from stoker.errors import CacheError, CacheWarning
 
+# As long as a process may take longer to end for the sake of its last items.
 _CLOSE_S = 5.0
+# Lines stay in a log: a store that fills for an hour writes 720.
 _SHOW_EVERY_S = 5
-_SHOWN_FULL = -1  # in place of a time
+# In place of a time, which is never negative.
+_SHOWN_FULL = -1
 
 
 class Handle:
@@ -173,6 +176,7 @@ class Handles:
         """Have all of it closed with a worker process, which runs no ``atexit``."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            # Behind what feeds the cache (20, the default), whose last items it still takes.
             close_with_worker(self.close_all, priority=10)
 
     def close_all(self) -> None:

@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+# 128 bits: two of 10^9 examples share a key with a probability of 10^-21.
 KEY_BYTES = 16
 PACK_BYTES = 1 << 16
-"""Items of less share a pack of about so many bytes."""
+"""Items of less share a pack of about so many bytes. LMDB rounds an item up to pages: alone,
+items of 1,900 bytes took 2.17 times their size, packed they share its pages."""
+# LMDB takes the system's pages as its own; 4 KiB are usual.
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-PAGE_HEADER_BYTES = 16  # of LMDB, in front of what takes whole pages
+# Of LMDB, in front of an item that takes whole pages.
+PAGE_HEADER_BYTES = 16
 _ENTRY = struct.Struct("<QQq")  # number, checksum, pack; an item of its own follows
+# No pack has it: they are numbered from 0.
 _NO_PACK = -1
 _SPAN = struct.Struct("<QQ")  # start and length within a pack
 _PACK_KEY = struct.Struct(">cQ")

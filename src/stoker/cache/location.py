@@ -20,9 +20,13 @@ from stoker.cache.folder import CacheFolder
 from stoker.cache.layout import PAGE_BYTES
 from stoker.errors import CacheError, CacheWarning
 
+# LMDB's own pages and one pack of 64 KB take a good part of less.
 LEAST_BYTES = 1 << 20
+# Of the free space: the job needs the other half of memory; other users some of the disk. Chosen,
+# not measured.
 _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
-_KEPT_FREE = 0.05  # of memory or disk, for everything else
+# Of memory or disk, for everything else. Chosen, not measured.
+_KEPT_FREE = 0.05
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
 _ELSEWHERE = "put the cache on a local disk: path= (of a keeper: --folder)"

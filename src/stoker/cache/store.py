@@ -52,8 +52,11 @@ COUNTERS = "counters"
 ADMISSION = "admission"
 FILES = frozenset({DATA, LOCK, COUNTERS, ADMISSION})
 _NO_DESCRIPTORS = frozenset({os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)})
+# See ``_split``. Items of 110 KB took LMDB 33 to 36 us each, once it touched new memory 298 us.
 _COMMIT_BYTES = 1 << 20
+# Threads that read at a time, of all processes: one more would get LMDB's ReadersFullError. 256 KB.
 _READERS = 4096
+# Of each reader in LMDB's lock file: a cache line of its own.
 _READER_BYTES = 64
 
 
@@ -254,6 +257,8 @@ class Store:
         verified = self._verified
         if number >= len(verified):
             with self._lock:
+                # A page of marks at least, so that items that come one by one do not each extend
+                # it.
                 verified.extend(bytes(max(4096, number + 1 - len(verified))))
         verified[number] = 1
         return True

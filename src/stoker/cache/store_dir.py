@@ -49,14 +49,19 @@ from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_disorder
 from stoker.cache.store import COUNTERS, DATA, FILES, Store, changed_ns, import_lmdb
 from stoker.errors import CacheError, CacheWarning
 
+# Raised whenever the layout of a store changes: stores of other formats are made anew.
 FORMAT = 4
 ABOUT = "about.json"
 LEFT = "left"
 REBOOTED = "it was in use when the machine went down"
+# Of ``about.json``, which has a few hundred bytes: a damaged one is not read into memory whole.
 _ABOUT_BYTES = 1 << 20
-_META_BYTES = 2 * PAGE_BYTES  # what LMDB reads when it opens its file
+# LMDB's two meta pages, which it reads when it opens its file.
+_META_BYTES = 2 * PAGE_BYTES
 _META = struct.Struct("<IIQQ")  # of each of these pages: magic, version, address, map size
+# LMDB's (MDB_MAGIC in mdb.c).
 _MAGIC = 0xBEEFC0DE
+# Of 128 bits, as hexadecimal digits.
 _DIGEST_BYTES = 32
 _FROM_OTHERS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 _BEGINS = "the check begins"  # printed first: what comes after it is about the store
@@ -216,6 +221,8 @@ _NAMES = {_USERS, ABOUT, LEFT, *FILES}
 _TEMPORARY_NAMES = (f".{ABOUT}.", f".{LEFT}.")
 _MAKING, _GONE = ".making-", ".gone-"
 _LEFT_OVER = re.compile(rf"({_MAKING}|{_GONE})[0-9a-f]{{16}}".replace(".", r"\."))
+# A process holds the lock alone to check, make or remove a store: not so long unless it is frozen.
+# Chosen, not measured.
 _PATIENCE_S = 30.0
 
 
@@ -488,4 +495,5 @@ def _wait_for_lock(users: int, folder: str) -> None:
                 f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
                 "that checks or removes it"
             )
+        # Locks have no wait with a limit; a hundredth of a second is no delay to opening a cache.
         time.sleep(0.01)

@@ -15,9 +15,14 @@ from stoker.cache.layout import StoredItem
 from stoker.cache.store import Added, Busy, Store
 
 QUEUE_BYTES = 32 << 20
-"""What may wait to be written; what is offered beyond that is refused."""
+"""Most bytes that wait to be written; items beyond that are refused. Memory that a process has
+beside its own: 8 commits."""
+# A look at the stored items and a wake-up are shared by some 40 items of 110 KB. Chosen, not
+# measured.
 _COMMIT_BYTES = 4 << 20
+# An item is read again an epoch later: it may wait so long for others to be written with.
 _GATHER_S = 0.05
+# Another process's commit of 1 MiB, some ten items of 110 KB at 36 us each, is over by then.
 _BUSY_S = 0.002
 
 

@@ -16,7 +16,9 @@ from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.stages.shard import Shard
 
-_MOST_NAMED = 4  # ranks that are named for each thing that differs
+# Ranks, or values, that are named for each thing that differs: a message for a thousand ranks stays
+# a line.
+_MOST_NAMED = 4
 
 
 def agreed(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:

@@ -45,6 +45,7 @@ class PipelineIterator(Iterator[T]):
     ) -> None:
         self._run = run
         self._signal = signal
+        # Unlike __del__, it also runs as the interpreter ends, while workers can still be told to.
         self._finish: weakref.finalize[..., Any] = weakref.finalize(
             self, _finished, run, ended, signal
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+# Doubled each time: a node that was only busy is asked again before the next batch or two.
 FIRST_S = 0.1
+# So long a node that is back goes unused at most; each try costs one connection.
 LAST_S = 5.0
 
 

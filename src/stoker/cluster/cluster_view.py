@@ -19,7 +19,9 @@ from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.remote_node import MemberMap, RemoteNode
 from stoker.schedule.owners import OwnerMap
 
-_IN_TURN = 2  # members that are asked for an item, or brought it
+# Members that are asked for an item, or brought it: its owner, and the next, who had it before the
+# map changed.
+_IN_TURN = 2
 
 HOME = "home"
 """In place of a member: this host's own store."""

@@ -27,8 +27,12 @@ from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import OwnerMap
 from stoker.transport.link import LinkError, LinkRefused
 
+# Members change by minutes: a second's delay costs a second of lookups that miss.
 _REFRESH_S = 1.0
+# Threads, one for each keeper that is waited for; more would only share the network. Chosen, not
+# measured.
 _ASKERS = 8
+# As long as a user waits without a word for items that are still to be brought.
 _JOIN_S = 5.0
 
 
@@ -158,7 +162,6 @@ class NodeClient:
             neighbours.tell()
 
     def _adopt(self, found: Members) -> None:
-        """Take over the members, if they have changed."""
         home = self._membership.home
         if found == self._members:
             return
@@ -183,7 +186,6 @@ class NodeClient:
         return sum(thread.name == "stoker-cluster-ask" for thread in self._threads)
 
     def _meet(self, peer: RemoteNode, *, refuse: bool = False) -> None:
-        """Try to reach a member."""
         neighbours = self._neighbours
         try:
             line = neighbours.connect(peer)

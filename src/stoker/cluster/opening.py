@@ -16,7 +16,9 @@ from stoker.cluster.members.membership import Membership, NamedHosts, check_host
 from stoker.cluster.partitioned import Join, PartitionedCache
 from stoker.transport.token import read_token, token_path
 
-_SIZES = 256  # files whose sizes are compared
+# Files whose sizes are compared: other data differ in some of them, and opening a cache does not
+# wait for all.
+_SIZES = 256
 
 
 class Indexed(Protocol):

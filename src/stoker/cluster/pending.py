@@ -11,7 +11,8 @@ from stoker.basics.future import OneShot
 from stoker.cluster.keeper.client import Record
 
 PATIENCE_S = 5.0
-"""After which what was asked for is read from storage, whatever becomes of the answer."""
+"""After which an item is read from storage, even if its answer still comes: ten silent keepers'
+worth of ``DEADLINE_S``."""
 
 
 class Found(NamedTuple):

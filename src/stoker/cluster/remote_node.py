@@ -10,7 +10,9 @@ from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.pending import PendingGet
 from stoker.schedule.owners import Member, OwnerMap
 
-_KEPT = 1 << 16  # ranks that are remembered
+# Ranks that are remembered, of items looked up lately; then all are forgotten. Chosen, not
+# measured.
+_KEPT = 1 << 16
 
 
 def key_of(place: int, rest: bytes) -> bytes:

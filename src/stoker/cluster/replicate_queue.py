@@ -10,8 +10,12 @@ from stoker.cluster.keeper.client import DefinitionRefused, Record
 from stoker.transport.link import LinkError
 
 QUEUE_BYTES = 32 << 20
-"""What may wait to be brought to others; what is offered beyond that is refused."""
+"""Most bytes that wait to be brought to others; items beyond that are refused. Memory that a
+process has beside its own: 8 requests."""
+# A request is shared by some 40 items of 110 KB. Sent one by one, items cost 2.2 times the
+# processor time, of 3 KB 15 times.
 _PUT_BYTES = 4 << 20
+# Nobody waits for an item that is brought: it may wait so long for others to be sent with.
 _GATHER_S = 0.05
 
 

@@ -24,6 +24,7 @@ _LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
     """Yield the calling frames with the names of their modules, innermost first."""
+    # Frameworks do not say what they call a loader for; their frames do.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield str(frame.f_globals.get("__name__", "")), frame
@@ -75,6 +76,8 @@ def untrained() -> int:
 
 def _untrained(loop: Any) -> int:
     current = loop.epoch_loop.batch_progress.current
+    # Private, as nothing public tells; other releases may lack it, and then nothing counts as
+    # untrained.
     fetched = getattr(getattr(loop, "_data_fetcher", None), "fetched", 0)
     return int(max(0, min(current.ready, fetched) - current.processed))
 
@@ -86,6 +89,8 @@ def left_aside(is_for: Callable[[Any], bool]) -> Any:
     epoch. Behind a whole one it would have loaders begin with their first epoch again.
     """
     loop = _fit_loop()
+    # Private, as nothing public tells; other releases may lack it, and then load the state
+    # themselves.
     states = getattr(loop, "_combined_loader_states_to_load", None)
     if not states or loop.restarting:
         return None
@@ -135,6 +140,8 @@ _KNOWN = (
     ("world_size", "rank"),
 )
 _INSIDE = ("sampler", "batch_sampler", "dataset", "base_dataloader", "loader")
+# Loaders that wrap loaders, down to a sampler or a dataset; a cycle of them ends there. Chosen, not
+# measured.
 _DEPTH = 5
 
 _told: set[str] = set()

@@ -22,10 +22,14 @@ from stoker.basics.resources import own_rank, process_group
 from stoker.errors import StokerError
 
 WAIT_S = 60.0
-"""How long ranks wait for each other where nobody said otherwise."""
-_LONG_WAIT_S = 600.0  # torch's own, of NCCL
-_TORCH_DEFAULTS_S = (600.0, 1800.0)  # time-outs that torch chooses: nobody has asked for them
-_GRACE_S = 5.0  # for the first rank's word on who did not come
+"""How long ranks wait for each other where nobody said otherwise: ranks that start one after
+another come within seconds; one that ended never does."""
+# torch's own, of NCCL.
+_LONG_WAIT_S = 600.0
+# Time-outs that torch chooses, of NCCL and of the others: nobody has asked for them.
+_TORCH_DEFAULTS_S = (600.0, 1800.0)
+# For the first rank's word on missing ranks: one answer of the store.
+_GRACE_S = 5.0
 _process = OwningProcess()  # a store's connection must not be used by a forked child
 
 
@@ -184,11 +188,13 @@ def _torch_store() -> RankStore | None:
     distributed: Any = sys.modules["torch.distributed"]
     if distributed.get_backend() == "fake":  # nobody else is there
         return None
+    # Private, but there is no other way to the store by which the group has met.
     store = distributed.distributed_c10d._get_default_store()
     return None if store is None else TorchStore(store)
 
 
 def _jax_store() -> RankStore | None:
+    # Private, but JAX has no other way to its key-value store.
     distributed: Any = sys.modules.get("jax._src.distributed")
     client = getattr(getattr(distributed, "global_state", None), "client", None)
     return None if client is None else JaxStore(client)

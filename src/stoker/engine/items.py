@@ -73,6 +73,8 @@ class EpochCounters:
 
     def open(self, part: int, names: list[str]) -> None:
         """Begin to count for the stages of a part."""
+        # Times and counts of the stages, then four of samples (``threads.TIMED``) and the bytes
+        # read.
         self.names[part], self.spent[part] = names, [0] * (2 * len(names) + 5)
 
     def add(self, part: int, spent: list[int]) -> None:

@@ -86,7 +86,6 @@ class SegmentRunner:
         return self._made(number, indices, start)
 
     def _own_work(self) -> Work:
-        """Return the calling thread's work."""
         return self.work if self._copies is None else self._copies.work(self.work)
 
     def _made(self, number: int, indices: Any, start: int) -> list[Any]:

@@ -737,5 +737,6 @@ def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch:
         if pytree.is_jax_array(leaf):
             import jax
 
+            # JAX takes seeds of 32 bits, unless 64-bit numbers are switched on.
             return jax.random.key(rng.integer_at(key, ordinal, use_key) >> 31)
     return None

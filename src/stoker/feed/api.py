@@ -9,7 +9,8 @@ from typing import Any
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.pipeline import Pipeline
 
-_STARTING_S = 5.0  # how long a feeder may take until it listens
+# How long a feeder may take until it listens: it imports the pipeline's modules first.
+_STARTING_S = 5.0
 
 
 def from_feed(name: str, *, seed: int | None = None) -> Pipeline:

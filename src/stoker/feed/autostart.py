@@ -25,8 +25,9 @@ from stoker.feed.local_socket import connect, listen
 from stoker.feed.token import IN_ENVIRONMENT
 
 SWITCH_S = 0.0005
-"""The interpreter's switch interval in feeders: what talks to the jobs must not wait long for what
-prepares."""
+"""The interpreter's switch interval in feeders, a tenth of Python's own: messages to jobs must
+not wait long for threads that prepare."""
+# The process that has bound the name listens a few system calls later.
 _AGAIN_S = 0.005
 _IN_FEEDER = "STOKER_FEEDER"  # in the environment of a feeder: its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")

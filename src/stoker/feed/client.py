@@ -37,7 +37,9 @@ from stoker.transport.codec import UnknownType
 from stoker.transport.payload import unpack
 from stoker.transport.shared_memory import Stale, map_block
 
-_MOST_ENDS = 3  # what ends each feeder at the same place would be started for ever
+# An example that ends each feeder would have feeders started for ever; kills from outside hardly
+# hit one place so often.
+_MOST_ENDS = 3
 
 
 class FeedClient:
@@ -133,6 +135,7 @@ class FeedClient:
         self._connection.close()
 
     def __del__(self) -> None:
+        # There is none where ``__init__`` raised.
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()

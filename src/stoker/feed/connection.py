@@ -42,8 +42,10 @@ from stoker.feed.messages import (
 )
 from stoker.transport.shared_memory import Stale, check_generation, detach
 
+# A feeder that is just ending may be met once; another one is there by then.
 _ATTEMPTS = 3
-_SAY_MS = 2000  # so long a job waits for others before it says so
+# So long a job waits for others before it says so: steps of most trainings take less.
+_SAY_MS = 2000
 
 
 @dataclass(frozen=True)

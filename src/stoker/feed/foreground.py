@@ -19,8 +19,11 @@ from stoker.feed.local_socket import check_name, listen
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.server import FeedServer, open_server
 
+# People see a change within half a second; drawing more often only takes time from preparing.
 _REFRESH_S = 0.5
+# Lines stay in a log: six a minute.
 _LINES_S = 10.0
+# So a row of the view fits into 80 columns.
 _LABEL_CHARACTERS = 36
 
 

@@ -16,8 +16,11 @@ from stoker.basics import process
 from stoker.errors import FeedError
 from stoker.feed import messages
 
+# Short beside a feeder's start, long beside a look.
 _LOOK_AGAIN_S = 0.05
+# More jobs than connect at a moment on one host; kernels before 5.4 take no more.
 _BACKLOG = 128
+# An address has 107 bytes, of which the rest is the prefix and the user's number.
 _NAME_CHARACTERS = 64
 
 

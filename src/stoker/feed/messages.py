@@ -16,15 +16,24 @@ from typing import Annotated, Any
 
 import msgspec
 
+# Raised whenever a message changes: jobs of other versions are refused with both numbers.
 VERSION = 5
+# Of a packet: larger payloads lie in blocks of shared memory.
 MOST_BYTES = 1 << 16
 LARGEST = (1 << 62) - 1
-"""The largest number in a message."""
+"""The largest number in a message: sums of two fit into an int64."""
+# In one message: a job holds hundreds at most. At eight digits each they leave most of a packet
+# free.
 MOST_LEASES = 1000
+# More jobs than one host runs.
 MOST_PEERS = 128
+# A label is a line for people.
 LABEL_CHARACTERS = 200
-TEXT_CHARACTERS = 8000  # of a target, or a reason
+# Of a target, or a reason: at most 32 KB as UTF-8, half of a packet.
+TEXT_CHARACTERS = 8000
+# The kernel passes as many at a time (SCM_MAX_FD).
 _MOST_DESCRIPTORS = 253
+# Of C ints, four bytes each.
 _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
 _LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _CREDENTIALS = struct.Struct("iII")

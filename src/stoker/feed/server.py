@@ -52,10 +52,14 @@ from stoker.feed.relay.source import RelayPreparation
 from stoker.feed.relay.url import FeedUrl, is_url
 from stoker.transport.shared_memory import Blocks
 
-_HEARD_AT_ONCE = 64  # messages of one job, before others have their turn
-_NOBODY_CAME_S = 30.0  # then a feeder that a job has started ends
+# Messages of one job, before others have their turn: a job has few under way, unless it is hostile.
+_HEARD_AT_ONCE = 64
+# Then a feeder that a job has started ends: the job itself was killed.
+_NOBODY_CAME_S = 30.0
+# Jobs that connected while the target was loaded are told why; later ones start a feeder anew.
 _REFUSING_S = 1.0
-_TURNING_AWAY_S = 0.5  # others wait meanwhile
+# Others wait meanwhile: a job sends its greeting at once.
+_TURNING_AWAY_S = 0.5
 
 
 class FeedServer:

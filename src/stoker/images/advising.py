@@ -24,7 +24,10 @@ from stoker.basics.pytree import Field
 from stoker.images.decoding import decode, file_bytes, is_file
 from stoker.images.image_map import ImageMap, RandomImageMap
 
+# Files that are decoded in both orders, ``_ROUNDS`` times: some seconds of photographs. Chosen, not
+# measured.
 _IMAGES = 48
+# The least of three: another program seldom disturbs all of them.
 _ROUNDS = 3
 
 _measured: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], CropAdvice]]

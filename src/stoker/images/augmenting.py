@@ -23,8 +23,11 @@ import numpy as np
 from stoker.basics import pytree
 from stoker.basics.buffers import reads_only
 
+# Grey, RGB, RGBA: an axis of another length is none of channels.
 _CHANNELS = (1, 3, 4)
-_ASPECT = 3.3  # the longest side of what is erased, over the shorter
+# The longest side of an erased box over the shorter: as in the paper (Zhong et al., arXiv
+# 1708.04896), whose least is 0.3.
+_ASPECT = 3.3
 
 
 @reads_only

@@ -20,7 +20,9 @@ from stoker.images.decoding import MAX_PIXELS, check_is_no_image
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Box, Pixels, Reading, size_of
 
-_TRIES = 10  # boxes that are drawn, until one fits
+# Boxes that are drawn, until one fits; as torchvision's RandomResizedCrop does, so that crops have
+# its distribution.
+_TRIES = 10
 
 Size = int | Sequence[int]
 

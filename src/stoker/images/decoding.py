@@ -20,18 +20,22 @@ from stoker.images import native
 from stoker.images.image_map import without_gil
 
 MAX_PIXELS = 89_478_485
-"""Images of more are refused: as many as Pillow takes without a warning."""
+"""Images of more are refused: as many as Pillow takes without a warning (a quarter of a GiB of
+three channels)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """What is decoded unasked, by Pillow's names. For others Pillow may start programs: Ghostscript for
 an EPS, whatever its file is called."""
 
 _SCANS = 10
-"""How often a file may go over as many pixels: those of photographs do so about ten times."""
+"""How often a file may go over as many pixels: those of photographs do so about ten times; a
+crafted one may ask for minutes of work."""
 
-_MOST = 1 << 40  # more than any file has, and ten times that fits into an int64
+# More than any file has, and ten times that fits into an int64.
+_MOST = 1 << 40
 
-_ORIENTATION = 0x0112  # the tag of EXIF
+# The tag of EXIF.
+_ORIENTATION = 0x0112
 
 _DAMAGE = (SyntaxError, ValueError, RuntimeError)
 """What Pillow raises for some damage, beside OSError."""
@@ -267,6 +271,7 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
 
 def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
     """Scale one 16-bit channel to three of 8 bits (Pillow's own conversion would clip)."""
+    # 65,535 / 255 is 257: white stays white.
     eight = np.clip(grey.astype(np.float64) / 257.0, 0, 255).round().astype(np.uint8)
     return np.repeat(eight[..., None], 3, axis=-1)
 

@@ -84,6 +84,7 @@ def _saturated(colours: Colours, factor: np.float32) -> Colours:
 
 def _grey(colours: Colours) -> Colours:
     red, green, blue = colours[..., 0], colours[..., 1], colours[..., 2]
+    # Luma of ITU-R BT.601, as Pillow and torchvision take it.
     grey: Colours = 0.299 * red + 0.587 * green + 0.114 * blue
     return grey
 

@@ -15,7 +15,10 @@ from stoker.basics import pytree
 from stoker.basics.buffers import reads_only
 from stoker.images.decoding import check_is_no_image
 
+# Of ImageNet's training images by channel, from 0 to 1: torchvision's figures, which its weights
+# were trained with.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
+# As of ``IMAGENET_MEAN``.
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 

@@ -33,7 +33,8 @@ Opened = Any
 """An image that was opened: a JPEG, of which the library decodes what it needs; Pillow's own RGB
 image, where there is no library; or pixels."""
 
-_MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # not RGBA, of whose alpha Pillow would take notice
+# Pillow's, by the number of channels; not RGBA, of whose alpha Pillow would take notice.
+_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
 
 @dataclass(frozen=True)

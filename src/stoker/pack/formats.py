@@ -16,7 +16,9 @@ from stoker.sources.arrow.table import import_pyarrow
 from stoker.sources.files import OpenFile
 from stoker.sources.shards.index import build_index
 
-_GROUP_BYTES = 8 << 20  # of a row group: what one random read costs
+# Of a row group, which one random read costs: large beside metadata, small beside memory. Chosen,
+# not measured.
+_GROUP_BYTES = 8 << 20
 
 
 class ShardFormat(Protocol):

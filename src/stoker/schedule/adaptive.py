@@ -44,17 +44,27 @@ from numpy.typing import NDArray
 from stoker.basics import compact_integers
 from stoker.schedule.fixed import Draw
 
+# Between snapshots; a resumed pool replays as many, at 0.4 us an example (bench/echo_overhead.py):
+# 6 ms at batches of 256.
 SNAPSHOT_STEPS = 64
 MOST_FACTOR = 1 << 16
-"""The largest ``max_factor``: each has a queue of its own."""
+"""The largest ``max_factor``: each has a queue of its own. Few enough that a damaged state calls
+for little memory."""
 MOST_DISTANCE = 1 << 16
-"""The largest ``min_distance``: each of these steps has a counter of its own."""
+"""The largest ``min_distance``: each of these steps has a counter of its own. Bounded as
+``MOST_FACTOR`` is."""
 RAMP_STEPS = 48
-"""Steps over which the distance grows, unless each of them adds more than 1."""
+"""Steps over which the distance grows, unless each of them adds more than 1. Trained on images
+and on text at R = 5: with this ramp to 8 the loop had waited for 29 steps by step 60, without a
+ramp for 32; speed-ups were 3.07 and 3.17, without a distance 1.82 and 2.30."""
+# No item in two steps that follow each other. Simulated without that, at R = 6 and a factor of 4:
+# three quarters of a batch came in the next one, too.
 _LEAST_DISTANCE = 2
-_CODES = 254  # a byte says how many grains of fresh items a step has
+# A byte says how many grains of fresh items a step has: 0 to 254, as 255 is ``ALONE``.
+_CODES = 254
 ALONE = 255
-"""The code of a step of fresh items alone, none of which the pool keeps."""
+"""The code of a step of fresh items alone, none of which the pool keeps: the value of a byte
+that counts leave."""
 
 _NONE = np.empty(0, np.int64)
 

@@ -23,10 +23,13 @@ from stoker.schedule import rng
 from stoker.schedule.numbering import Numbering
 
 WINDOW = 16
-"""Blocks that are drawn from at a time."""
+"""Blocks that are drawn from at a time. More mix better, but a reader has to hold as many.
+Chosen, not measured."""
 LARGEST = 1 << 20
-"""Examples in a block; larger ones are taken for several."""
-_REMEMBERED = 2  # windows
+"""Examples in a block; larger ones are taken for several, so that a window has at most as many
+indices, 8 MB."""
+# Windows: a batch may lie across two that follow each other.
+_REMEMBERED = 2
 
 
 class BlockOrder:
@@ -82,7 +85,6 @@ class BlockOrder:
         return int(self.span(ordinal, ordinal + 1)[0])
 
     def _window(self, number: int) -> NDArray[np.int64]:
-        """Return the indices of a window, in their order."""
         with self._lock:
             window = self._windows.get(number)
             if window is None:

@@ -13,8 +13,10 @@ from stoker.basics import compact_integers
 from stoker.errors import StateError
 from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
 
+# Raised whenever the meaning of a record changes.
 FORMAT = 2
-_MOST_STEPS = 1 << 24  # in an epoch of unknown length: a byte each
+# In an epoch of unknown length: a byte each, so a crafted record unpacks to no more than 16 MB.
+_MOST_STEPS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class RunRecord:
 
 
 def _listed(epochs: list[int]) -> str:
+    # Ten fit into a line of an error.
     return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
 
 

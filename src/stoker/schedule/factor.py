@@ -28,6 +28,7 @@ def exact_factor(factor: Any) -> Fraction:
             f"the echoing factor must be a finite number of at least 1, not {factor!r}: "
             "every fresh example is used at least once"
         )
+    # A denominator of a million: exact for what people write, and products stay within 64 bits.
     if isinstance(factor, numbers.Rational):
         return Fraction(factor).limit_denominator(10**6)
     return Fraction(str(factor)).limit_denominator(10**6)

@@ -49,8 +49,12 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
-_FEW = 1024  # slots to begin with, where the number of items is not known
-_SLACK = 8  # draws beyond what chance is expected to waste
+# Slots to begin with, where the number of items is not known: some tens of KB, and more as they
+# fill.
+_FEW = 1024
+# Draws beyond those that chance is expected to waste, so that most steps draw once. Chosen, not
+# measured.
+_SLACK = 8
 _NO_SLOTS = np.empty(0, np.int64)
 
 

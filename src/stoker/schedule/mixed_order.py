@@ -20,9 +20,14 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders import Selection
 from stoker.schedule.proportions import Proportions
 
+# Places computed at once: enough that NumPy's cost a call is spread, few enough for 32 KB. Chosen,
+# not measured.
 _BLOCK = 1 << 12
-_BLOCKS = 4  # remembered
-_EPOCHS = 2  # of each part, whose orders are remembered
+# Remembered: readers ahead, and items that are made again, ask at other places. Chosen, not
+# measured.
+_BLOCKS = 4
+# Of each part, whose orders are remembered: a batch may lie across the end of one.
+_EPOCHS = 2
 
 
 class MixedOrder:

@@ -31,14 +31,20 @@ import numpy.typing as npt
 
 from stoker.basics.compact_integers import whole
 
+# 65,536 slots: 256 KB a map, and with up to some hundred members each has hundreds of slots.
 _SLOT_BITS = 16
 SLOTS = 1 << _SLOT_BITS
+# 5 % more than fair. Simulated, 1,000 members: chance alone gives one 10.8 % more.
 _MOST_OF_FAIR = (21, 20)
 
 _Words = npt.NDArray[np.uint64]
 
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: neighbours come far apart
+# 2**64 over the golden ratio: neighbours come far apart.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+# Bits behind the point of a logarithm: with six before it, half of a 64-bit word is left for a
+# member's divisor.
 _LOG_BITS = 26
+# Of a logarithm's table: 8 KB; a line between entries is exact to 2**-22 or better.
 _TABLE_BITS = 10
 
 
@@ -199,7 +205,9 @@ def _logarithms() -> _Words:
     return np.append(logarithm, np.uint64(1 << _LOG_BITS))
 
 
+# In a state: as many as a map has slots for, eight each.
 _MOST_MEMBERS = 1 << 13
+# Characters of a name in a state: host names have at most 253.
 _MOST_NAME = 1 << 10
 
 
@@ -264,6 +272,7 @@ class OwnerSnapshot:
     def digest(self) -> int:
         """What equals another's only if this does: above 0, in 56 bits."""
         text = json.dumps(self.saved(), sort_keys=True).encode()
+        # 56 bits: ranks compare it, and its negative, as int64.
         return 1 + int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
 
     @cached_property

@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_TOTAL = 1 << 30
-"""The largest sum of weights that is kept exactly; more is rounded to it."""
+"""The largest sum of weights that is kept exactly; more is rounded to it (to 1 in 2**29), so
+that products of it with places stay within 63 bits."""
 
 _MOST_TABLED = 1 << 16
-"""How many places a round has at most whose parts are looked up; in a longer one they are found."""
+"""How many places a round has at most whose parts are looked up, in a MiB; in a longer one they
+are found."""
 
 _Tree = int | tuple[int, int, Any, Any]
 """A part; or the weight of the left half, that of both, and the halves."""

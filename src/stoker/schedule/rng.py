@@ -22,8 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Words of Philox' keys and counters have 64 bits.
 _MASK = (1 << 64) - 1
-_USE_BITS = 20  # bits of a counter word that hold the use number of one echo
+# Bits of a counter word that hold the use number of one echo: three echoes fit into 64 bits, and a
+# factor of a million into one.
+_USE_BITS = 20
 
 # Purposes: the first word of a key. Random maps take MAP + their position among random maps, the
 # parts of a mixture SHUFFLE + their number.
@@ -89,6 +92,7 @@ class Rekeyed(threading.local):
 class Fractions:
     """A random number in [0, 1) for each step of a key, drawn for many steps at once."""
 
+    # Numbers drawn at once: placing a generator costs 0.6 us, which 64 share.
     _BLOCK = 64
 
     def __init__(self, key: NDArray[np.uint64]) -> None:

@@ -303,6 +303,7 @@ def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, 
     """Return where in a file an array lies whole, if it is mapped from one and not changed."""
     if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
         return None
+    # NumPy names no public way from a memory map to its mapping; a view of it has one, too.
     mapped = getattr(array, "_mmap", None)
     if mapped is None or array.mode == "c" or not array.size:
         return None

@@ -26,7 +26,9 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
 )
-_LARGE_BYTES = 1 << 28  # smaller ones are read without asking for free memory
+# Asking for free memory reads files of the kernel: too much for each image. Only large, sparse
+# files can surprise.
+_LARGE_BYTES = 1 << 28
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -34,6 +36,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+# A quarter of the 1,024 descriptors that a process usually has.
 MOST_OPEN = 256
 
 

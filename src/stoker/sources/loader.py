@@ -145,6 +145,7 @@ class _Resetting(Iterator[Any]):
         try:
             return next(self._iterator)
         except StopIteration:
+            # DALI's iterators; those that reset themselves would skip an epoch.
             if getattr(self._iterator, "_auto_reset", "no") != "yes":
                 self._iterator.reset()
             raise

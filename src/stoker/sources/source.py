@@ -24,7 +24,8 @@ from stoker.schedule.orders import Selection
 from stoker.stats import PartStats
 
 Indices = Sequence[int] | NDArray[np.int64]
-_TOGETHER_BYTES = 1 << 20  # of batches that are gathered at once: more would leave the CPU's caches
+# Of batches that are gathered at once: more would leave the CPU's caches. Chosen, not measured.
+_TOGETHER_BYTES = 1 << 20
 
 
 class UserObject(NamedTuple):

@@ -24,10 +24,15 @@ from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 IGNORED_TARGET = -100
-"""What ``torch.nn.functional.cross_entropy`` leaves out of the loss."""
-_TOGETHER_BYTES = 2 << 20  # of batches that are gathered at once: more would leave the CPU's caches
-_WINDOWS = 256  # in a call: signals wait for its end
-_WINDOWS_OF_MANY_FILES = 16  # their files stay open meanwhile, beside those that always do
+"""The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
+``ignore_index``."""
+# Of batches that are gathered at once: more would leave the CPU's caches. Twice that of arrays, for
+# there are inputs and targets.
+_TOGETHER_BYTES = 2 << 20
+# In a call: Ctrl-C waits for its end, and they share a call's cost. Chosen, not measured.
+_WINDOWS = 256
+# Their files stay open meanwhile, beside those that always do.
+_WINDOWS_OF_MANY_FILES = 16
 
 
 class Window(NamedTuple):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
     from stoker.schedule.owners import OwnersKnown
 
+# Files whose sizes are asked for, to estimate all: enough to tell half of the memory from all of
+# it.
 _SAMPLED = 64
 
 

@@ -124,7 +124,8 @@ class SkipFirst(Stage):
 
 
 DEFAULT_BUFFER = 1_000
-"""Examples in a shuffle buffer, unless the user says otherwise."""
+"""Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
+shuffle as many. Chosen, not measured."""
 
 
 @dataclass(frozen=True)

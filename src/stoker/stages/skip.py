@@ -11,7 +11,8 @@ import numpy as np
 from stoker.basics.validate import is_number
 
 LEAST_SEEN = 1_000
-"""If the length of an epoch is not known, a fraction is taken of at least so many examples."""
+"""If the length of an epoch is not known, a fraction is taken of at least so many examples: else
+the first failure would already be 100 %."""
 
 OnError = str | int | float
 """``"raise"``, or how many examples of an epoch may be skipped: a count, or a fraction."""
@@ -43,6 +44,7 @@ class Budget:
         return f"{self.fraction:.3g} of the examples" if self.fraction < 1 else "all examples"
 
 
+# The default: the first example that fails ends the epoch.
 RAISE = Budget(0)
 
 

@@ -24,7 +24,8 @@ from stoker.basics import pytree, resources
 from stoker.stages.stage import ChainView, Stage, StagePlan, Traits, first_with
 
 _NUMERIC = "biufc"
-_REGISTERED = 2  # NumPy's word for dtypes of other packages, as bfloat16 is
+# NumPy's word for dtypes of other packages, as bfloat16 is.
+_REGISTERED = 2
 
 
 def is_jax_place(place: Any) -> bool:
@@ -174,7 +175,9 @@ class Mover:
     which the consumer's stream waits for only when the batch is handed over.
     """
 
-    STAGES = 2  # staging buffers: one being copied from, one being filled
+    # Staging buffers: one being copied from, one being filled. More would pin memory and hide
+    # nothing.
+    STAGES = 2
 
     def __init__(self, device: str) -> None:
         import torch

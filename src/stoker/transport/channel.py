@@ -18,8 +18,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.transport.flatten import ALIGNMENT, Flattener
 
+# An arena grows in steps of this, so that arrays of varying size do not resize it each time.
 _PAGE_BYTES = 1 << 16
-_SMALL_BYTES = 1 << 12  # arrays of less are copied sooner than looked after
+# Arrays of less are copied sooner than looked after: a page, which an array of its own would take.
+_SMALL_BYTES = 1 << 12
 
 Span = tuple[int, int]
 """Where a buffer starts in an arena, and its length."""
@@ -104,6 +106,7 @@ class Arena:
 
     def _grow(self, size: int) -> None:
         if size > self._size and size > os.fstat(self._descriptor).st_size:
+            # A quarter more, as values vary: each growth is a new mapping on both sides.
             os.ftruncate(self._descriptor, -(-size * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES)
 
     def _room(self, size: int) -> memoryview:

@@ -36,16 +36,26 @@ from stoker.transport.dtypes import TENSOR_DTYPES, check_letters, is_plain, plai
 from stoker.transport.flatten import ALIGNMENT
 
 _LENGTHS = struct.Struct("<II")
+# No outline and no numbers: the bytes themselves follow.
 _BARE = _LENGTHS.pack(0, 0)
 _PLAIN = (type(None), bool, float, str)
 _ZEROS = bytes(ALIGNMENT)
-_PADS_LONG = np.finfo(np.longdouble).nmant == 63  # x87's: 10 bytes, in 12 or 16
+# x87's long doubles have 63 bits of mantissa: 10 bytes, in 12 or 16.
+_PADS_LONG = np.finfo(np.longdouble).nmant == 63
+# Of an x87 long double: sign and exponent in two, mantissa in eight.
 _LONG_BYTES = 10
-_KEPT = 256  # outlines whose readers are kept
-_KEPT_BYTES = 1 << 14  # of the longest of them: readers take up to 51 times as much, 214 MB in all
-_MOST_CLASSES = 256  # named tuples that are made up here, because nobody has imported theirs
-_MOST_DEPTH = 100  # of nested parts: each takes three calls within each other
-_MOST_EMPTY = 1 << 16  # elements without bytes: nothing else in a record says how many there can be
+# Outlines whose readers are kept: pipelines have a few, files with odd values may have any number.
+_KEPT = 256
+# Of the longest outline that is kept: readers take up to 51 times as much, 214 MB in all.
+_KEPT_BYTES = 1 << 14
+# Named tuples that are made up here, because nobody has imported theirs: damaged records are not to
+# make any number.
+_MOST_CLASSES = 256
+# Of nested parts: each takes three calls within each other, and Python stops at 1,000.
+_MOST_DEPTH = 100
+# Elements without bytes: nothing else in a record says how many there can be, so damage could ask
+# for any number.
+_MOST_EMPTY = 1 << 16
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 """What a tensor's elements are taken for by their bytes: NumPy does not have all of its dtypes."""
 
@@ -448,6 +458,8 @@ def _make_named_reader(
         return tuple.__new__(find(contents), [read(numbers, contents) for read in parts])
 
     def read_dataclass(numbers: Iterator[Any], contents: _Contents) -> Any:
+        # Without ``__init__``, which may take other arguments, or check what was checked when it
+        # was made.
         made: Any = object.__new__(find(contents))
         for field, read in zip(names, parts, strict=True):
             object.__setattr__(made, field, read(numbers, contents))  # frozen ones included

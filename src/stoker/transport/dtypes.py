@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 _PLAIN = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[[0-9A-Za-z]{1,12}\])?")
+# Of Unicode: NumPy's text may hold numbers above it, which no Python string can.
 _LAST_LETTER = 0x10FFFF
 TENSOR_DTYPES = {
     "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16",

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 
-ALIGNMENT = 64  # of buffers in shared memory, in bytes
+# Of buffers in shared memory, in bytes: a cache line, and enough for all vector instructions.
+ALIGNMENT = 64
 
 
 class Flattener:

@@ -65,29 +65,37 @@ def local_host_towards(host: str) -> str:
 
     Nothing is sent. Raises OSError if no interface does.
     """
+    # Any port will do: connecting a datagram socket sends nothing.
     family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
 
 
+# As much as this side allocates for a peer's header; 2**14 keys of 16 bytes take 256 KiB of it.
 MAX_HEADER_BYTES = 16 << 20
+# More than any item or batch of use has; a damaged or hostile frame asks for no more. Chosen, not
+# measured.
 MAX_BODY_BYTES = 4 << 30
 
 _GREETING = b"stoker\x00\x02"  # the last byte: version of what follows
+# 256 bits, as long as the digests that they go into: none comes twice.
 _NONCE_BYTES = 32
+# Of a keyed digest: as long as the token, so that guessing one is no easier than the other.
 _PROOF_BYTES = 32
 _WELCOME = b"\x01"
 _SIDES = (b"connects", b"listens")
 _MARK = b"STKF"
 _FRONT = struct.Struct("<4sIQ")  # mark, bytes of the header, of the body; then their digest
+# 128 bits of a header: a forger has one try, for the connection ends with a wrong one.
 _DIGEST_BYTES = 16
 # How a connection goes on, as the side that listens says.
 _BY_TOKEN = b"t"
 _BY_CERTIFICATES = b"c"
 _WITHIN_HOST = b"h"
 _INSECURE = b"i"
-_PARTS = 1_000  # of one system call; the kernel takes 1,024
+# Of one system call; the kernel takes 1,024.
+_PARTS = 1_000
 
 Socket: TypeAlias = "socket.socket | EncryptedSocket"
 Buffer = bytes | bytearray | memoryview | np.ndarray
@@ -131,6 +139,7 @@ class Link:
         self._keys = keys or Keys(b"", b"")
         self._sent = self._received = 0  # frames
         self.set_timeout(timeout_s)
+        # A connection that nobody closed would keep its peer waiting until the interpreter ends.
         weakref.finalize(self, connected.close)
 
     @classmethod

@@ -15,8 +15,13 @@ from stoker.transport.link import Link, LinkError, joined_address
 if TYPE_CHECKING:
     from stoker.transport.tls import Tls
 
-_PROVE_S = 2.0  # how long whoever connects has to show that it has the token
-_STRANGERS = 64  # connections at a time that have not shown it; for one more, the first is closed
+# For a peer to show that it has the token: bench/encryption.py, at most 20 ms to connect on a busy
+# machine.
+_PROVE_S = 2.0
+# Connections at a time that have not shown it; for one more, the first is closed. Few beside 1,024
+# descriptors.
+_STRANGERS = 64
+# As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0
 
 
@@ -64,6 +69,7 @@ class Listener:
         self._strangers: dict[socket.socket, None] = {}  # who came first is in front
         self._is_closed = False
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # All jobs or nodes may connect at one moment; kernels before 5.4 take no more.
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         process.close_in_children(self._socket)
         self.address = joined_address(host, self._socket.getsockname()[1])

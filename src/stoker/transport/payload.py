@@ -18,10 +18,15 @@ from stoker.transport.shared_memory import Block, Blocks, contents
 
 Place = tuple[int, int, int]
 """Where a buffer lies: the number of its block, its offset there and its size."""
-_INLINE_BYTES = 8192  # headers up to this size travel in the message itself
-_SMALL_BYTES = 4096  # buffers up to this size are part of the header
-_MOST_BLOCKS = 100  # the kernel passes 253 descriptors at a time
-_MOST_PLACES = 1000  # the buffers of more arrays become part of the header
+# Headers up to this size travel in the message itself: two pages are copied sooner than a block is
+# mapped.
+_INLINE_BYTES = 8192
+# Buffers up to this size are part of the header: a page, the least that memory is shared by.
+_SMALL_BYTES = 4096
+# The kernel passes 253 descriptors at a time, of which others in the message need some.
+_MOST_BLOCKS = 100
+# The buffers of more arrays become part of the header, so that a receiver can bound its reads.
+_MOST_PLACES = 1000
 
 
 @dataclass

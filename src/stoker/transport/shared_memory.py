@@ -24,13 +24,19 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
 
+# One page for the generation, so that the contents begin on a page, too.
 _HEAD_BYTES = 4096
+# The smallest page there is: one byte written in each makes all of them this process's own.
 _PAGE_BYTES = 4096
 _GENERATION = struct.Struct("<Q")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_LAST_SEALS = fcntl.F_SEAL_SEAL | 0x10  # the latter is F_SEAL_FUTURE_WRITE
-_SMALLEST_BYTES = 1 << 16  # a recycler keeps nothing smaller
-_STEPS = 8  # sizes of scratch memory between two powers of two
+# 0x10 is F_SEAL_FUTURE_WRITE, which Python's fcntl does not name.
+_LAST_SEALS = fcntl.F_SEAL_SEAL | 0x10
+# A recycler keeps nothing smaller (basics/buffers.py), and each block has a descriptor.
+_SMALLEST_BYTES = 1 << 16
+# Sizes of scratch memory between two powers of two: at most an eighth of a block is left over, and
+# few sizes are recycled.
+_STEPS = 8
 
 
 class Block:
@@ -91,6 +97,7 @@ class Blocks:
         with self._lock:
             self._blocks[start] = block
             self._starts = sorted(self._blocks)
+        # At exit the kernel frees all of it, and what this would call may be gone.
         weakref.finalize(owner, self._forget, start).atexit = False
         return owner.data
 

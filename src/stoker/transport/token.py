@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker.errors import TokenError
 
+# 256 bits: as strong as any key of TLS 1.3, and too many to guess.
 TOKEN_BYTES = 32
 
 
@@ -56,6 +57,7 @@ def make_token_file(path: Path) -> bytes:
 
     Raises TokenError.
     """
+    # The user's alone: whoever reads the token may join.
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     written = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -14,8 +14,10 @@ from stoker.analysis.model.formulas import INFINITE, interpolate
 from stoker.analysis.model.model import Measured, predict
 
 TOLERANCE = 0.1
-"""A larger relative error of the prediction makes the report's verdict uncertain."""
-_ALL = 0.99  # of the time in compute: what else takes time was too short to be measured
+"""A larger relative error of the prediction makes the report's verdict uncertain.
+bench/analyze_accuracy.py: nine of ten predictions are to be nearer than that."""
+# Of the time in compute: what else takes time was too short to be measured.
+_ALL = 0.99
 
 Scale = Callable[[Measured, float], Measured]
 

@@ -16,7 +16,8 @@ from itertools import pairwise
 
 INFINITE = math.inf
 MOST_WAITING = 8
-"""Workers on a core, where they mostly wait; more are neither tried nor advised."""
+"""Workers on a core, where they mostly wait; more are neither tried nor advised, for each has
+memory of its own."""
 
 
 def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
@@ -54,6 +55,7 @@ def smallest_cache(
     a miss adds to preparing, over all workers. Where that is 0, x* is ``(1/S - 1/m) / (1/S -
     1/C)`` with ``m = min(P, G)``, within 0 and 1.
     """
+    # Less by what rounding may take: at x = 1 the rate is the target itself.
     target = min(ingestion, loader_rate(cache, prep)) * (1.0 - 1e-9)
 
     def is_enough(cached_fraction: float) -> bool:
@@ -63,6 +65,7 @@ def smallest_cache(
     if is_enough(0.0):
         return 0.0
     low, high = 0.0, 1.0
+    # Halved until no bit of a float is left to decide.
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)

@@ -10,7 +10,8 @@ from stoker.analysis.model.model import NOTHING, Change, Measured, predict
 from stoker.analysis.model.report import Rate, Report, to_measured
 
 WORTH = 1.02
-"""An action that brings less is not named."""
+"""An action that brings less is not named: predictions are off by about as much
+(bench/analyze_accuracy.py)."""
 
 
 def predict_gain(
@@ -49,4 +50,5 @@ def _find_ends(rate: Rate | None) -> tuple[float, float]:
     """Return the ends of an interval over its middle."""
     if rate is None:
         return 1.0, 1.0
+    # A rate of 0 would be no rate to predict with.
     return max(rate.low / rate.value, 0.01), rate.high / rate.value

@@ -34,11 +34,13 @@ PLACES = ("batch", "after-augmentation", "before-augmentation")
 RECORDS = ("by offset", "in runs")
 """How examples are read from shards: any of them, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
-"""Stalls below this share of the time are not worth acting on."""
+"""Stalls below this share of the time are not worth acting on. bench/analyze_split.py: the split
+is off by up to 0.037."""
 NETWORK_MBPS = 1250.0
-"""What a host takes from others, in MB/s, where nothing is said: 10 Gbit/s."""
+"""Network of a host in MB/s unless the user gives one: 10 Gbit/s, as hosts of clusters have at
+least."""
 MOST_CORES = 1024
-"""More cores than that are not looked for."""
+"""More cores than that are not looked for: no host has them."""
 
 
 @dataclass(frozen=True)
@@ -359,6 +361,7 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
         bound = "compute"
     elif alone:
         bound = "fetch" if fetch_stall > prep_stall else "prep"
+    # 1e-9: above what rounding leaves of a stall that is none.
     elif fetch_stall > 1e-9 and (fetch_s >= prep_s or prep_stall <= 1e-9):
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
@@ -418,6 +421,7 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
 
 def find_cores_needed(measured: Measured, change: Change, prediction: Prediction) -> int | None:
     """Return the fewest cores with which P reaches both F and G; None: more than MOST_CORES."""
+    # Less by what rounding may take.
     wanted = min(prediction.fetch, prediction.ingestion) * (1.0 - 1e-9)
     for cores in range(1, MOST_CORES + 1):
         if predict(measured, replace(change, cores=cores)).prep >= wanted:

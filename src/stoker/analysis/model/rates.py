@@ -12,10 +12,13 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
 
+# Long enough to hold whole bursts of workers, many enough for an interval: Student's t is 2.4 then.
 _BLOCKS = 8
+# Waits that the page draws: as many as it has room for, and few beside its 1 MB.
 _LONGEST_TIMELINE = 400
 # Student's t for 95 %, by degrees of freedom.
 _T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
+# Student's t for more degrees of freedom, nearly.
 _T_MANY = 1.96
 
 

@@ -123,6 +123,7 @@ def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
     phases: list[dict[str, Any]] = []
 
     def since(began_ns: int, times_ns: Iterable[int]) -> list[float]:
+        # As many as show how a phase went, and keep the report small.
         return [(at - began_ns) / 1e9 for at in itertools.islice(times_ns, 2000)]
 
     for rank in trace.ranks:

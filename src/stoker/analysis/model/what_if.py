@@ -190,6 +190,7 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
         found = (job.storage or 0.0) * (job.example_bytes or 0.0) / 1e6
         grid = _double(found / 4, max(found * 32, change.storage_mbps or 0.0))
     elif quantity == "accelerator":
+        # From a quarter of the accelerator's speed to four generations faster.
         grid = _double(0.25, max(16.0, change.accelerator))
     elif quantity == "jobs":
         grid, to_field = _double(1, change.jobs), int

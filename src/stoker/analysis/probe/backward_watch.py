@@ -13,6 +13,7 @@ from typing import Any
 from .records import write_json
 
 _RUN = "_engine_run_backward"  # what backward() and grad() call
+# A file is written at most so often: a step's backward pass is not to wait for it.
 _EVERY_S = 0.5
 
 _undo: list[Callable[[], None]] = []

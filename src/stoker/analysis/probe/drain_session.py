@@ -23,6 +23,7 @@ from .replay import list_tensors
 
 draining = False  # loaders made and iterated now are the probe's own
 
+# The script stands still meanwhile: short beside a batch, long beside a look.
 _POLL_S = 0.005
 _clock = time.perf_counter_ns
 
@@ -165,6 +166,7 @@ class LoaderDrains:
             return None
         tensors = [tensor for tensor in list_tensors(batch) if not tensor.is_cuda]
         times = []
+        # Nine copies, of which the middle one counts: the first ones allocate.
         for _ in range(9):
             cuda.synchronize()
             began = _clock()

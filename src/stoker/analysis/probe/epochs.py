@@ -9,7 +9,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-_MAP = 0  # PyTorch's _DatasetKind.Map
+# PyTorch's _DatasetKind.Map.
+_MAP = 0
 
 
 def take_parts(loader: Any) -> SimpleNamespace:
@@ -68,6 +69,7 @@ def begin_epoch(loader: Any, kind: type) -> Any:
     if kept is not None and loader.persistent_workers and loader.num_workers > 0:
         kept._num_yielded = 0
         return kept
+    # Without ``__init__``, which would start workers, or read from the sampler.
     iterator: Any = object.__new__(kind)
     iterator._num_yielded = 0
     iterator._index_sampler = loader._index_sampler  # len() of it

@@ -8,7 +8,9 @@ import sys
 import time
 from typing import Any
 
-_READS = 8  # a flip that is drawn each time goes unseen in one of 128 cases
+# A flip that is drawn each time goes unseen in one of 128 cases.
+_READS = 8
+# The script stands still meanwhile: slow examples are read fewer times.
 _LONGEST_S = 1.0
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from .records import Recorder, write_json
 
+# Of a traceback's end, where the error stands: a report shows no more.
 _LINES = 20
 
 

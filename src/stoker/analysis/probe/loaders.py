@@ -32,6 +32,7 @@ from .records import (
 )
 
 _clock = time.perf_counter_ns
+# Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG = 1
 _RANKS = "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _SIZES = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
@@ -179,6 +180,7 @@ def find_builders() -> tuple[tuple[str, ...], tuple[str, int]]:
 
     The nearest is first, outside of packages; where everything is in packages, it alone.
     """
+    # The next frame above is the hook's, the one after that builds the loader.
     nearest = sys._getframe(2)
     frames = []
     caller: FrameType | None = nearest

@@ -24,6 +24,7 @@ def resident_pages(path: str) -> tuple[int, int] | None:
             return None
         pages = (status.st_size + _PAGE - 1) // _PAGE
         libc = ctypes.CDLL(None, use_errno=True)
+        # Else ctypes takes addresses for C ints, and cuts off half of them.
         libc.mmap.restype = ctypes.c_void_p
         word, number = ctypes.c_size_t, ctypes.c_int
         libc.mmap.argtypes = (ctypes.c_void_p, word, number, number, number, ctypes.c_long)

@@ -207,6 +207,7 @@ def _open_work_file(base: str) -> int:
 def _count_read_bytes(io: int) -> int:
     if io < 0:
         return 0
+    # /proc/PID/io has seven lines of up to 45 bytes.
     for line in os.pread(io, 512, 0).split(b"\n"):
         if line.startswith(b"rchar:"):
             return int(line[6:])

@@ -23,15 +23,26 @@ from stoker.analysis.porting import Port, write_port
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
+# docs/evidence.md, batches of 32: echoed 4 times they save fresh examples, 8 times they need more
+# than no echo (0.74).
 _MOST_ECHO = 4
-_JOBS = 4  # that sharing is predicted for
-_MOST_HOSTS = 16  # that one cache is advised for
-_MEMORY = 0.5  # of the host's, that a cache may take
-_SCALES = 0.8  # of each worker's share must be left with many, to draw P on beyond them
-_COPIES = 2  # of an example from a cache into a batch, each taken to cost what collating does
-_KEPT_BYTES = 512  # beside its arrays, of an example in a cache
-_CROSSING = 0.8  # of a thread's rate that a process has: 0.77 to 0.96 with small JPEGs
-_OVERHEAD_S = 1e-4  # a pipeline's, for an example
+# That sharing is predicted for: bench/share.py, 3.6 times the rate of jobs apart.
+_JOBS = 4
+# That one cache is advised for: nobody rents more for the memory alone.
+_MOST_HOSTS = 16
+# Of the host's, that a cache may take: as much as ``limit="auto"`` takes (cache/location.py).
+_MEMORY = 0.5
+# Of each worker's share must be left with many, to draw P on beyond them. Chosen, not measured.
+_SCALES = 0.8
+# Of an example from a cache into a batch; each is taken to cost as much as collating.
+_COPIES = 2
+# Beside its arrays, of an example in a cache: head, names and dtypes.
+_KEPT_BYTES = 512
+# Of a thread's rate that a process has: measured 0.77 to 0.96 with small JPEGs.
+_CROSSING = 0.8
+# A pipeline's, for an example: far more than in bench/dataset.py (7 us), so that the prediction is
+# cautious.
+_OVERHEAD_S = 1e-4
 
 
 def advise(report: Report) -> list[Action]:
@@ -121,6 +132,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     assert job.cache is not None
     miss_s = job.miss_s / max(1, job.workers)
     enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
+    # 2 % more than is predicted to be enough. Chosen, not measured.
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
@@ -152,6 +164,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
 
 def _estimate_kept_bytes(report: Report, port: Port) -> float:
     """Return the bytes that all examples take in a cache, as the dataset gives them."""
+    # 5 % more: one example was weighed, others differ.
     return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
@@ -160,7 +173,6 @@ def _round_up_to_mib(size: int) -> str:
 
 
 def _advise_storage(report: Report) -> Iterator[Action]:
-    """Faster storage."""
     if report.rates.S is None or not report.example_bytes:
         return
     now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
@@ -255,6 +267,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
         return
     room = int(_MEMORY * report.memory_bytes)
     whole = report.examples * report.example_bytes
+    # 5 % more: no host gets more than that above its fair share (schedule/owners.py).
     hosts = math.ceil(1.05 * whole / room)
     if not 1 < hosts <= _MOST_HOSTS:
         return
@@ -344,6 +357,7 @@ def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
     def mixed(takes_s: float) -> float:
         return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
 
+    # Not 0, which would be divided by where everything is kept.
     left = max(1.0 - held, 1e-9)
     many = [(max(1, count), count, rate) for count, rate in case.prep]
     return replace(

@@ -38,7 +38,9 @@ from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, w
 from stoker.basics import resources
 from stoker.version import __version__
 
-_SLOWER = 0.1  # a loader at less than this share of its files' rate is not limited by storage
+# A loader that is slower than its files by more than this share is not limited by storage. Chosen,
+# not measured.
+_SLOWER = 0.1
 
 
 def make_report(trace: Trace) -> Report:
@@ -108,6 +110,7 @@ class _RankFindings:
                 "the data comes over the network and cannot be held in memory, so that preparing "
                 "was never seen without fetching"
             )
+        # Less than a hundredth changes P by less than its interval.
         elif self.trace.warm_fraction is not None and self.trace.warm_fraction < 0.99:
             self.notes.append(
                 f"P: only {self.trace.warm_fraction:.0%} of the data stayed in memory during the "
@@ -191,6 +194,8 @@ class _RankFindings:
         done = sum(row.slot == self.rank.slot and row.event == BATCH for row in self.rank.rows)
         ahead = self.about["workers"] * (self.rank.described.get("prefetch") or 0) + 8
         read = (done + ahead) * self.batch / examples
+        # Where nearly all was read by the job itself, too little is left to tell what was there
+        # before.
         return later if read >= 0.9 else max(0.0, (later - read) / (1.0 - read))
 
     def _estimate_fetch_rate(self) -> Rate | None:
@@ -255,6 +260,7 @@ class _RankFindings:
             own, waits = one.make_split(), one.wait_fraction
             others = max(0.0, own.prep_stall + own.fetch_stall - waits) if len(found) > 1 else 0.0
             ranks.append(Rank(one.rank.rank, one._shell.rates, own, waits, others))
+        # Less than a hundredth of the time is not worth a line.
         if self.others_fraction > 0.01:
             self.notes.append(
                 f"the script reads other training loaders in lock-step, and waits for them "

@@ -32,6 +32,7 @@ from stoker.analysis.model.report import (
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes
 
+# With name and share beside it, a bar fits into 80 columns.
 _BAR = 48
 _PARTS = (("compute", "green", "█"), ("prep stall", "yellow", "▓"), ("fetch stall", "red", "░"))
 _MEANING = {
@@ -43,7 +44,9 @@ _MEANING = {
 }
 _NUMBER = partial(Column, justify="right")
 _TITLED = partial(Table, box=box.SIMPLE, title_justify="left")
+# With two figures beside it, a bar fits into 80 columns.
 _CURVE_BAR = 30
+# Where no terminal tells its width: wide enough for the table, and the same in every log.
 _PLAIN_WIDTH = 120
 _QUANTITIES = {  # a curve's label, and what is asked
     "cores": ("cores (a worker on each)", "{cores} cores"),

@@ -19,10 +19,15 @@ from stoker.analysis.scripts.script_run import Session, make_folder
 from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import deferred
 
+# One each for the job as it is, for G and for the drains, where a script is short.
 _MOST_STARTS = 3
-_FEWEST = 12  # batches that a figure wants
-_MOST_STEPS = 5000  # of G, or on data in memory: a quick script is not to come to its end in it
-_LOADERLESS_S = 30.0  # of training without a loader
+# Batches that a figure wants: eight blocks for an interval, and the first ones, which are left out.
+_FEWEST = 12
+# Of G, or on data in memory: a quick script is not to come to its end in it.
+_MOST_STEPS = 5000
+# Of training without a loader: its data come from elsewhere, which is told before the budget is
+# spent. Chosen, not measured.
+_LOADERLESS_S = 30.0
 
 Say = Callable[[str], None]
 
@@ -59,6 +64,8 @@ class ScriptJob:
         self.files: list[str] = []
         self._deadline = deadline
         self._budget_s = budget_s
+        # A phase takes one or two of these; more than 4 s make no figure much better. Chosen, not
+        # measured.
         self._unit_s = unit_s = min(4.0, budget_s / 75)
         self._patience_s = budget_s / 3
         self.limits = PhaseLimits(
@@ -315,6 +322,7 @@ class ScriptJob:
 
     def train(self, workers: int, left: int) -> None:
         """Have the script train on what was drained, as one of so many times. Raises Stopped."""
+        # No training step takes less, and it is divided by.
         session, each_s = self._session, 1e-4
         for rank in self._recorded:
             arrivals = rank.drains[f"warm-{workers}"][-1].arrivals_ns
@@ -367,6 +375,7 @@ def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
     return os.path.basename(wanted) in (loader["site"], *loader["built"])
 
 
+# As many as there are starts (``_MOST_STARTS``).
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 

@@ -30,12 +30,18 @@ import psutil
 from stoker.analysis.model.report import Crash
 from stoker.analysis.model.trace import RankTrace
 
+# Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Of output, in which the last traceback is looked for.
 _KEPT_LINES = 200
+# A progress bar's line has no end: it is taken in parts.
 _LINE_BYTES = 4096
+# Time for a script to save its state; a user who pressed Ctrl-C waits for it.
 _TERM_S = 3.0
+# Of the script, which a process that it left may keep the pipe open for.
 _LAST_WORDS_S = 2.0
-_CRASH_LINES = 20  # of output, in a report
+# Of output, in a report.
+_CRASH_LINES = 20
 
 # What torchrun prints once a rank has failed, behind everything that the rank printed.
 _LAUNCHERS = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] ")

@@ -42,10 +42,16 @@ from stoker.analysis.scripts.script_process import (
 )
 
 _PREFIX = "stoker-analysis-"
+# Short beside a phase of seconds; a look reads the rows that are new.
 _POLL_S = 0.2
-_GRACE = 0.1  # of the budget, for a script to end after it was told to
-_GRACE_S = 2.0, 30.0  # at least, at most
-_GONE_S = 5.0  # after the end of a rank, for what started it to end, too
+# Of the budget, for a script to end after it was told to.
+_GRACE = 0.1
+# At least, at most: a checkpoint takes seconds, and a user with a long budget waits for no more
+# than half a minute.
+_GRACE_S = 2.0, 30.0
+# Time for a launcher to end after one of its ranks: torchrun ends the other ranks first. Chosen,
+# not measured.
+_GONE_S = 5.0
 
 _WHEN = {
     "batch": "before its first batch",
@@ -204,9 +210,12 @@ class Session:
         counts: dict[str, int] = {}
         ahead = 3
         for rank in paced:
+            # The last ones: steps may have become faster since the first.
             rows = [row for row in self.read_rows(rank) if row.slot == rank.slot][-50:]
             if len(rows) > 1:
                 each_s = (rows[-1].left_ns - rows[0].left_ns) / (len(rows) - 1) / 1e9
+                # Half a second ahead, so that all ranks have read the switch before they come to
+                # it.
                 ahead = max(ahead, int(0.5 / max(each_s, 1e-6)))
             for row in self.read_rows(rank):
                 site = rank.loader(row.slot)["site"]

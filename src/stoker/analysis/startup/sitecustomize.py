@@ -16,6 +16,7 @@ def _give_way() -> None:
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if hidden is not None and hidden.loader is not None:
         module = importlib.util.module_from_spec(hidden)
+        # Python imports one sitecustomize: this one hides another, which runs now in its place.
         sys.modules["sitecustomize"] = module
         hidden.loader.exec_module(module)
 

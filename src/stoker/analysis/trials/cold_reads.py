@@ -11,7 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from stoker.analysis.probe import residency
 
+# Large reads: a system call costs little beside a MiB, and a thread holds no more memory.
 _CHUNK = 1 << 20
+# Blocks that an interval is made of, as of steps (analysis/model/rates.py).
 _PARTS = 8
 
 Part = TypeVar("Part")
@@ -32,6 +34,7 @@ def find_files(
     held = {line["name"]: line for line in opened if line["kind"] != "socket"}
     files = [line for line in held.values() if line["kind"] == "file"]
     total = sum(line["bytes"] for line in files)
+    # Up to five examples a file, and read once as a whole: half more or less is metadata and rests.
     whole = len(files) >= 0.2 * examples and 0.5 * total <= read_bytes <= 1.5 * total
     if files and whole:
         return [line["name"] for line in files], ""

@@ -14,8 +14,10 @@ from stoker.analysis.trials.cold_reads import Reads
 from stoker.sources.remote.reader import Files, RemoteFile
 from stoker.sources.remote.source import Access
 
+# Blocks that an interval is made of, as of steps (analysis/model/rates.py).
 _BLOCKS = 8
-_STRIDE = 2_654_435_761  # a prime: what follows each other is far apart
+# A prime: neighbours in the list come far apart.
+_STRIDE = 2_654_435_761
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,5 @@ class _WholeFiles:
 
 
 class _FirstBytes(_WholeFiles):
-    """A byte of each."""
-
     def locate(self, index: int) -> RemoteFile:
         return self._files.locate(index)._replace(size=1, start=0)

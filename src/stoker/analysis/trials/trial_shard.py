@@ -15,9 +15,12 @@ from types import TracebackType
 from stoker.analysis.trials.cold_reads import Reads, drop_files, read_all, read_files
 
 RUN_BYTES = 1 << 20
-"""What is read at a time where neighbours are read together."""
+"""One read where neighbours are read together: as ``stoker.from_tar`` reads remote shards."""
+# Written to the user's disk for a trial, and read three times: some seconds at 20 MB/s.
 _MOST_BYTES = 64 << 20
+# Enough for eight blocks of fifty: a seek of 10 ms each makes four seconds.
 _MOST_FILES = 400
+# In front of each file, whose size is rounded up to it, as in a tar archive.
 _HEADER_BYTES = (
     512  # in front of each file, and what its size is rounded up to, as in a tar archive
 )

@@ -12,9 +12,11 @@ from stoker.transport.link import Buffer, Link, LinkError, LinkRefused
 from stoker.transport.tls import own_tls
 
 DEADLINE_S = 0.5
-"""How long a keeper may be silent before it counts as dead."""
+"""How long a keeper may be silent before it counts as dead: workers wait for it meanwhile, and
+then ask storage. Chosen, not measured."""
 PUT_DEADLINE_S = 5.0
-"""How long it may take to store what was brought to it, which nobody waits for."""
+"""How long a keeper may take to store items that others bring; nobody waits for that: ten times
+as long."""
 
 T = TypeVar("T")
 

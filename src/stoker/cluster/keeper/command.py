@@ -37,6 +37,7 @@ def serve_keeper(
             flush=True,
         )
         while True:
+            # Until a signal ends it: the keeper's threads do the work.
             time.sleep(3600)
 
 

@@ -17,9 +17,10 @@ from stoker.transport.link import LinkError
 
 PURPOSE = "cache"
 MAX_KEYS = 1 << 14
-"""In one request."""
+"""In one request: 256 KiB of keys. Lookups of a window have hundreds."""
 MAX_PUT_BYTES = 256 << 20
-"""In one request, unless a single item is larger."""
+"""In one request, unless a single item is larger: what a keeper may have to hold for each
+connection."""
 
 Size = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 """Of an item, in bytes; -1: there is none."""

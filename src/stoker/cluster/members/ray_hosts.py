@@ -19,6 +19,7 @@ from stoker.cluster.members.ray_registry import Registry
 from stoker.transport.ray_session import check_installed, joined_ray
 
 _WHAT = '.cache(cluster="ray")'
+# A node that joins is used a moment later; each look asks Ray's head node.
 _LOOK_EVERY_S = 2.0
 
 

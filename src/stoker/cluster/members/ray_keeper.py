@@ -25,8 +25,11 @@ from stoker.schedule.owners import Member
 from stoker.transport.link import joined_address, split_address
 from stoker.transport.ray_session import check_installed
 
+# Ray may first have to start a process and install its environment on the node.
 _START_S = 120.0
+# A keeper closes a store, for which its writer has 5 s; Ray's own answers take longer.
 _END_S = 30.0
+# An actor of that name may just be dying: then the second try makes a new one.
 _ATTEMPTS = 3
 
 
@@ -110,6 +113,7 @@ def keep_here(
             place: Started = ray.get(actor.place.remote(), timeout=_START_S)
         except ray.exceptions.RayError as error:  # it may just be dying
             cause = error
+            # A dying actor gives its name up a moment later.
             time.sleep(1.0)
             continue
         if place.error:

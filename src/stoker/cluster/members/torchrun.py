@@ -26,7 +26,9 @@ from stoker.transport.link import local_host_towards
 from stoker.transport.token import new_token
 
 WAIT_S = 300.0
-"""How long ranks wait for the keepers of all hosts."""
+"""How long ranks wait for the keepers of all hosts: torch's own default for its stores."""
+# The store is there from the beginning or not at all: without torchrun a user waits no longer to be
+# told.
 _REACH_S = 15.0
 _KEEPER = "from stoker.cluster.members.keeper_process import main; main()"
 _needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -20,6 +20,7 @@ from stoker.engine.plan import Plan
 from stoker.transport.ray_session import check_installed, joined_ray
 from stoker.transport.token import new_token
 
+# An actor does one request at a time; Ray is told so unless the user says otherwise.
 _ONE_CORE = {"num_cpus": 1}
 _OURS = {"lifetime", "name", "namespace", "get_if_exists", "max_restarts", "max_task_retries"}
 _WHAT = '.workers(kind="ray")'

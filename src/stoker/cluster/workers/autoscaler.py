@@ -14,13 +14,22 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+# Long beside a request of tens of milliseconds, short beside an epoch. Chosen, not measured.
 SPAN_S = 1.0
+# A fifth more keeps the consumer fed when a batch is late. Chosen, not measured.
 _SPARE = 1.2
-_GROWTH = 2  # at a time
-_OWN_FRACTION = 0.05  # of the time: less says nothing of what the consumer could take
-_CLEARLY = 1.1  # of the rows in the same time: what counts as more
-_SETTLING_SPANS = 1  # after actors have joined: they have yet to open files, and import
-_CALM_SPANS = 5  # with too many actors, before some are sent away
+# At a time: a number of which nothing is known yet is found within a few spans.
+_GROWTH = 2
+# Of the time: less says nothing of what the consumer could take.
+_OWN_FRACTION = 0.05
+# Of the rows in the same time: what counts as more. Smaller differences are noise
+# (bench/ray_workers.py, ranges).
+_CLEARLY = 1.1
+# After actors have joined: they have yet to open files, and import.
+_SETTLING_SPANS = 1
+# With too many actors, before some are sent away: starting one again takes seconds.
+_CALM_SPANS = 5
+# A minute: the limit may have been another job's, and trying again costs actors for a few spans.
 _CEILING_SPANS = 60
 
 

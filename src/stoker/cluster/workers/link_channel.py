@@ -16,7 +16,9 @@ from stoker.transport.flatten import Flattener, starts_of
 from stoker.transport.link import Buffer, Link, LinkError
 
 _ALIVE = b""
-_IN_PICKLE_BYTES = 4096  # buffers up to this size
+# Buffers up to this size are copied sooner than sent as parts of their own: a page.
+_IN_PICKLE_BYTES = 4096
+# Between buffers: as many bytes as their alignment (transport/flatten.py).
 _PADDING = bytes(64)
 
 
@@ -67,6 +69,7 @@ class Inbox:
 
     def _place(self, header: bytes, body_bytes: int) -> memoryview:
         if body_bytes > self._memory.nbytes:
+            # A quarter more: bodies that vary a little do not each need new memory.
             self._memory = np.empty(body_bytes * 5 // 4, np.uint8)
         return self._memory[:body_bytes].data
 

@@ -28,8 +28,10 @@ from stoker.transport.listener import Listener
 from stoker.transport.tls import own_tls
 
 PURPOSE = "worker"
-BEAT_S = 1.0  # how often an actor says that it is at work
-_PATIENCE_S = 86_400.0  # a trainer may be stopped for long, and go on; Ray ends what has none
+# How often an actor says that it is at work: a tenth of ``SILENCE_S``.
+BEAT_S = 1.0
+# A day: a trainer may be stopped for long, and go on; Ray ends actors that have none.
+_PATIENCE_S = 86_400.0
 
 
 class ActorPlace(NamedTuple):
@@ -55,6 +57,7 @@ class PreparingActor:
 
         end_with(os.getppid(), by_main_thread=False)  # the raylet
         if "torch" in sys.modules:
+            # Ray gave it one core: torch's threads would share that.
             sys.modules["torch"].set_num_threads(1)
         self._program: WorkerSpec = pickle.loads(program)
         self._runner = WorkExecutor()

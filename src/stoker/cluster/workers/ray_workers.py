@@ -18,9 +18,13 @@ from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work import Work
 from stoker.engine.workers.threads import Answer, Request, WorkerPool
 
-_FIRST_S = 30.0  # for the first actor, whose process may take long to start
+# For the first actor, whose process may take long to start: it imports the pipeline's modules.
+_FIRST_S = 30.0
+# Actors that come up take seconds; each look costs a call of Ray.
 _LOOK_S = 0.2
+# Ray had that long to find room: missing actors are ordered anew, or given up.
 _ORDER_AGAIN_S = 10.0
+# As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0
 
 
@@ -149,7 +153,6 @@ class RayWorkers:
 
 
 def _between(start: Span, end: Span) -> Span:
-    """Return what was measured between two readings."""
     return Span(
         end.elapsed_s - start.elapsed_s,
         end.waited_s - start.waited_s,

@@ -25,7 +25,8 @@ from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTIO
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import usable_bytes
 
-_KEPT_FREE_FRACTION = 0.05  # of memory, for everything else
+# Of memory, for everything else, however large a pool the user asks for. Chosen, not measured.
+_KEPT_FREE_FRACTION = 0.05
 _log = logging.getLogger("stoker")
 
 

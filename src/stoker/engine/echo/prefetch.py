@@ -18,6 +18,7 @@ from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldB
 from stoker.engine.workers.threads import WorkerPool
 from stoker.stages.functions.stray_draws import WORKER_NAME
 
+# As long as a user waits for a loader's next() to return before closing goes on without it.
 _JOIN_S = 5.0
 
 

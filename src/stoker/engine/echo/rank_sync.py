@@ -103,8 +103,10 @@ def _number_of(node: str, known: OwnerMap) -> int:
 UNIT = 64
 """Factors are agreed on in 1/64: whole numbers, so that every rank computes the same."""
 
-_EARLY = (0, 8, 16, 32)  # boundaries of the first windows, when nothing is known yet
-_LEAD = 4  # steps between agreeing and applying: as many may be planned ahead meanwhile
+# Boundaries of the first windows: nothing is known yet, so the factor is corrected early.
+_EARLY = (0, 8, 16, 32)
+# Steps between agreeing and applying: as many may be planned ahead meanwhile.
+_LEAD = 4
 
 
 class Ranks:

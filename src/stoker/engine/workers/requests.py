@@ -26,9 +26,13 @@ from stoker.stages.batching.batch import Builder, Misfits, UnlikeError, collated
 from stoker.transport.channel import Arena
 from stoker.transport.flatten import Flattener
 
-_AHEAD = 16  # examples that wait for their maps
+# Read together. 20,000 64x64 JPEGs: 1.7 s of a process, one by one 2.1 s. Not more: a worker would
+# hold the raw bytes of a whole batch.
+_AHEAD = 16
+# Of raw bytes that a worker holds beside the batch. Chosen, not measured.
 _AHEAD_BYTES = 1 << 20
-_BATCHES = 1 << 62  # sets the seeds of batches apart from those of examples
+# Sets the seeds of batches apart from those of examples: no example has so large a number.
+_BATCHES = 1 << 62
 
 
 class WorkExecutor:
@@ -96,6 +100,7 @@ class WorkExecutor:
         """Seed the global generators by the example's address, as old datasets draw from them."""
         seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
         random.seed(seed)
+        # NumPy's global generator takes seeds of 32 bits.
         np.random.seed(seed & 0xFFFFFFFF)
         generator = getattr(sys.modules.get("torch"), "default_generator", None)
         if generator is not None:  # not so while torch is being imported

@@ -36,11 +36,16 @@ from stoker.replicas.replica import USER_LOCK
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.stats import ThreadTrial
 
+# Long beside the tens of us that a claim costs, short beside a batch that several threads share.
+# Chosen, not measured.
 CHUNK_NS = 1_000_000
 TIMED = slice(-5, -1)
 """Of a segment's counters, what samples of its work took: rows, and what ``ThreadTimer`` reads."""
-SAMPLED_NS = 16_000_000  # of work without a sample, which costs 20 to 50 us: under 0.3 %
-PROCESS_CHUNK_NS = 20_000_000  # larger: each chunk costs two wake-ups
+# Work without a sample: a sample costs 20 to 50 us, so under 0.3 %.
+SAMPLED_NS = 16_000_000
+# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
+PROCESS_CHUNK_NS = 20_000_000
+# As long as a user waits without a word for examples that are under way when a run is closed.
 _JOIN_S = 5.0
 
 

@@ -36,9 +36,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+# As long as one chunk of a thread: less work than that is not divided further.
 INLINE_BATCH_NS = 1_000_000
-GATHER_INLINE_BATCH_NS = 40_000  # gathering releases the GIL, and so gains from threads sooner
-IMAGE_ROW_NS = 200_000  # smaller images are mostly Python's own work
+# Gathering releases the GIL, so threads help sooner: from about the engine's own cost for a batch,
+# 30 us (bench/echo_overhead.py).
+GATHER_INLINE_BATCH_NS = 40_000
+# Smaller images are mostly Python's own work, under the GIL. Chosen, not measured.
+IMAGE_ROW_NS = 200_000
 
 
 class CostEstimate:
@@ -82,17 +86,28 @@ class CostEstimate:
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
         else:
             # Once another process had the processor for a while, that is no news about the work.
+            # A fifth of each: some ten chunks follow a change. Chosen, not measured.
             self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
         self.rows += rows
         self.work_ns += work_ns
 
 
+# Fewest pieces of a trial: a few are not slow or fast by chance. Chosen, not measured.
 _TRIAL_TASKS = 12
-_CLEARLY = 0.9  # of the time: what counts as faster
-_THEIRS = 2.5  # times the work of threads: so much slower they can make the consumer
-_BURNS = 1.4  # of a row's processor time: what examples do not differ by in the mean
-_COMPUTES = 0.5  # of its time, a thread alone; else threads may well wait for storage
-_CERTAINLY = 0.6  # of the time that one thread would take at best: then it is not tried
+# Of the time: a tenth less counts as faster. Smaller differences are noise between trials
+# (bench/step.py, ranges).
+_CLEARLY = 0.9
+# Times the work of threads: so much slower they can make the consumer by taking the GIL. Chosen,
+# not measured.
+_THEIRS = 2.5
+# Of a row's processor time: examples of two trials differ by less than that in the mean. Chosen,
+# not measured.
+_BURNS = 1.4
+# Of its time, a thread alone; if it computes less, several threads may well wait for storage.
+_COMPUTES = 0.5
+# Of the time that one thread would take at best: then one thread is not tried. Well under _CLEARLY,
+# as one trial may mislead.
+_CERTAINLY = 0.6
 
 
 def choose_threads(
@@ -204,6 +219,8 @@ class Trial:
     @property
     def is_clear(self) -> bool:
         """Whether one thread need not be tried, too."""
+        # Together they kept less than half a core busy: they slept, and did not wait for each
+        # other.
         if self.threads == 1 or self._all.busy < 0.5 / self.threads * self._all.wall:
             return True  # more of those that mostly sleep always help
         each = self._each.items()
@@ -249,14 +266,26 @@ class Trial:
         return min(made, spent.wall / spent.rows) if self.threads == 1 else made
 
 
+# Of inline work until threads are considered: after less, first rows weigh too much (imports, cold
+# caches).
 _INLINE_TRIAL_NS = 5_000_000
-_LOOK_NS = 1_000_000  # of inline work, from one look at it to the next
-_TRIAL_NS = 20_000_000  # of each thread
+# Of inline work from one look at it to the next: one chunk, so that looking costs little.
+_LOOK_NS = 1_000_000
+# Of each thread: twenty chunks, about four time slices of Python's GIL (5 ms).
+_TRIAL_NS = 20_000_000
+# Later trials may take longer, since rests between them are long: at most a fifth of the first
+# rest.
 _LATER_TRIAL_NS = 100_000_000
-_REST_NS = 500_000_000  # of work of each thread, from the first trial to the next; then doubled
+# Of work of each thread, from the first trial to the next; then doubled. At least 25 times a first
+# trial.
+_REST_NS = 500_000_000
+# Half a minute of work: a machine whose load has changed is noticed at last. Chosen, not measured.
 _LONGEST_REST_NS = 64 * _REST_NS
+# The fewest with which one misleading trial is outvoted.
 _VOTES = 3
-_WORTH_HIDING = 0.03  # of the time between two batches
+# Of the time between two batches: less is within the noise of a trial. bench/step.py gains 9 %
+# where it is 6 %.
+_WORTH_HIDING = 0.03
 
 
 class Autotuner:
@@ -306,6 +335,7 @@ class Autotuner:
         A pause between epochs is none of what it does between two batches, and counts little.
         """
         own_ns = batch_ns * max(0.0, for_each)
+        # A fifth of each, as of the cost of a row.
         self.own_ns += 0.2 * (min(own_ns, 2 * self.own_ns + batch_ns) - self.own_ns)
 
     @property

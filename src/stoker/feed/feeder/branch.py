@@ -22,6 +22,7 @@ from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.feeder.producer import Begun, Produced, Producer
 from stoker.transport.shared_memory import Blocks
 
+# As long as a user waits without a word for examples that are under way.
 _JOIN_S = 5.0
 
 

@@ -20,8 +20,11 @@ from stoker.feed.feeder.preparation import Output, Served
 from stoker.pipeline import Pipeline
 from stoker.transport.shared_memory import Blocks
 
-_CHUNK_BYTES = 1 << 22  # examples are handed over together, up to so many bytes
-_SPARE = 64  # making shared memory anew costs more than keeping what there was at the peak
+# Examples are handed over together, up to so many bytes: some 28 crops of 224 x 224.
+_CHUNK_BYTES = 1 << 22
+# Making shared memory anew costs more than keeping the peak's: as many pieces as the staging area's
+# ``CHUNKS``.
+_SPARE = 64
 
 
 class LocalPreparation:

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from stoker.basics import resources
 from stoker.feed.feeder.log import OutputLog
 
+# As many as two jobs are lent, twice over: the fastest may be ahead by them. Chosen, not measured.
 BATCHES = 8
 CHUNKS = 64
-"""Items in the staging area, unless the user says otherwise: batches, or chunks of examples."""
+"""Items in the staging area, unless the user says otherwise: batches, or chunks of examples, of
+which a batch may take several."""
+# A usual batch: a hand-over is a message and a wake-up, which small examples share.
 CHUNK_EXAMPLES = 64
-_LENT_BATCHES = 2  # one that a job works on, one that waits for it
-_LENT_CHUNKS = 16  # several make up a job's batch
+# One that a job works on, one that waits for it.
+_LENT_BATCHES = 2
+# Several make up a job's batch: of up to 512 examples it may hold two.
+_LENT_CHUNKS = 16
 
 
 class MemoryBudget:

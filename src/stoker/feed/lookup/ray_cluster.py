@@ -17,9 +17,13 @@ from stoker.feed.relay.protocol import Join, RelaySourceEnd
 from stoker.feed.relay.url import FeedUrl
 from stoker.transport.link import joined_address
 
+# A feeder takes seconds to start; each look is a call of Ray.
 _LOOK_AGAIN_S = 0.2
-_CLAIM_S = 60.0  # how long a node may take to start a feeder before another one may
-_BACK_S = 5.0  # and to start it again, which its jobs do when it is killed
+# How long a node may take to start a feeder before another one may: imports on a cold disk take
+# long.
+_CLAIM_S = 60.0
+# And to start it again, which its jobs do when it is killed: its modules are in memory by then.
+_BACK_S = 5.0
 
 
 def shared_in_cluster(settings: FeedSettings) -> FeedAddress:

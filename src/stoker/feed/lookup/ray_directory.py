@@ -22,6 +22,7 @@ from stoker.transport.token import new_token
 _WHAT = 'stoker.share(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
 _TOKEN = "token"  # no claim: those have a number
+# Ray's head node answers in milliseconds: one that is gone would be waited for without end.
 _ANSWER_S = 10.0
 
 T = TypeVar("T")
@@ -133,6 +134,7 @@ def _answered(call: Callable[[], T]) -> T:
         except BaseException as error:
             answer.give(error=error)
 
+    # In a thread: Ray's client has no time-out, and a head node that is gone would be waited for.
     threading.Thread(target=ask, name="stoker-feed-directory", daemon=True).start()
     try:
         return answer.wait(_ANSWER_S)

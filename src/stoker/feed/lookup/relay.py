@@ -14,7 +14,8 @@ from stoker.feed.relay.url import FeedUrl
 from stoker.feed.token import find_token
 from stoker.transport.tls import own_tls
 
-_PATIENCE_S = 60.0  # of a feeder, where nothing else is known
+# Of a feeder, where nothing else is known: as long as a node may take to start one.
+_PATIENCE_S = 60.0
 
 
 def relayed(url: FeedUrl) -> FeedAddress:

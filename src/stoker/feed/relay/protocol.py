@@ -37,9 +37,13 @@ from stoker.feed.messages import (
 from stoker.transport.link import Link
 from stoker.transport.tls import own_tls
 
+# Raised whenever a message between hosts changes.
 VERSION = 2
 PURPOSE = "feed"
+# Six of them fit into ``SILENT_S``: one that is late ends nothing.
 BEAT_S = 2.0
+# A host that is swapping may stop for seconds; jobs wait without batches for no longer. Chosen, not
+# measured.
 SILENT_S = 12.0
 
 _Checksum = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64

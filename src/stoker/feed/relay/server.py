@@ -24,6 +24,7 @@ from stoker.transport.link import Link, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.tls import own_tls
 
+# How long the feeder of this host may take until it listens.
 _CONNECT_S = 5.0
 
 
@@ -146,7 +147,6 @@ class RelayedJob:
             self._changed.notify()
 
     def _hand_out(self) -> None:
-        """Hand out one epoch after another."""
         try:
             while True:
                 with self._lock:

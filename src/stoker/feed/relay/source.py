@@ -37,10 +37,16 @@ from stoker.transport.codec import RecordView
 from stoker.transport.link import LinkError, LinkRefused
 from stoker.transport.shared_memory import Blocks
 
-_STARTING_S = 10.0  # how long a feed may take until it is there
-_LOST_S = 10.0  # and until it is back, started again by one of its jobs perhaps
+# How long a feed may take until it is there.
+_STARTING_S = 10.0
+# And until it is back, started again by one of its jobs perhaps.
+_LOST_S = 10.0
+# Short beside a feeder's start, long beside a connection that fails.
 _AGAIN_S = 0.1
-_DAMAGED = 5  # connections in turn that may end because of what came over them
+# Connections in turn that may end by damaged messages: one is a network's fault, so many are a
+# version's.
+_DAMAGED = 5
+# As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0
 _GONE = (EOFError, OSError, Malformed)
 GoesOnFor = tuple[int, list[str]]

@@ -22,8 +22,10 @@ from stoker.sources.source import Indices, Rows
 
 Kinds = dict[str, np.dtype[Any] | None]
 """By column, the dtype of numbers, and None of text and bytes."""
-_MANY = 12  # rows of a group, which are taken at once
-_TOGETHER_ROWS = 1024  # of text and bytes, which may be large
+# Rows of a group from which on one call for all takes less than one for each. Chosen, not measured.
+_MANY = 12
+# Of text and bytes, which may be large: one call a group is shared by as many rows as there are.
+_TOGETHER_ROWS = 1024
 
 
 def to_examples(table: Any) -> list[dict[str, Any]]:
@@ -38,7 +40,6 @@ def to_examples(table: Any) -> list[dict[str, Any]]:
 
 
 def _values(array: Any) -> list[Any]:
-    """Return the values of an array of any type."""
     import pyarrow as pa
 
     types = pa.types
@@ -246,7 +247,6 @@ class GroupedRows(Rows):
         return [columns[at] for at in groups], rows
 
     def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Return rows of any columns."""
         import pyarrow as pa
 
         groups, within = self._numbering.find_many(wanted)

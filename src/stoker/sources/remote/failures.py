@@ -15,10 +15,16 @@ from stoker.errors import RemoteError
 
 T = TypeVar("T")
 
+# Doubled each time: a brief failure costs little.
 _FIRST_PAUSE_S = 0.1
+# Some sixteen tries in the 60 s of retry_s, and work goes on soon after an outage.
 _LONGEST_PAUSE_S = 5.0
+# HTTP: not found, and gone for good. Trying again gives the same.
 _GONE = (404, 410)
-_PASSING = (408, 425, 429)  # and all from 500 on, but for
+# HTTP: the request took too long, came too early, too many came. And all from 500 on, but for
+# _NOT_IMPLEMENTED.
+_PASSING = (408, 425, 429)
+# HTTP: the server will never do this.
 _NOT_IMPLEMENTED = 501
 # Whatever else goes wrong may pass: storage libraries have errors of their own in great number.
 _LASTING = (

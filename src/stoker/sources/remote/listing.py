@@ -17,7 +17,8 @@ from stoker.sources.remote.storage import Entries, Storage
 
 T = TypeVar("T")
 
-_DEEPEST = 64  # folders within folders
+# Folders within folders: links that lead in a circle would be followed for ever.
+_DEEPEST = 64
 _HIDDEN = re.compile(r"(?:^|/)\.")
 
 

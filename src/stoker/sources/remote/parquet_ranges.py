@@ -18,9 +18,12 @@ from stoker.sources.remote.source import RemoteSource
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
 
-_FOOTER_BYTES = 1 << 16  # nearly all are shorter
-_TRAILER_BYTES = 8  # the length of the footer, and the magic number
-_AHEAD_SHARE = 0.25  # of what may be kept
+# Nearly all footers are shorter: one request finds the length and the footer.
+_FOOTER_BYTES = 1 << 16
+# The length of the footer, and the magic number: four bytes each.
+_TRAILER_BYTES = 8
+# Of the memory for row groups: those that are read ahead are held beside the kept ones.
+_AHEAD_SHARE = 0.25
 
 
 class RemoteParquetSource(RemoteSource, ParquetSource):

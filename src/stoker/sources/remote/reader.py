@@ -22,6 +22,7 @@ from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import Storage
 from stoker.sources.source import Indices
 
+# As long as a user waits without a word for connections that are being closed.
 _GRACE_S = 2.0
 _CLOSED = "the reader is closed"
 

@@ -34,15 +34,24 @@ from stoker.sources.shards.shard_source import ShardSource
 from stoker.sources.shards.tar_members import HEADER_BYTES, is_header
 from stoker.sources.source import Indices, Reader
 
-_HEADERS_BYTES = 1 << 16  # of small files one request finds many headers
-_SCATTERED = 4  # times as many bytes as the files of an example have
-_FEWEST = 2  # examples in a run, on average, for which blocks are worth their randomness
+# One request finds many headers of small files; at 100 MB/s 64 KiB take less than the request
+# itself.
+_HEADERS_BYTES = 1 << 16
+# Times as many bytes as the files of an example have: beyond that three quarters of each read are
+# dropped.
+_SCATTERED = 4
+# Examples in a run, on average: with fewer, blocks save less than half of the requests and cost
+# randomness.
+_FEWEST = 2
 RUN_BYTES = 1 << 20
-"""Examples that begin in the same so many bytes of a shard are a run."""
+"""Examples that begin in the same so many bytes of a shard are a run. bench/records.py, row
+"server: tar": 0.19 requests an example, 1.24 times as fast as files."""
 KEPT_BYTES = 4 * WINDOW * RUN_BYTES
-"""Of runs that are kept: those that a shuffle draws from, and those it drew from before."""
+"""Of runs that are kept: those that a shuffle draws from, and those it drew from before. 64 MiB;
+a reader behind another still finds them."""
 AHEAD_BYTES = 2 * WINDOW * RUN_BYTES
-"""Of runs that are read ahead of their use."""
+"""Of runs that are read ahead of their use: two windows, the one that is used and the next. 32
+MiB."""
 
 
 class RemoteShardSource(RemoteSource, ShardSource):

@@ -14,9 +14,13 @@ from stoker.sources.files import read_file
 from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
 
 STALL_S = 10.0
-"""For how long no byte may come."""
-_SLOWEST_BYTES_PER_S = 100_000  # where bytes cannot be seen coming, a slower read counts as stalled
-_LARGE_BYTES = 30_000_000  # what a file of unknown size may have, by that rule
+"""For how long no byte may come. Requests of object stores take up to seconds under load, not
+ten. Chosen, not measured."""
+# Where bytes cannot be seen coming, a slower read counts as stalled: no training is fed by that.
+_SLOWEST_BYTES_PER_S = 100_000
+# Assumed of a file of unknown size, by that rule: five minutes of reading.
+_LARGE_BYTES = 30_000_000
+# No size is negative.
 UNKNOWN = -1
 SIZE_UNTOLD = "the server does not tell its size"
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
@@ -183,6 +187,7 @@ class FileStorage(Storage):
 
 def digest_of(told: Sequence[str]) -> int:
     """Return a number for what a server tells of a file's content; 0 where it tells nothing."""
+    # 56 bits fit into an int64.
     digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little") if told else 0
 

@@ -18,7 +18,8 @@ from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
 from stoker.sources.tokens import TokenFile, TokenSource, token_file
 
-_HEADER_BYTES = 4096  # of a .npy file: more than one of a single axis has
+# Of a .npy file: more than the header of one with a single axis has, so that one request finds it.
+_HEADER_BYTES = 4096
 
 
 class RemoteTokenSource(RemoteSource, TokenSource):

@@ -19,6 +19,7 @@ from stoker.sources.shards.members import UnusableShardError, compression_of
 from stoker.sources.shards.shard_source import KEY, missing_field
 
 _OPEN: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+# The longest magic number of the compressions that are known has six.
 _HEAD_BYTES = 8
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
 

@@ -30,15 +30,23 @@ from stoker.sources.patterns import Names
 from stoker.sources.shards.index import Places, ShardIndex, build_index
 from stoker.sources.shards.members import HeaderReads, ShardFile
 
-_THREADS = 8  # more than cores: they wait for a disk
+# More than cores: they wait for a disk.
+_THREADS = 8
+# A user who waits for an index sees that it goes on; most are built in less, without a line.
 _SHOW_EVERY_S = 2.0
+# Raised whenever the layout of an index changes: those of other formats are made anew.
 _FORMAT = 4
+# 128 bits of xxh3: damage goes unnoticed once in 10**38.
 _DIGEST_BYTES = 16
-_LENGTH_BYTES = 4  # of the path that follows: so that it can be read alone
+# Of the path that follows: so that it can be read alone.
+_LENGTH_BYTES = 4
 _NEW = ".new-"
 _SWEPT = ".swept"  # its time says when
+# A use is noted, and the folder swept, at most once a day: neither is worth a write in each epoch.
 _DAY_S = 86_400.0
+# A month: data of a project that rests are not scanned again. Chosen, not measured.
 _UNUSED_S = 30 * _DAY_S
+# An hour: an index is written in seconds; an older rest was left by a killed process.
 _WRITING_S = 3_600.0
 
 

@@ -13,6 +13,8 @@ _COMPRESSED = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+# A disk reads 64 KiB in a fraction of a seek's time; in archives of small files many headers lie in
+# it.
 _AHEAD_BYTES = 1 << 16
 
 

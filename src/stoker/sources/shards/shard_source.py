@@ -22,8 +22,12 @@ from stoker.sources.shards.zip_members import unzip
 from stoker.sources.source import IndexedSource, Indices
 
 KEY = "__key__"
+# A disk reads that much in a fraction of a seek's time; of larger examples nothing between their
+# files is read.
 _SMALL = 1 << 18
-_BETWEEN = 2048  # headers and padding, in front of each file
+# Headers and padding, in front of each file: a tar header of 512 bytes, a long name's, and the rest
+# of a block.
+_BETWEEN = 2048
 
 Read = Callable[[int, int], bytes]
 """Reads so many bytes of a shard, from the first number on."""

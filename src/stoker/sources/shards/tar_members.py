@@ -14,10 +14,13 @@ from stoker.sources.shards.members import (
     UnusableShardError,
 )
 
+# Of tar's format: headers and contents fill blocks of 512 bytes.
 HEADER_BYTES = 512
 _REGULAR = (b"0", b"\0", b"7")
+# No path is longer than a few KiB; a damaged size is not read into memory.
 _LONGEST_NAME = 1 << 20
-_MOST_BYTES = 1 << 62  # of any file; sums with it fit into an int64
+# Of any file: sums with it fit into an int64.
+_MOST_BYTES = 1 << 62
 _ZEROS = bytes(HEADER_BYTES)
 
 
@@ -51,6 +54,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
                 raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
         has_ended = False
+        # Offsets of ustar's header: checksum 148, type 156, size 124.
         kind = head[156:157]
         nbytes, start = _number(head[124:136]), at + HEADER_BYTES
         if kind in (b"L", b"x"):
@@ -93,6 +97,7 @@ def is_header(head: bytes, nbytes: int | None = None) -> bool:
         return False
     # Of more than 8 GiB another header may tell the size.
     fits = nbytes is None or size == nbytes or nbytes >= 1 << 33
+    # The checksum is of the header with eight blanks in its own place.
     return fits and sum(head) - sum(head[148:156]) + 8 * 32 == told
 
 
@@ -117,6 +122,7 @@ def _told_size(records: dict[str, str], at: int) -> int | None:
     text = records.get("size")
     if text is None:
         return None
+    # 18 digits fit into an int64.
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise DamagedError(f"is damaged: the header at byte {at:,} tells a size of {text[:20]!r}")
     return int(text)

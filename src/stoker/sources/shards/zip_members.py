@@ -33,6 +33,7 @@ _DAMAGE = (
 
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _HEADER = struct.Struct("<4s4xH16xHH")  # magic, method, lengths of name and extra field
+# Bit 0 of the general purpose flags (APPNOTE 4.4.4).
 _ENCRYPTED = 1
 
 
@@ -83,6 +84,8 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     else:
         try:
             packed = memoryview(member)[begin:]
+            # -15: raw deflate. One byte more than is told shows a file that would go on without
+            # end.
             data = zlib.decompressobj(wbits=-15).decompress(packed, nbytes + 1)
         except zlib.error as error:
             raise ValueError(f"its compressed bytes are damaged: {error}") from error

@@ -12,6 +12,8 @@ import numpy as np
 
 from stoker.basics import global_generators, pytree
 
+# One generator has to move in all of these calls; another thread's draws hardly do so eight times.
+# Chosen, not measured.
 _CALLS = 8
 WORKER_NAME = "stoker-worker"
 """How the names of worker threads begin; that of worker processes."""

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-_SEEDS = 1 << 32  # what all libraries take
+# Seeds of 32 bits: all libraries take them.
+_SEEDS = 1 << 32
 
 
 def called_alone(fn: Callable[..., Any]) -> Callable[[Any], Any]:

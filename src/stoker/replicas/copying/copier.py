@@ -111,7 +111,7 @@ class Copier:
         try:
             return (
                 all(check() for check in self._checks)
-                and self._state.is_current()
+                and self._state.found.are_current()
                 and all(original.is_current() for original in self.memory.originals)
             )
         except Exception:  # whatever the user's own methods raise: then it cannot be told
@@ -230,9 +230,9 @@ class Copier:
         self._take_reasons()
 
     def _take_reasons(self) -> None:
-        for reason in self._state.forget():
+        reasons, touched = self._state.found.take()
+        for reason in reasons:
             self.fail(reason)
-        touched, self._state.touched = self._state.touched, []
         for x in touched:
             self.own(id(x), x)
 

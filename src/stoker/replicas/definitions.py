@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from stoker.replicas.provenance import is_users_function, once_a_class
+from stoker.replicas.provenance import cached_by_class, is_heap_class, is_users_function
 from stoker.replicas.thread_safety import LruCached
 
 _USUALLY_FOUND: Any = object.__getattribute__
@@ -68,7 +68,7 @@ def defaults_of(function: types.FunctionType) -> dict[str, Any]:
     return {**found, **(function.__kwdefaults__ or {})}
 
 
-@once_a_class
+@cached_by_class
 def methods_of(cls: Any) -> list[tuple[str, Any]]:
     """Return the methods of an object that is there: those that make, copy and end it left out."""
     unused = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__"}
@@ -81,13 +81,13 @@ def methods_of(cls: Any) -> list[tuple[str, Any]]:
     ]
 
 
-@once_a_class
+@cached_by_class
 def is_python_code(cls: Any) -> bool:
     """Return whether all that a class does is Python code, which can be looked at."""
     if type(cls).__call__ is not type.__call__ or cls.__getattribute__ is not _USUALLY_FOUND:
         return False
     return all(
-        base.__flags__ & 1 << 9
+        is_heap_class(base)
         and "__getattr__" not in vars(base)
         and all(map(_is_pythons_member, vars(base).values()))
         for base in _looked_at(cls)

@@ -79,9 +79,9 @@ def is_harmless(path: Path | None, function: types.FunctionType) -> bool:
 
 
 def is_packages_reader(path: Path | None, function: types.FunctionType) -> bool:
-    """Return whether it is a function of a package or of Python that only reads what it takes.
+    """Return whether a path leads to a function of a package or of Python that only reads.
 
-    Nearly all of them do.
+    Nearly all of them do, so those that write are listed.
     """
     value = _named(path, function)
     if isinstance(value, types.MethodType) and is_global_generator(value.__self__):

@@ -55,7 +55,7 @@ from stoker.replicas.thread_safety import (
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict, np.ndarray)
 _ATOM_NAMES = ("int", "float", "str", "bytes", "bool")
-_OF_MODULES = (
+_MODULE_TABLES = (
     "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
     "_backward_pre_hooks",
 )  # fmt: skip
@@ -71,9 +71,9 @@ class SharedState:
         self._process_wide: dict[int, str] = {}
         self._alive: list[Any] = []
         for module in PROCESS_WIDE.keys() & sys.modules.keys():
-            self._know(module)
+            self._add_process_wide(module)
 
-    def _know(self, module: str) -> None:
+    def _add_process_wide(self, module: str) -> None:
         for name in PROCESS_WIDE[module]:
             value = getattr(sys.modules[module], name, None)
             if value is not None:
@@ -242,31 +242,28 @@ class SharedState:
             value: what the steps so far have reached.
             use: the whole path, and what is done at its end.
             steps: what is left of the path.
-            label: how the reason begins.
-            function: whose code it is.
+            label: how the reason begins, as ``FUNCTION uses NAME``.
+            function: the function with this use in its code.
             copied: whether the value is copied along with the function.
         """
         if id(value) in self._process_wide:
             name = self._process_wide[id(value)]
-            self.found.add(
-                f"{label.split(' uses ')[0]} calls {name}, which sets what all threads use"
-            )
+            self.found.add(f"{_user(label)} calls {name}, which sets what all threads use")
             return
         if isinstance(value, types.ModuleType):
             if not steps:
                 return
             inner = getattr(value, steps[0], MISSING)
             if value.__name__ in PROCESS_WIDE:
-                self._know(value.__name__)  # some modules load theirs when they are asked
+                # Some modules load theirs when they are asked for.
+                self._add_process_wide(value.__name__)
             users = is_users_module(value.__name__)
             if use.how == "set" and len(steps) == 1 and users:
-                self._state(
-                    f"{label.split(' uses ')[0]} sets {value.__name__}.{steps[0]}", "", None
-                )
+                self._state(f"{_user(label)} sets {value.__name__}.{steps[0]}", "", None)
             elif inner is not MISSING:
                 self.found.note(vars(value), steps[0], inner)
                 if users:
-                    label = f"{label.split(' uses ')[0]} uses {value.__name__}.{steps[0]}"
+                    label = f"{_user(label)} uses {value.__name__}.{steps[0]}"
                     copied = False
                 if users or isinstance(inner, types.ModuleType) or id(inner) in self._process_wide:
                     self._use(inner, use, steps[1:], label, function, copied)
@@ -315,7 +312,7 @@ class SharedState:
         if not is_python_code(cls) or isinstance(value, (*_CONTAINERS, type)):
             return False
         own = vars(value)
-        if any(own.get(name) for name in _OF_MODULES):
+        if any(own.get(name) for name in _MODULE_TABLES):
             return False  # a module that is trained, or is watched
 
         def look() -> None:
@@ -371,7 +368,7 @@ class SharedState:
             if isinstance(value, np.ndarray) and not value.dtype.hasobject:
                 if len(steps) > 1:
                     return self._is_read(value, use, steps[1:], label, function)
-                # A row of data goes on to who makes an example of it; NumPy's own may write to it.
+                # Code makes an example of a row of data; NumPy's own may write to it.
                 is_given = use.how == "handed" and (
                     use.to is None
                     or is_harmless(use.to, function)
@@ -401,14 +398,14 @@ class SharedState:
         if not steps or not is_users_class(cls):
             return
         if use.how == "set" and len(steps) == 1:
-            self._state(f"{label.split(' uses ')[0]} sets {cls.__qualname__}.{steps[0]}", "", None)
+            self._state(f"{_user(label)} sets {cls.__qualname__}.{steps[0]}", "", None)
             return
         for base in cls.__mro__:
             if steps[0] in vars(base):
                 value = vars(base)[steps[0]]
                 if not hasattr(type(value), "__get__"):
                     self.found.note(vars(base), steps[0], value)
-                    label = f"{label.split(' uses ')[0]} uses {cls.__qualname__}.{steps[0]}"
+                    label = f"{_user(label)} uses {cls.__qualname__}.{steps[0]}"
                     self._use(value, use, steps[1:], label, function, False)
                 return
 
@@ -456,3 +453,8 @@ class SharedState:
         if isinstance(value, np.ndarray):
             return not value.flags.writeable and value.base is None
         return is_shared(value)
+
+
+def _user(label: str) -> str:
+    """Return which function it is that a label says uses something."""
+    return label.partition(" uses ")[0]

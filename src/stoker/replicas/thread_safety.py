@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from stoker.replicas.provenance import is_users_class, once_a_class
+from stoker.replicas.provenance import cached_by_class, is_users_class
 
 Anything = TypeVar("Anything")
 
@@ -173,7 +173,7 @@ def _is_called_alone(handler: Any) -> bool:
     return has_lock and not handler.filters and _is_locked_by_logging(type(handler))
 
 
-@once_a_class
+@cached_by_class
 def _is_locked_by_logging(cls: Any) -> bool:
     """Return whether a handler does all it does under its lock: the user wrote ``emit`` alone."""
     outside = ("handle", "filter", "acquire", "release", "createLock")
@@ -182,7 +182,7 @@ def _is_locked_by_logging(cls: Any) -> bool:
     )
 
 
-@once_a_class
+@cached_by_class
 def _is_shared_class(cls: Any) -> bool:
     if cls.__module__.startswith("pyarrow"):
         return any(each.__name__ in _ARROW for each in cls.__mro__)

@@ -8,7 +8,12 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.replicas.provenance import is_users_class, is_users_function, once_a_class
+from stoker.replicas.provenance import (
+    cached_by_class,
+    is_heap_class,
+    is_users_class,
+    is_users_function,
+)
 from stoker.replicas.thread_safety import ATOMS
 
 _OBJECT: Any = object
@@ -29,17 +34,17 @@ def attributes_of(x: Any) -> dict[str, Any]:
     return found
 
 
-@once_a_class
+@cached_by_class
 def _slots(cls: Any) -> tuple[str, ...]:
     return tuple(
         name
         for base in cls.__mro__
         for name, member in vars(base).items()
-        if isinstance(member, types.MemberDescriptorType) and base.__flags__ & 1 << 9
+        if isinstance(member, types.MemberDescriptorType) and is_heap_class(base)
     )
 
 
-@once_a_class
+@cached_by_class
 def is_plainly_reduced(cls: Any) -> bool:
     """Return whether a class leaves it to Python what its instances are made of."""
     own = getattr(object, "__getstate__", None)
@@ -51,7 +56,7 @@ def is_plainly_reduced(cls: Any) -> bool:
     )
 
 
-@once_a_class
+@cached_by_class
 def is_bare(cls: Any) -> bool:
     """Return whether instances are the user's, and a table of attributes is all that they are."""
     usual = ("__getattribute__", "__reduce_ex__", "__reduce__", "__dir__")

@@ -104,7 +104,7 @@ def _needs_copy(f: types.FunctionType, visited: set[int]) -> bool:
     if users and facts.stores:
         return True
     if users and f.__closure__:
-        return True  # somebody may set what it closes over
+        return True  # other functions may set what it closes over
     parts = [cell.cell_contents for cell in f.__closure__ or () if is_filled(cell)]
     parts += f.__defaults__ or ()
     parts += (f.__kwdefaults__ or {}).values()
@@ -172,5 +172,6 @@ def _stored_globals(space: dict[str, Any]) -> frozenset[str]:
 @functools.lru_cache(4096)
 def _stored_by(code: types.CodeType) -> frozenset[str]:
     within = (_stored_by(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    # Every second byte is an operation: the look is made only at code that sets any global.
     own = facts_of(code).stores if _STORE_GLOBAL in code.co_code[::2] else frozenset[str]()
     return own.union(*within)

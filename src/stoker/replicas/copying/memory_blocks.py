@@ -1,8 +1,8 @@
 """Copies of the memory of arrays and tensors, by address: views of an array are views of its copy.
 
 Small memory is copied. Large memory is not: arrays get views of it that cannot be written to, and
-where that is not enough (what writes through a tensor or a pointer sees no flag; somebody wrote to
-such a view before) the kernel gives each copy pages of its own once they are written to.
+where that is not enough (what writes through a tensor or a pointer sees no flag; code wrote to such
+a view before) the kernel gives each copy pages of its own once they are written to.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _PagesFile:
         return start
 
     def private(self) -> np.ndarray[Any, Any]:
-        """Return all that was and will be added; what is written stays with who writes."""
+        """Return all that was and will be added; pages that are written are copied."""
         pages = mmap.mmap(self._descriptor, self._size, flags=mmap.MAP_PRIVATE)
         return np.frombuffer(pages, np.uint8)
 

@@ -15,13 +15,13 @@ from stoker.replicas.copying.attributes import attributes_of, is_plainly_reduced
 from stoker.replicas.copying.containers import copy_several
 from stoker.replicas.copying.copier import Copier, Uncopyable, imported_types, same_objects
 from stoker.replicas.copying.finalizers import restore, silence
-from stoker.replicas.provenance import is_users_class, once_a_class
+from stoker.replicas.provenance import cached_by_class, is_users_class
 from stoker.replicas.thread_safety import ATOMS
 
 _NESTED = 50  # objects that are copied within each other, in 6 calls each; Python allows 1,000
 _DEEP = 20  # levels of two states that are compared; what refers to itself never ends
 _MISSING: Any = object()
-_NEWOBJ: Any = getattr(copyreg, "__newobj__")  # noqa: B009
+_NEWOBJ: Any = getattr(copyreg, "__newobj__")  # noqa: B009  # type stubs do not have it
 
 
 def copy_object(copier: Copier, x: Any, cls: type) -> Any:
@@ -47,7 +47,7 @@ def copy_object(copier: Copier, x: Any, cls: type) -> Any:
         return _shared_or_refused(x, cls)
     copier.memo[id(x)] = again
     failures = copier.failures
-    silence(again)
+    silence(again)  # its end would delete the file, or free the handle, of the original
     if state is not None and state is getattr(x, "__dict__", None):
         is_plain |= set_state is None and not hasattr(type(again), "__setstate__")
     copier.where.append(cls.__qualname__)
@@ -169,7 +169,7 @@ def _copy_by_deepcopy(copier: Copier, x: Any) -> Any:
     return again
 
 
-@once_a_class
+@cached_by_class
 def _maker(cls: type) -> Callable[[type], Any]:
     """Return what makes a bare instance; the user's ``__new__`` may enter or hand out others."""
     bases: Any = cls.__mro__

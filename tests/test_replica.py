@@ -32,7 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.replicas.reopening import reading_places, reopen
+from stoker.replicas.files import reading_places, reopen
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
 from strategies import FULL
 from thread_programs import PROGRAMS, N, Program

@@ -2,7 +2,7 @@
 
 Each load of a global, of a variable of the function around, or of an attribute is followed to what
 happens to it, by a run over the instructions with a stack of symbols. What cannot be followed
-counts as handed on, to whoever may change it.
+counts as handed on, to code that may change it.
 """
 
 from __future__ import annotations

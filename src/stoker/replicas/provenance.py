@@ -1,4 +1,4 @@
-"""Whose code it is: the user's own, or an installed package's or the standard library's."""
+"""Tells the user's own code from that of installed packages and of the standard library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-def once_a_class(ask: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
-    """Keep what a function of a class returns, as long as the class is there.
+def cached_by_class(ask: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
+    """Cache what a function of a class returns, as long as the class is there.
 
     Not longer: a class holds the globals of its methods, and with them what a notebook has.
     """
@@ -63,11 +63,20 @@ def is_users_module(name: str | None) -> bool:
     return path not in ("built-in", "frozen") and is_users_file(path)
 
 
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: what a ``class`` statement makes has it, what C defines once has it not."""
+
+
+def is_heap_class(cls: type) -> bool:
+    """Return whether a class was made while the process runs, as Python's ``class`` makes them."""
+    return bool(cls.__flags__ & _HEAP_TYPE)
+
+
 def is_users_class(cls: type) -> bool:
-    """Return whether a class was written by the user."""
-    return bool(cls.__flags__ & 1 << 9) and is_users_module(cls.__module__)
+    """Return whether the user wrote a class."""
+    return is_heap_class(cls) and is_users_module(cls.__module__)
 
 
 def is_users_function(function: types.FunctionType) -> bool:
-    """Return whether a function was written by the user, wherever a decorator says it is from."""
+    """Return whether the user wrote a function, wherever a decorator says it is from."""
     return is_users_file(function.__code__.co_filename)

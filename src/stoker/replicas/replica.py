@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.replicas.graph_copy import Copier
-from stoker.replicas.graph_copy import Unset as Unset
-from stoker.replicas.memory_blocks import Reordered, make_private
+from stoker.replicas.copying.attributes import UnsetAttributes
+from stoker.replicas.copying.copier import Copier
+from stoker.replicas.copying.kinds import make_copy
+from stoker.replicas.copying.memory_blocks import LargerBlock
 
 USER_LOCK = threading.RLock()
 """Held for each call of an original while worker threads run."""
@@ -58,18 +59,18 @@ class Replica:
         cannot be written to. In replicas that are made from now on it can, and each keeps what it
         writes: the kernel copies the pages that are written, from one more copy of the array.
         """
-        shared = self._copier.memory.shared
-        make_private(shared)
-        return bool(shared)
+        return self._copier.memory.make_private()
 
 
 def replicate(
-    roots: Sequence[Any], unset: Unset | None = None, unfit: Mapping[int, str] | None = None
+    roots: Sequence[Any],
+    unset: UnsetAttributes | None = None,
+    unfit: Mapping[int, str] | None = None,
 ) -> Replica:
     """Copy all roots together, for one thread. Never raises for what a root is made of.
 
     The caller sees to it that no original is called meanwhile. A forked worker process needs no
-    replica, it has a copy of everything: there, ``reopening.reopen`` does the rest.
+    replica, it has a copy of everything: there, ``files.reopen`` does the rest.
 
     Args:
         roots: datasets, functions, and what else of the user's is called.
@@ -78,23 +79,24 @@ def replicate(
         unfit: the numbers of roots whose copies are of no use, with the reasons: they are locked.
     """
     extents: list[tuple[int, int]] = []
-    written = False
+    made_private = False
     while True:
-        copier = Copier(unset, extents, written)
+        copier = Copier(make_copy, unset, extents)
         collects = gc.isenabled()
         gc.disable()  # it would look through all that is made, again and again
         try:
             values = [copier.root(root) for root in roots]
-        except Reordered as larger:
+        except LargerBlock as larger:
             extents.append(larger.args)
             continue
         finally:
             if collects:
                 gc.enable()
-        if not written and copier.memory.shared and copier.writes_past_flags():
-            written = True
-            continue
-        break
+        if made_private or not copier.writes_past_flags():
+            break
+        made_private = copier.memory.make_private()
+        if not made_private:
+            break
     for number, reason in (unfit or {}).items():
         copier.lock(number, reason)
     locked = copier.reasons()
@@ -108,9 +110,9 @@ def replicate(
     )
 
 
-def unset_attributes(roots: Sequence[Any]) -> Unset:
+def unset_attributes(roots: Sequence[Any]) -> UnsetAttributes:
     """Note which attributes of the roots' objects hold nothing yet. Takes microseconds.
 
     An epoch begins in the consumer's thread, which may open handles that cannot be copied later.
     """
-    return Unset(roots)
+    return UnsetAttributes(roots)

@@ -7,9 +7,6 @@ from state by what the code does with them (``code_facts``): a table that is onl
 
 from __future__ import annotations
 
-import contextvars
-import dataclasses
-import enum
 import functools
 import logging
 import operator
@@ -17,240 +14,70 @@ import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from stoker.replicas.code_facts import ELEMENT, Path, Use, facts_of
+from stoker.replicas.code_facts import ELEMENT, Use, facts_of
+from stoker.replicas.definitions import (
+    defaults_of,
+    functions_of,
+    is_in_own_table,
+    is_python_code,
+    methods_of,
+    variables_around,
+    with_wrapped,
+)
+from stoker.replicas.elements import elements_of, inner_elements
+from stoker.replicas.findings import MISSING, Findings
+from stoker.replicas.known_calls import (
+    LOOKS,
+    PASSED_TO,
+    PROCESS_WIDE,
+    WRITES_ATTRIBUTES,
+    is_harmless,
+    is_numpys,
+    is_packages_reader,
+    is_reading_method,
+)
 from stoker.replicas.provenance import (
     is_users_class,
     is_users_function,
     is_users_module,
-    once_a_class,
 )
-from stoker.replicas.thread_safety import is_declared
-
-LruCached = type(functools.lru_cache(int))
-
-ATOMS = frozenset(
-    {
-        type(None), bool, int, float, complex, str, bytes, range, slice, type(...),
-        type(NotImplemented), object, types.ModuleType, types.CodeType, threading.local,
-        types.GenericAlias, types.UnionType, types.WrapperDescriptorType,
-        types.MethodDescriptorType, np.ufunc, *np.sctypeDict.values(),
-    }
-) - {np.object_, np.void}  # fmt: skip
-"""Types whose instances are shared as they are: they cannot change, or are each thread's own."""
-
-_SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
-    "re": ("Pattern", "Match"),
-    "datetime": None,
-    "zoneinfo": None,
-    "decimal": ("Decimal",),
-    "fractions": ("Fraction",),
-    "uuid": ("UUID",),
-    "pathlib": None,
-    "pathlib._local": None,  # from Python 3.13 on
-    "_struct": ("Struct",),
-    "dataclasses": None,
-    "ipaddress": None,
-    "concurrent.futures.thread": ("ThreadPoolExecutor",),
-    "concurrent.futures.process": ("ProcessPoolExecutor",),
-    # These are made to be shared by workers.
-    "multiprocessing.synchronize": None,
-    "multiprocessing.sharedctypes": None,
-    "multiprocessing.queues": None,
-    "multiprocessing.managers": None,
-    "multiprocessing.shared_memory": None,
-    "torch": ("dtype", "device", "layout", "memory_format", "Size"),
-    "datasets.table": None,
-    # An optimizer belongs to the training loop, which a function may merely be able to reach.
-    "torch.optim.optimizer": ("Optimizer",),
-    # Clients and environments that are documented as safe for threads, and cannot be copied.
-    "botocore.client": ("BaseClient",),
-    "sqlalchemy.engine.base": ("Engine",),
-    "pymongo.mongo_client": ("MongoClient",),
-    "pymongo.synchronous.mongo_client": ("MongoClient",),
-    "builtins": ("Environment",),  # LMDB's
-    # A progress bar is drawn under a lock of its own, and nothing is made of what it has counted.
-    "tqdm.std": ("tqdm",),
-}
-"""By module: classes whose instances are shared, None for all of them."""
-
-_ARROW = (
-    "Table", "RecordBatch", "Schema", "Field", "DataType", "Array", "ChunkedArray", "Scalar",
-    "Buffer", "Dataset", "Fragment", "Expression", "KeyValueMetadata",
-)  # fmt: skip
-
-ONE_FOR_ALL = (enum.Enum, logging.Logger, logging.Handler, contextvars.ContextVar)
-"""Types of which no second instance can stand for the first."""
+from stoker.replicas.thread_safety import (
+    ATOMS,
+    LruCached,
+    is_declared,
+    is_shared,
+)
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-
-_PROCESS_WIDE = {
-    "random": ("seed", "setstate"),
-    "numpy.random": ("seed", "set_state"),
-    "torch": ("manual_seed", "seed", "set_rng_state", "set_default_dtype"),
-    "torch.random": ("manual_seed", "seed", "set_rng_state", "fork_rng"),
-    "os": ("chdir", "fchdir", "umask"),
-    "contextlib": ("chdir", "redirect_stdout", "redirect_stderr"),
-    "locale": ("setlocale",),
-    "lightning.pytorch": ("seed_everything",),
-    "lightning.fabric.utilities.seed": ("seed_everything",),
-    "pytorch_lightning": ("seed_everything",),
-    "transformers": ("set_seed", "enable_full_determinism"),
-    "transformers.trainer_utils": ("set_seed", "enable_full_determinism"),
-    "accelerate.utils": ("set_seed",),
-}
-"""Functions that set what all threads of a process use."""
-
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict, np.ndarray)
-_LOOKS = frozenset(
-    {
-        "get", "keys", "values", "items", "copy", "index", "count", "union", "intersection",
-        "difference", "issubset", "issuperset", "isdisjoint", "astype", "tolist", "item", "min",
-        "max", "sum", "mean", "std", "any", "all", "argmax", "argmin", "dot",
-    }
+_ATOM_NAMES = ("int", "float", "str", "bytes", "bool")
+_MODULE_TABLES = (
+    "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+    "_backward_pre_hooks",
 )  # fmt: skip
-"""Methods of containers that change nothing."""
-_HARMLESS: frozenset[Any] = frozenset(
-    {
-        len, sum, min, max, sorted, enumerate, zip, range, list, tuple, dict, set, frozenset, any,
-        all, isinstance, str, repr, print, type, id, map, filter, reversed, iter, np.array,
-        np.asarray, np.stack, np.mean, np.sum, np.searchsorted, bytes,
-    }
-)  # fmt: skip
-"""Functions that change nothing of what they are given."""
-_READERS = frozenset(
-    {
-        "choice", "choices", "sample", "permutation", "join", "extend", "update", "union",
-        "intersection", "difference", "isdisjoint", "issubset", "issuperset", "writelines",
-    }
-)  # fmt: skip
-"""Methods, of whatever object, that change nothing of the containers that they are given."""
-_WRITERS = frozenset(
-    {
-        "shuffle", "heapify", "heappush", "heappop", "heappushpop", "heapreplace", "insort",
-        "insort_left", "insort_right", "setattr", "getattr", "setitem", "delitem", "cast", "copyto",
-        "put", "place", "exec", "eval", "next",
-    }
-)  # fmt: skip
-"""Functions of packages and of Python that change what they are given, or hand it on."""
-_FEW = 10_000  # elements of a global that are looked at one by one, in 30 ms; else it is state
-_NESTED = 8  # levels of tuples that are looked through at once; what is nested deeper is state
-
-
-def is_shared(x: Any) -> bool:
-    """Return whether an object is used by all threads as it is, by its type or by declaration."""
-    cls: Any = type(x)
-    if cls in ATOMS or isinstance(x, (type, np.dtype, threading.local)):
-        return True
-    if isinstance(x, ONE_FOR_ALL):
-        return _holds_nothing(x) or is_declared(x)
-    if _is_shared_class(cls) or is_declared(x):
-        return True
-    if cls is types.BuiltinFunctionType or cls is types.MethodWrapperType:
-        return is_shared(x.__self__) or _is_global_generator(x.__self__)
-    return _is_constant(x)
-
-
-def _is_constant(x: Any) -> bool:
-    """Return whether this is a frozen dataclass of numbers, texts, and tuples of these."""
-    parameters = getattr(type(x), "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        return False
-    values = [getattr(x, each.name, None) for each in dataclasses.fields(x)]
-    own = getattr(x, "__dict__", {})  # a cached property would stand there
-    return len(own) <= len(values) and all(map(_is_fixed, values))
-
-
-def _is_fixed(x: Any) -> bool:
-    if type(x) is tuple:
-        return all(map(_is_fixed, x))
-    return type(x) in ATOMS or _is_constant(x)
-
-
-def _holds_nothing(x: Any) -> bool:
-    """Return whether what there is one of in a process holds nothing of the user's that changes."""
-    if isinstance(x, contextvars.ContextVar):  # a thread begins with the default
-        try:
-            return is_shared(contextvars.Context().run(x.get))
-        except LookupError:
-            return True
-    if isinstance(x, logging.Handler):
-        return not is_users_class(type(x))  # what reaches it reads what it has kept
-    if isinstance(x, logging.Logger):
-        inherits = x.propagate and x.parent is not None
-        return all(map(_is_called_alone, x.handlers)) and not (
-            inherits and not _holds_nothing(x.parent)
-        )
-    return all(type(each) in ATOMS or is_shared(each) for each in vars(x).values())
-
-
-def _is_called_alone(handler: Any) -> bool:
-    """Return whether a logger may call its handler from any thread."""
-    if _holds_nothing(handler):
-        return True
-    has_lock = isinstance(handler, logging.Handler) and handler.lock is not None
-    return has_lock and not handler.filters and _is_locked_by_logging(type(handler))
-
-
-@once_a_class
-def _is_locked_by_logging(cls: Any) -> bool:
-    """Return whether a handler does all it does under its lock: the user wrote ``emit`` alone."""
-    outside = ("handle", "filter", "acquire", "release", "createLock")
-    return all(
-        vars(base).keys().isdisjoint(outside) for base in cls.__mro__ if is_users_class(base)
-    )
-
-
-@once_a_class
-def _is_shared_class(cls: Any) -> bool:
-    if cls.__module__.startswith("pyarrow"):
-        return any(each.__name__ in _ARROW for each in cls.__mro__)
-    for base in cls.__mro__[:-1]:
-        names = _SHARED_CLASSES.get(base.__module__, ())
-        if names is None or base.__name__ in names:
-            return True
-    return False
-
-
-def _is_global_generator(x: Any) -> bool:
-    own = getattr(sys.modules.get("random"), "_inst", None)
-    legacy = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
-    return x is not None and (x is own or x is legacy)
+"""What a module of torch has that its calls read, or change."""
 
 
 class SharedState:
     """Looks at classes and functions that the roots reach, once each."""
 
     def __init__(self) -> None:
-        self.reasons: list[str] = []
-        self.touched: list[Any] = []
-        self.seen: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.found = Findings()
         self.mentioned: set[str] = set()
-        self._found: dict[Any, tuple[list[str], list[Any]]] = {}
         self._process_wide: dict[int, str] = {}
         self._alive: list[Any] = []
-        for module in _PROCESS_WIDE.keys() & sys.modules.keys():
-            self._know(module)
+        for module in PROCESS_WIDE.keys() & sys.modules.keys():
+            self._add_process_wide(module)
 
-    def _know(self, module: str) -> None:
-        for name in _PROCESS_WIDE[module]:
+    def _add_process_wide(self, module: str) -> None:
+        for name in PROCESS_WIDE[module]:
             value = getattr(sys.modules[module], name, None)
             if value is not None:
                 self._process_wide[id(value)] = f"{module}.{name}"
-
-    def is_current(self) -> bool:
-        """Return whether the names that were followed still mean the same objects."""
-        return all(space.get(name, _MISSING) is value for space, name, value in self.seen)
-
-    def forget(self) -> list[str]:
-        """Return the reasons since the last call."""
-        found, self.reasons = self.reasons, []
-        return found
 
     def look_at_class(
         self, cls: type, made: bool = False, own: frozenset[str] = frozenset()
@@ -263,7 +90,7 @@ class SharedState:
             own: attributes that the instance has itself.
         """
         if not is_declared(cls):
-            self._once((cls, made, own), lambda: self._look_at_class(cls, made, own))
+            self.found.once((cls, made, own), lambda: self._look_at_class(cls, made, own))
 
     def _look_at_class(self, cls: type, made: bool, own: frozenset[str]) -> None:
         if made and is_users_class(type(cls)):
@@ -271,18 +98,6 @@ class SharedState:
         for base in cls.__mro__:
             if is_users_class(base):
                 self._members(base, cls, made, own)
-
-    def _once(self, key: Any, look: Callable[[], None]) -> None:
-        """Look at something once, and take what was found for whatever else comes to it as well."""
-        found = self._found.get(key)
-        if found is None:
-            before = self.reasons, self.touched
-            self.reasons, self.touched = found = self._found[key] = [], []
-            look()
-            self.reasons, self.touched = before
-        self.reasons += [each for each in found[0] if each not in self.reasons]
-        known = {*map(id, self.touched)}
-        self.touched += [each for each in found[1] if id(each) not in known]
 
     def _members(
         self, base: type, cls: type, made: bool, own: frozenset[str], is_meta: type | None = None
@@ -298,10 +113,10 @@ class SharedState:
                 "__del__",
             ):
                 continue
-            self._note(vars(base), name, member)
+            self.found.note(vars(base), name, member)
             who = f"{base.__qualname__}.{name}"
             holder = is_meta or cls
-            for function, is_class in _functions(member, name):
+            for function, is_class in functions_of(member, name):
                 self._function(function, who, holder, is_class or is_meta is not None, own)
             if isinstance(member, (staticmethod, classmethod)):
                 member = member.__func__
@@ -332,7 +147,7 @@ class SharedState:
     ) -> None:
         if is_declared(function) or not is_users_function(function):
             return
-        self._once(
+        self.found.once(
             (function, cls, own, copied),
             lambda: self._look_at_function(function, who, cls, is_class, own, copied),
         )
@@ -350,19 +165,19 @@ class SharedState:
         self.mentioned |= facts.mentioned
         if not copied:
             for name in sorted(facts.stores):
-                self.reasons.append(f"{who} sets the global {name!r}, which its copies would share")
-                if name in function.__globals__:
-                    self.touched.append(function.__globals__[name])
-        cells = _cells(function)
+                reason = f"{who} sets the global {name!r}, which its copies would share"
+                value = function.__globals__.get(name, MISSING)
+                self.found.add(reason, *([] if value is MISSING else [value]))
+        cells = variables_around(function)
         code = function.__code__
         first = code.co_varnames[0] if cls is not None and code.co_argcount else None
-        defaults = _defaults(function)
+        defaults = defaults_of(function)
         for use in facts.uses:
             root, name, steps = use.path
             if root == "global":
-                value = function.__globals__.get(name, _MISSING)
-                self._note(function.__globals__, name, value)
-                if value is not _MISSING:
+                value = function.__globals__.get(name, MISSING)
+                self.found.note(function.__globals__, name, value)
+                if value is not MISSING:
                     label = f"{who} uses the global {name!r}"
                     self._use(value, use, steps, label, function, copied)
             elif root == "module" and name in sys.modules:
@@ -383,8 +198,6 @@ class SharedState:
                     self._use(defaults[name], use, steps, label, function, copied)
             elif cls is not None and name == first and steps:
                 self._own(cls, use, steps, who, is_class or root == "class", own, function)
-            elif cls is not None and root == "class" and name == first and use.how == "set":
-                pass
 
     def _own(
         self,
@@ -403,11 +216,12 @@ class SharedState:
             return
         if not is_class and name in own:
             return
-        for base in (*cls.__mro__, *(_bases(type(cls)) if is_class else ())):
+        metaclass: type = type(cls)
+        for base in (*cls.__mro__, *(metaclass.__mro__ if is_class else ())):
             if name in vars(base):
                 value = vars(base)[name]
                 if is_users_class(base) and not hasattr(type(value), "__get__"):
-                    self._note(vars(base), name, value)
+                    self.found.note(vars(base), name, value)
                     if not (use.how == "set" and len(steps) == 1):
                         label = f"{who} uses the class attribute {name!r}"
                         self._use(value, use, steps[1:], label, function, False)
@@ -428,31 +242,28 @@ class SharedState:
             value: what the steps so far have reached.
             use: the whole path, and what is done at its end.
             steps: what is left of the path.
-            label: how the reason begins.
-            function: whose code it is.
+            label: how the reason begins, as ``FUNCTION uses NAME``.
+            function: the function with this use in its code.
             copied: whether the value is copied along with the function.
         """
         if id(value) in self._process_wide:
             name = self._process_wide[id(value)]
-            self.reasons.append(
-                f"{label.split(' uses ')[0]} calls {name}, which sets what all threads use"
-            )
+            self.found.add(f"{_user(label)} calls {name}, which sets what all threads use")
             return
         if isinstance(value, types.ModuleType):
             if not steps:
                 return
-            inner = getattr(value, steps[0], _MISSING)
-            if value.__name__ in _PROCESS_WIDE:
-                self._know(value.__name__)  # some modules load theirs when they are asked
+            inner = getattr(value, steps[0], MISSING)
+            if value.__name__ in PROCESS_WIDE:
+                # Some modules load theirs when they are asked for.
+                self._add_process_wide(value.__name__)
             users = is_users_module(value.__name__)
             if use.how == "set" and len(steps) == 1 and users:
-                self._state(
-                    f"{label.split(' uses ')[0]} sets {value.__name__}.{steps[0]}", "", None
-                )
-            elif inner is not _MISSING:
-                self._note(vars(value), steps[0], inner)
+                self._state(f"{_user(label)} sets {value.__name__}.{steps[0]}", "", None)
+            elif inner is not MISSING:
+                self.found.note(vars(value), steps[0], inner)
                 if users:
-                    label = f"{label.split(' uses ')[0]} uses {value.__name__}.{steps[0]}"
+                    label = f"{_user(label)} uses {value.__name__}.{steps[0]}"
                     copied = False
                 if users or isinstance(inner, types.ModuleType) or id(inner) in self._process_wide:
                     self._use(inner, use, steps[1:], label, function, copied)
@@ -465,7 +276,7 @@ class SharedState:
                 return  # the copier comes to it
             if is_users_function(value) and any(key != "__wrapped__" for key in vars(value)):
                 self._state(label, "", value)
-            for inner in _wrapped(value):
+            for inner in with_wrapped(value):
                 self._function(inner, inner.__qualname__, None, False, frozenset())
             return
         if copied:
@@ -480,9 +291,9 @@ class SharedState:
         elif isinstance(value, _CONTAINERS):
             if self._is_read(value, use, steps, label, function):
                 return
-        elif steps and _is_plain(value, steps[0]):
+        elif steps and is_in_own_table(value, steps[0]):
             inner = vars(value)[steps[0]]
-            self._note(vars(value), steps[0], inner)
+            self.found.note(vars(value), steps[0], inner)
             if not (use.how == "set" and len(steps) == 1):
                 self._use(inner, use, steps[1:], label, function, copied)
                 return
@@ -498,27 +309,24 @@ class SharedState:
         Reasons that are found meanwhile are the caller's to state, for the whole object.
         """
         cls = type(value)
-        if not _is_pythons(cls) or isinstance(value, (*_CONTAINERS, type)):
+        if not is_python_code(cls) or isinstance(value, (*_CONTAINERS, type)):
             return False
         own = vars(value)
-        if any(own.get(name) for name in _OF_MODULES):
+        if any(own.get(name) for name in _MODULE_TABLES):
             return False  # a module that is trained, or is watched
 
         def look() -> None:
-            for name, member in _members_of(cls):
-                for function, _ in _functions(member, name):
+            for name, member in methods_of(cls):
+                for function, _ in functions_of(member, name):
                     self._method_of(value, function, label)
 
         self._alive.append(value)
-        reasons, self.reasons = self.reasons, []
-        self._once(("object", id(value)), look)
-        changes, self.reasons = bool(self.reasons), reasons
-        return not changes
+        return not self.found.is_reason(("object", id(value)), look)
 
     def _method_of(self, value: Any, function: types.FunctionType, label: str) -> None:
         """Look at what a method does with the object that it belongs to."""
         code, facts = function.__code__, facts_of(function.__code__)
-        if not facts.mentioned.isdisjoint(_WRITES_ATTRIBUTES):
+        if not facts.mentioned.isdisjoint(WRITES_ATTRIBUTES):
             self._state(label, "", value)
         self._function(function, function.__qualname__, None, False, frozenset())
         if not code.co_argcount:
@@ -528,14 +336,14 @@ class SharedState:
             if root not in ("local", "class") or name != code.co_varnames[0]:
                 continue
             if not steps:
-                is_passed = use.how == "handed" and use.to in _PASSED_TO
+                is_passed = use.how == "handed" and use.to in PASSED_TO
                 if use.how not in ("read", "called") and not is_passed:
                     self._state(label, "", value)
             elif use.how == "set" and len(steps) == 1:
                 self._state(label, "", value)
             elif steps[0] in getattr(value, "__dict__", ()):
                 inner = vars(value)[steps[0]]
-                self._note(vars(value), steps[0], inner)
+                self.found.note(vars(value), steps[0], inner)
                 self._use(inner, use, steps[1:], label, function, False)
             else:
                 inner = getattr(type(value), steps[0], None)  # a method, which is looked at, too
@@ -551,27 +359,27 @@ class SharedState:
             if use.how == "read":
                 return True
             harmless = use.how == "handed" and (
-                self._is_harmless(use.to, function)
-                or _is_reader(use.to, function)
-                or (not isinstance(value, np.ndarray) and self._is_installed(use.to, function))
+                is_harmless(use.to, function)
+                or is_reading_method(use.to, function)
+                or (not isinstance(value, np.ndarray) and is_packages_reader(use.to, function))
             )
             return harmless and self._has_frozen(value)
         if steps[0] == ELEMENT:
             if isinstance(value, np.ndarray) and not value.dtype.hasobject:
                 if len(steps) > 1:
                     return self._is_read(value, use, steps[1:], label, function)
-                # A row of data goes on to who makes an example of it; NumPy's own may write to it.
+                # Code makes an example of a row of data; NumPy's own may write to it.
                 is_given = use.how == "handed" and (
                     use.to is None
-                    or self._is_harmless(use.to, function)
-                    or not self._is_numpys(use.to, function)
+                    or is_harmless(use.to, function)
+                    or not is_numpys(use.to, function)
                 )
                 return use.how == "read" or is_given
             if use.how == "changed" and len(steps) == 1 and self._has_atoms(value):
                 return True  # an element was read, and what was made of it is stored elsewhere
-            elements = _elements(value)
+            elements = elements_of(value)
             if elements is None:
-                together = _together(value)
+                together = inner_elements(value)
                 return together is not None and (
                     (not steps[1:] and use.how == "read")
                     or self._is_read(together, use, steps[1:], label, function)
@@ -581,48 +389,7 @@ class SharedState:
             return True
         if isinstance(value, np.ndarray) and steps[0] in ("shape", "dtype", "size", "ndim", "T"):
             return steps[0] != "T" or self._is_read(value, use, steps[1:], label, function)
-        return steps[0] in _LOOKS and len(steps) == 1 and self._has_frozen(value)
-
-    def _is_numpys(self, path: Path, function: types.FunctionType) -> bool:
-        value = function.__globals__.get(path.name) if path.root == "global" else None
-        module = value.__name__ if isinstance(value, types.ModuleType) else None
-        return (module or getattr(value, "__module__", None) or "").startswith("numpy")
-
-    def _named(self, path: Path | None, function: types.FunctionType) -> Any:
-        """Return what a path of globals, builtins and modules leads to."""
-        if path is None or path.root != "global":
-            return _MISSING
-        value = function.__globals__.get(path.name, _MISSING)
-        if value is _MISSING:
-            builtins = function.__globals__.get("__builtins__", {})
-            table = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
-            value = table.get(path.name, _MISSING)
-        for step in path.steps:
-            value = (
-                getattr(value, step, _MISSING) if isinstance(value, types.ModuleType) else _MISSING
-            )
-        return value
-
-    def _is_harmless(self, path: Path | None, function: types.FunctionType) -> bool:
-        value = self._named(path, function)
-        try:
-            return value in _HARMLESS
-        except TypeError:
-            return False
-
-    def _is_installed(self, path: Path | None, function: types.FunctionType) -> bool:
-        """Return whether it is a function of a package or of Python that only reads what it takes.
-
-        Nearly all of them do.
-        """
-        value = self._named(path, function)
-        if isinstance(value, types.MethodType) and _is_global_generator(value.__self__):
-            value = value.__func__
-        if isinstance(value, types.FunctionType):
-            reads = not is_users_function(value)
-        else:
-            reads = isinstance(value, types.BuiltinFunctionType)
-        return reads and value.__name__ not in _WRITERS
+        return steps[0] in LOOKS and len(steps) == 1 and self._has_frozen(value)
 
     def _class_use(
         self, cls: type, use: Use, steps: tuple[str, ...], label: str, function: types.FunctionType
@@ -631,14 +398,14 @@ class SharedState:
         if not steps or not is_users_class(cls):
             return
         if use.how == "set" and len(steps) == 1:
-            self._state(f"{label.split(' uses ')[0]} sets {cls.__qualname__}.{steps[0]}", "", None)
+            self._state(f"{_user(label)} sets {cls.__qualname__}.{steps[0]}", "", None)
             return
         for base in cls.__mro__:
             if steps[0] in vars(base):
                 value = vars(base)[steps[0]]
                 if not hasattr(type(value), "__get__"):
-                    self._note(vars(base), steps[0], value)
-                    label = f"{label.split(' uses ')[0]} uses {cls.__qualname__}.{steps[0]}"
+                    self.found.note(vars(base), steps[0], value)
+                    label = f"{_user(label)} uses {cls.__qualname__}.{steps[0]}"
                     self._use(value, use, steps[1:], label, function, False)
                 return
 
@@ -653,21 +420,18 @@ class SharedState:
             self._state(label, ", as it is cached", function)
 
     def _state(self, label: str, why: str, value: Any) -> None:
-        self.reasons.append(f"{label}, which its copies would share{why}")
-        if value is not None:
-            self.touched.append(value)
-
-    def _note(self, space: Mapping[str, Any], name: str, value: Any) -> None:
-        self.seen.append((space, name, value))
+        self.found.add(
+            f"{label}, which its copies would share{why}", *([] if value is None else [value])
+        )
 
     def _has_atoms(self, value: Any) -> bool:
-        elements = _elements(value)
+        elements = elements_of(value)
         return elements is not None and all(type(each) in ATOMS for each in elements)
 
     def _has_frozen(self, value: Any) -> bool:
         if isinstance(value, np.ndarray):
             return not value.dtype.hasobject
-        elements = _elements(value)
+        elements = elements_of(value)
         return elements is not None and all(map(self._is_frozen, elements))
 
     def _is_frozen(self, value: Any) -> bool:
@@ -675,7 +439,7 @@ class SharedState:
         if isinstance(value, (tuple, frozenset)):
             return all(map(self._is_frozen, value))
         if isinstance(value, types.FunctionType):
-            for inner in _wrapped(value):
+            for inner in with_wrapped(value):
                 self._function(inner, inner.__qualname__, None, False, frozenset())
             return True
         if isinstance(value, type):
@@ -691,189 +455,6 @@ class SharedState:
         return is_shared(value)
 
 
-_MISSING: Any = object()
-_ATOM_NAMES = ("int", "float", "str", "bytes", "bool")
-
-
-def _functions(member: Any, name: str) -> Iterable[tuple[types.FunctionType, bool]]:
-    """Yield the functions of a class's member, and whether each is given the class."""
-    if isinstance(member, staticmethod):
-        yield from ((f, name == "__new__") for f, _ in _functions(member.__func__, ""))
-    elif isinstance(member, classmethod):
-        yield from ((f, True) for f, _ in _functions(member.__func__, ""))
-    elif isinstance(member, types.FunctionType):
-        for inner in _wrapped(member):
-            yield inner, name in ("__new__", "__class_getitem__")
-    elif isinstance(member, property):
-        for each in (member.fget, member.fset, member.fdel):
-            if isinstance(each, types.FunctionType):
-                yield each, False
-    elif isinstance(member, (functools.cached_property, functools.partialmethod)):
-        if isinstance(member.func, types.FunctionType):
-            yield member.func, False
-    elif isinstance(member, LruCached) and isinstance(member.__wrapped__, types.FunctionType):
-        yield member.__wrapped__, False
-
-
-_WRITES_ATTRIBUTES = frozenset(
-    {"__setattr__", "__delattr__", "setattr", "delattr", "__dict__", "vars", "exec", "eval"}
-)
-"""Names in the code of a method that may set attributes in ways that are not followed."""
-_OF_MODULES = (
-    "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-    "_backward_pre_hooks",
-)  # fmt: skip
-"""What a module of torch has that its calls read, or change."""
-_PASSED_TO = frozenset(
-    Path("global", name) for name in ("super", "isinstance", "type", "len", "repr", "str", "id")
-)
-"""What a method hands its object to, and which changes nothing of it."""
-
-
-@once_a_class
-def _is_pythons(cls: Any) -> bool:
-    """Return whether all that a class does is Python code, which can be looked at."""
-    if type(cls).__call__ is not type.__call__ or cls.__getattribute__ is not _USUALLY_FOUND:
-        return False
-    return all(
-        base.__flags__ & 1 << 9
-        and "__getattr__" not in vars(base)
-        and all(map(_is_pythons_member, vars(base).values()))
-        for base in _looked_at(cls)
-    )
-
-
-def _is_pythons_member(member: Any) -> bool:
-    if isinstance(member, (types.FunctionType, property, staticmethod, classmethod)):
-        return True
-    is_usual = isinstance(member, types.GetSetDescriptorType)  # `__dict__`, `__weakref__`
-    return is_usual or not hasattr(type(member), "__get__")
-
-
-def _looked_at(cls: Any) -> list[Any]:
-    """Return the classes whose methods may change an object: torch's own base changes none."""
-    torchs = "torch.nn.modules.module"
-    return [base for base in cls.__mro__[:-1] if base.__module__ not in ("abc", torchs)]
-
-
-@once_a_class
-def _members_of(cls: Any) -> list[tuple[str, Any]]:
-    """Return the methods of an object that is there: those that make, copy and end it left out."""
-    unused = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__"}
-    unused |= {"__setstate__", "__getstate__", "__reduce__", "__deepcopy__", "__copy__"}
-    return [
-        (name, member)
-        for base in _looked_at(cls)
-        for name, member in vars(base).items()
-        if name not in unused
-    ]
-
-
-def _is_reader(path: Path | None, function: types.FunctionType) -> bool:
-    """Return whether a path leads to a method that only reads, by its name (``rng.choice``).
-
-    Methods of what the function itself belongs to are the user's, and may do what they want.
-    """
-    if path is None or not path.steps or path.root not in ("unknown", "local", "cell"):
-        return False
-    is_own = len(path.steps) == 1 and path.name in function.__code__.co_varnames[:1]
-    return path.steps[-1] in _READERS and not is_own
-
-
-def _wrapped(function: types.FunctionType) -> list[types.FunctionType]:
-    """Return a function, and those that it closes over: what decorators have wrapped."""
-    found = [function]
-    for outer in found:
-        for value in _cells(outer).values():
-            if isinstance(value, dict) and not is_users_function(outer):
-                inside: Iterable[Any] = list(value.values())  # as `singledispatch` has them
-            else:
-                inside = (value,)
-            found += [
-                each
-                for each in inside
-                if isinstance(each, types.FunctionType) and each not in found
-            ]
-    return found
-
-
-def _cells(function: types.FunctionType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not set yet
-            continue
-    return found
-
-
-def _bases(cls: type) -> tuple[type, ...]:
-    return cls.__mro__
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    values = function.__defaults__ or ()
-    found = dict(zip(names[len(names) - len(values) :], values, strict=True))
-    return {**found, **(function.__kwdefaults__ or {})}
-
-
-def _elements(value: Any) -> list[Any] | None:
-    """Return the elements of a container; None where there are too many, or it has others."""
-    if len(value) > _FEW and not isinstance(value, np.ndarray):
-        many = _plain_elements(value)
-        return [] if many is not None and _are_fixed(many) else None
-    if isinstance(value, defaultdict):
-        return None  # reading it writes
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, np.ndarray):
-        return list(value.ravel()) if value.dtype.hasobject and value.size <= _FEW else None
-    return list(value)
-
-
-def _plain_elements(value: Any) -> Collection[Any] | None:
-    if type(value) in (list, tuple, set, frozenset, deque):
-        elements: Collection[Any] = value
-        return elements
-    return value.values() if type(value) is dict else None
-
-
-def _are_fixed(items: Iterable[Any]) -> bool:
-    """Return whether all are atoms, or tuples of such: a look of 10 to 40 ns at each."""
-    for _ in range(_NESTED):
-        held = items if isinstance(items, Collection) else list(items)
-        kinds = set(map(type, held)) - ATOMS
-        if not kinds:
-            return True
-        if not kinds <= {tuple, frozenset}:
-            return False
-        items = chain.from_iterable(each for each in held if type(each) in kinds)
-    return False
-
-
-def _together(value: Any) -> list[Any] | None:
-    """Return the elements of all elements of a large container of containers, as if of one."""
-    many = _plain_elements(value)
-    kinds = None if many is None else set(map(type, many))
-    if many is None or kinds is None or not kinds <= {list, tuple, set, frozenset, dict}:
-        return None
-    if kinds == {dict}:
-        return list(chain.from_iterable(each.values() for each in many))
-    return None if dict in kinds else list(chain.from_iterable(many))
-
-
-_USUALLY_FOUND: Any = object.__getattribute__
-
-
-def _is_plain(value: Any, name: str) -> bool:
-    """Return whether an attribute is found in the instance's own table, by the usual way."""
-    cls = type(value)
-    return (
-        type.__getattribute__(cls, "__getattribute__") is _USUALLY_FOUND
-        and name in getattr(value, "__dict__", {})
-        and not any(
-            hasattr(type(vars(base)[name]), "__set__") for base in cls.__mro__ if name in vars(base)
-        )
-    )
+def _user(label: str) -> str:
+    """Return which function it is that a label says uses something."""
+    return label.partition(" uses ")[0]

@@ -1,12 +1,79 @@
-"""Objects that users declare to be safe for several threads at once."""
+"""What threads may share as it is: by its type, by a table of classes, or as users declare."""
 
 from __future__ import annotations
 
+import contextvars
+import dataclasses
+import enum
+import functools
+import logging
+import sys
+import threading
+import types
 import weakref
 from collections.abc import Set
 from typing import Any, TypeVar
 
+import numpy as np
+
+from stoker.replicas.provenance import cached_by_class, is_users_class
+
 Anything = TypeVar("Anything")
+
+LruCached = type(functools.lru_cache(int))
+
+ATOMS = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, range, slice, type(...),
+        type(NotImplemented), object, types.ModuleType, types.CodeType, threading.local,
+        types.GenericAlias, types.UnionType, types.WrapperDescriptorType,
+        types.MethodDescriptorType, np.ufunc, *np.sctypeDict.values(),
+    }
+) - {np.object_, np.void}  # fmt: skip
+"""Types whose instances are shared as they are: they cannot change, or are each thread's own."""
+
+_SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
+    "re": ("Pattern", "Match"),
+    "datetime": None,
+    "zoneinfo": None,
+    "decimal": ("Decimal",),
+    "fractions": ("Fraction",),
+    "uuid": ("UUID",),
+    "pathlib": None,
+    "pathlib._local": None,  # from Python 3.13 on
+    "_struct": ("Struct",),
+    "dataclasses": None,
+    "ipaddress": None,
+    "concurrent.futures.thread": ("ThreadPoolExecutor",),
+    "concurrent.futures.process": ("ProcessPoolExecutor",),
+    # These are made to be shared by workers.
+    "multiprocessing.synchronize": None,
+    "multiprocessing.sharedctypes": None,
+    "multiprocessing.queues": None,
+    "multiprocessing.managers": None,
+    "multiprocessing.shared_memory": None,
+    "torch": ("dtype", "device", "layout", "memory_format", "Size"),
+    "datasets.table": None,
+    # An optimizer belongs to the training loop, which a function may merely be able to reach.
+    "torch.optim.optimizer": ("Optimizer",),
+    # Clients and environments that are documented as safe for threads, and cannot be copied.
+    "botocore.client": ("BaseClient",),
+    "sqlalchemy.engine.base": ("Engine",),
+    "pymongo.mongo_client": ("MongoClient",),
+    "pymongo.synchronous.mongo_client": ("MongoClient",),
+    "builtins": ("Environment",),  # LMDB's
+    # A progress bar is drawn under a lock of its own, and nothing is made of what it has counted.
+    "tqdm.std": ("tqdm",),
+}
+"""By module: classes whose instances are shared, None for all of them."""
+
+_ARROW = (
+    "Table", "RecordBatch", "Schema", "Field", "DataType", "Array", "ChunkedArray", "Scalar",
+    "Buffer", "Dataset", "Fragment", "Expression", "KeyValueMetadata",
+)  # fmt: skip
+
+ONE_FOR_ALL = (enum.Enum, logging.Logger, logging.Handler, contextvars.ContextVar)
+"""Types of which no second instance can stand for the first."""
 
 _declared: dict[int, Any] = {}
 """By ``id``: a weak reference where the object takes one, else the object, which then stays."""
@@ -49,3 +116,84 @@ def _holds(obj: Any) -> bool:
     return known is not None and (
         known is obj or (isinstance(known, weakref.ref) and known() is obj)
     )
+
+
+def is_shared(x: Any) -> bool:
+    """Return whether an object is used by all threads as it is, by its type or by declaration."""
+    cls: Any = type(x)
+    if cls in ATOMS or isinstance(x, (type, np.dtype, threading.local)):
+        return True
+    if isinstance(x, ONE_FOR_ALL):
+        return _holds_nothing(x) or is_declared(x)
+    if _is_shared_class(cls) or is_declared(x):
+        return True
+    if cls is types.BuiltinFunctionType or cls is types.MethodWrapperType:
+        return is_shared(x.__self__) or is_global_generator(x.__self__)
+    return _is_constant(x)
+
+
+def _is_constant(x: Any) -> bool:
+    """Return whether this is a frozen dataclass of numbers, texts, and tuples of these."""
+    parameters = getattr(type(x), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        return False
+    values = [getattr(x, each.name, None) for each in dataclasses.fields(x)]
+    own = getattr(x, "__dict__", {})  # a cached property would stand there
+    return len(own) <= len(values) and all(map(_is_fixed, values))
+
+
+def _is_fixed(x: Any) -> bool:
+    if type(x) is tuple:
+        return all(map(_is_fixed, x))
+    return type(x) in ATOMS or _is_constant(x)
+
+
+def _holds_nothing(x: Any) -> bool:
+    """Return whether what there is one of in a process holds nothing of the user's that changes."""
+    if isinstance(x, contextvars.ContextVar):  # a thread begins with the default
+        try:
+            return is_shared(contextvars.Context().run(x.get))
+        except LookupError:
+            return True
+    if isinstance(x, logging.Handler):
+        return not is_users_class(type(x))  # what reaches it reads what it has kept
+    if isinstance(x, logging.Logger):
+        inherits = x.propagate and x.parent is not None
+        return all(map(_is_called_alone, x.handlers)) and not (
+            inherits and not _holds_nothing(x.parent)
+        )
+    return all(type(each) in ATOMS or is_shared(each) for each in vars(x).values())
+
+
+def _is_called_alone(handler: Any) -> bool:
+    """Return whether a logger may call its handler from any thread."""
+    if _holds_nothing(handler):
+        return True
+    has_lock = isinstance(handler, logging.Handler) and handler.lock is not None
+    return has_lock and not handler.filters and _is_locked_by_logging(type(handler))
+
+
+@cached_by_class
+def _is_locked_by_logging(cls: Any) -> bool:
+    """Return whether a handler does all it does under its lock: the user wrote ``emit`` alone."""
+    outside = ("handle", "filter", "acquire", "release", "createLock")
+    return all(
+        vars(base).keys().isdisjoint(outside) for base in cls.__mro__ if is_users_class(base)
+    )
+
+
+@cached_by_class
+def _is_shared_class(cls: Any) -> bool:
+    if cls.__module__.startswith("pyarrow"):
+        return any(each.__name__ in _ARROW for each in cls.__mro__)
+    for base in cls.__mro__[:-1]:
+        names = _SHARED_CLASSES.get(base.__module__, ())
+        if names is None or base.__name__ in names:
+            return True
+    return False
+
+
+def is_global_generator(x: Any) -> bool:
+    own = getattr(sys.modules.get("random"), "_inst", None)
+    legacy = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
+    return x is not None and (x is own or x is legacy)

@@ -39,7 +39,7 @@ from stoker.engine.work import Failure, UndeclaredRng, Work
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
 from stoker.errors import StageError, WorkerDied
-from stoker.replicas.reopening import reading_places, reopen
+from stoker.replicas.files import reading_places, reopen
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.transport import channel
 from stoker.transport.channel import Arena

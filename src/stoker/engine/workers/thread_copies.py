@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from stoker.basics.process import OwningProcess
 from stoker.engine.plan import Segment
 from stoker.engine.work import Call, Work
-from stoker.replicas.graph_copy import Unset
+from stoker.replicas.copying.attributes import UnsetAttributes
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
 from stoker.sources.source import UserObject
 
@@ -54,7 +54,7 @@ class KeptCopies:
 
     def __init__(self) -> None:
         self.age = 0
-        self.unset: Unset | None = None
+        self.unset: UnsetAttributes | None = None
         self.unfit: dict[int, str] = {}
         self.warnings: list[str] = []
         self._told: set[int] = set()

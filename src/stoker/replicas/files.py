@@ -1,8 +1,15 @@
-"""Files that are open for reading, opened once more, for a copy of what reads them."""
+"""Files that are open for reading, opened again: each worker reads at a place of its own.
+
+An open file has one place where it is read next. A worker thread has a copy of each file object
+of the user's. A forked worker process gives every descriptor of a file that is only read a place of
+its own, under its old number: whatever uses it, Python's files, archives, and libraries in C
+alike, does not notice.
+"""
 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -10,9 +17,14 @@ import os
 import stat
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
+if sys.platform != "win32":
+    import fcntl
+
 FILES = (io.FileIO, io.BufferedReader, io.TextIOWrapper, gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
+_OPENED = "/proc/self/fd"
 _LOOKED_AT = 1 << 16  # bytes of a text, for line ends that a copy may see in another way
 _REREAD = 64 << 20  # bytes of a compressed file that are read again to get where the original is
 
@@ -51,7 +63,7 @@ def _raw(file: io.FileIO) -> io.FileIO:
         opened = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, TypeError, ValueError):  # removed or replaced since
         try:
-            opened = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+            opened = os.open(f"{_OPENED}/{number}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise NotReopened(str(error)) from None
     again = io.FileIO(opened, "rb", closefd=False)  # with closefd it would warn when it is dropped
@@ -94,3 +106,36 @@ def _compressed(file: Any) -> Any:
         again = type(file)(source)
     again.seek(place)
     return again
+
+
+def reading_places() -> Mapping[int, int]:
+    """Return the descriptors of regular files that are open for reading alone, and their places.
+
+    Called in the parent, right before it forks. Empty where there is no ``/proc``.
+    """
+    places: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_OPENED):
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+                number = int(name)
+                flags = fcntl.fcntl(number, fcntl.F_GETFL)
+                if flags & os.O_ACCMODE == os.O_RDONLY and stat.S_ISREG(os.fstat(number).st_mode):
+                    places[number] = os.lseek(number, 0, os.SEEK_CUR)
+    return places
+
+
+def reopen(places: Mapping[int, int]) -> None:
+    """Open these files anew, each under its number and at its place. Called in the child, first.
+
+    It needs no look at the user's objects: they hold the same numbers. A file that cannot be
+    opened again (its owner is another user by now) stays as it is.
+    """
+    for number, place in places.items():
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~os.O_CREAT
+            opened = os.open(f"{_OPENED}/{number}", flags | os.O_CLOEXEC)
+            try:
+                os.lseek(opened, place, os.SEEK_SET)
+                os.dup2(opened, number, os.get_inheritable(number))
+            finally:
+                os.close(opened)

@@ -1,8 +1,8 @@
 """Copies of the memory of arrays and tensors, by address: views of an array are views of its copy.
 
 Small memory is copied. Large memory is not: arrays get views of it that cannot be written to, and
-where that is not enough (what writes through a tensor or a pointer sees no flag; somebody wrote to
-such a view before) the kernel gives each copy pages of its own once they are written to.
+where that is not enough (what writes through a tensor or a pointer sees no flag; code wrote to such
+a view before) the kernel gives each copy pages of its own once they are written to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILE_BYTES = 256 << 20
 one; what is not filled takes no memory."""
 
 
-class Reordered(Exception):
+class LargerBlock(Exception):
     """A block turned out to be a part of a larger one, which must be copied first."""
 
 
@@ -84,7 +84,7 @@ class _PagesFile:
         return start
 
     def private(self) -> np.ndarray[Any, Any]:
-        """Return all that was and will be added; what is written stays with who writes."""
+        """Return all that was and will be added; pages that are written are copied."""
         pages = mmap.mmap(self._descriptor, self._size, flags=mmap.MAP_PRIVATE)
         return np.frombuffer(pages, np.uint8)
 
@@ -94,12 +94,7 @@ _filling: weakref.ref[_PagesFile] | None = None
 _mapped: weakref.WeakValueDictionary[tuple[int, int], Original] = weakref.WeakValueDictionary()
 
 _written: set[tuple[int, int]] = set()
-"""Memory that somebody could not write to. No harm is done where another lies there later."""
-
-
-def make_private(shared: Sequence[tuple[int, int]]) -> None:
-    """Have the next copies of this memory be private: a write to a shared view has failed."""
-    _written.update(shared)
+"""Start and size of memory that is written to. No harm is done where another lies there later."""
 
 
 class MemoryBlocks:
@@ -107,18 +102,19 @@ class MemoryBlocks:
 
     Args:
         extents: where memory begins and ends that must be copied in one piece.
-        written: whether large memory may be written to in ways that no flag prevents.
+
+    Attributes:
+        originals: the memory that was copied, or is private once written to.
     """
 
-    def __init__(self, extents: Sequence[tuple[int, int]], written: bool) -> None:
-        self.shared: list[tuple[int, int]] = []
+    def __init__(self, extents: Sequence[tuple[int, int]]) -> None:
+        self.originals: list[Original] = []
         self._extents = list(extents)
-        self._written = written
+        self._shared: list[tuple[int, int]] = []
         self._left, self._left_private = _COPIED_BYTES, _PRIVATE_BYTES
         self._pages: dict[_PagesFile, np.ndarray[Any, Any]] = {}
         self._begins: list[int] = []  # of blocks, which are apart from each other; sorted
         self._blocks: dict[int, tuple[int, np.ndarray[Any, Any] | None]] = {}
-        self.originals: list[Original] = []
 
     def copied(self, start: int, size: int) -> tuple[np.ndarray[Any, Any] | None, int]:
         """Return the bytes that stand for a block, and where in them this memory begins.
@@ -138,11 +134,19 @@ class MemoryBlocks:
             if begin <= start and start + size <= end:
                 return block, start - begin
             if start_of < end:
-                raise Reordered(min(begin, start_of), max(end, start_of + size_of))
+                raise LargerBlock(min(begin, start_of), max(end, start_of + size_of))
         block = self._new(start_of, size_of)
         self._begins.insert(at, start_of)
         self._blocks[start_of] = start_of + size_of, block
         return block, start - start_of
+
+    def make_private(self) -> bool:
+        """Have the next copies of large memory be private. False if none is shared that could be.
+
+        For code that writes to what is shared, or may do so where no flag prevents it.
+        """
+        _written.update(self._shared)
+        return bool(self._shared)
 
     def _new(self, start: int, size: int) -> np.ndarray[Any, Any] | None:
         if size <= self._left:
@@ -150,9 +154,10 @@ class MemoryBlocks:
             original = Original(start, size)
             self.originals.append(original)
             return np.array(original.bytes)
-        is_written = self._written or (start, size) in _written
-        if not is_written or size > self._left_private:
-            self.shared.append((start, size))
+        if (start, size) not in _written:
+            self._shared.append((start, size))
+            return None
+        if size > self._left_private:
             return None
         original = _mapped.get((start, size)) or Original(start, size)
         if not original.is_current():
